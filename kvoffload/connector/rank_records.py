@@ -1,8 +1,9 @@
-"""A rank's part of the cache's records: where it lies in memory, what of a slot it leaves, and whether it is whole."""
+"""A rank's part of the cache's records: which blocks are its own, where they lie in memory, and whether they are whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,60 +12,81 @@ from kvoffload.cache import SegmentMap
 from kvoffload.connector.step_plan import BlockMoves, LoadJob
 from kvoffload.hash_rows import as_rows
 from kvoffload.native import finish_digests
-from kvoffload.transfer.copy_engine import RunDigests
+from kvoffload.transfer.copy_engine import CopyItems, RunDigests
+
+_NOT_MINE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """What one rank does with the blocks of one of the session's groups."""
+
+    group: int
+    """It is counted as the session does."""
+    own_group: int
+    """The same group in the rank's own page map."""
+    shard: int
+    record_bytes: int
+
+    @property
+    def begin(self) -> int:
+        """Where its record begins in a slot."""
+        return self.shard * self.record_bytes
 
 
 class RankRecords:
-    """Finds a rank's records in an engine's session. All shards of a block lie in one slot, one behind the other.
+    """Finds a rank's records in an engine's session. All shards of a group's block lie in one slot, one behind the
+    other; groups without a part are those of other stages.
 
-    `slot_bytes`: by group, of each shard's part of a slot; more than a record where another rank's is larger.
-    `fingerprint`: the engine's, which digests are made with.
+    `fingerprint`: the engine's, which digests are made with. `groups`: how many the session has.
     """
 
-    def __init__(
-        self, *, shard: int, fingerprint: bytes, record_bytes: Sequence[int], slot_bytes: Sequence[int]
-    ) -> None:
-        self._shard = shard
+    def __init__(self, parts: Sequence[RankPart], *, groups: int, fingerprint: bytes) -> None:
+        self.parts = tuple(parts)
         self._fingerprint = fingerprint
-        self._record_bytes = tuple(record_bytes)
-        self.slot_bytes = tuple(slot_bytes)
+        self._own_groups = np.full(groups, _NOT_MINE, np.int64)
+        for part in parts:
+            self._own_groups[part.group] = part.own_group
+        self._has_all = len(parts) == groups
 
-    def find_slots(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
-        """Returns where each record lies in this process. ValueError: one lies nowhere."""
-        slots = np.empty(len(moves), np.uint64)
-        for group, slot_bytes in enumerate(self.slot_bytes):
-            mine = moves.groups == group
-            if mine.any():
-                slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(self._shard * slot_bytes), slot_bytes)
-        return slots
+    def find_mine(self, moves: BlockMoves) -> npt.NDArray[np.intp] | slice:
+        """Returns which of these moves are this rank's."""
+        return slice(None) if self._has_all else np.flatnonzero(self._own_groups[moves.groups] != _NOT_MINE)
 
-    def clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
-        """What this rank's records leave of their slots is part of their digests, as zeros."""
-        for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self.slot_bytes, strict=True)):
-            if record_bytes < slot_bytes:
-                for address in moves.addresses[moves.groups == group].tolist():
-                    memory.view(address + self._shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
+    def find_items(self, memory: SegmentMap, moves: BlockMoves) -> CopyItems:
+        """Returns what is to be copied of these moves, with where each record lies in this process. ValueError: one
+        lies nowhere."""
+        mine = self.find_mine(moves)
+        groups, addresses = moves.groups[mine], moves.addresses[mine]
+        slots = np.empty(len(groups), np.uint64)
+        for part in self.parts:
+            of_part = groups == part.group
+            if of_part.any():
+                slots[of_part] = memory.pointers(addresses[of_part] + np.uint64(part.begin), part.record_bytes)
+        return CopyItems(group=self._own_groups[groups], block=moves.blocks[mine], slot=slots)
 
     def compare(self, job: LoadJob, totals: RunDigests) -> str:
         """What is wrong with the first loaded record whose bytes are not those that were saved; empty: all are."""
         assert job.wanted is not None
-        names = as_rows(job.wanted.hashes)
-        wanted = job.wanted.digests[self._shard]
-        for group, slot_bytes in enumerate(self.slot_bytes):
-            mine = np.flatnonzero(job.moves.groups == group)
-            if not len(mine):
+        mine = self.find_mine(job.moves)
+        groups, blocks = job.moves.groups[mine], job.moves.blocks[mine]
+        names, digests = as_rows(job.wanted.hashes)[mine], job.wanted.digests[:, mine]
+        for part in self.parts:
+            of_part = np.flatnonzero(groups == part.group)
+            if not len(of_part):
                 continue
             found = finish_digests(
-                totals[mine].tobytes(),
-                slot_bytes,
+                totals[of_part].tobytes(),
+                part.record_bytes,
                 fingerprint=self._fingerprint,
-                block_hashes=names[mine].tobytes(),
-                group=group,
-                shard=self._shard,
+                block_hashes=names[of_part].tobytes(),
+                group=part.group,
+                shard=part.shard,
             )
+            wanted = digests[part.shard, of_part]
             # 0: nobody has made a digest of this record yet.
-            bad = (np.frombuffer(found, np.uint64) != wanted[mine]) & (wanted[mine] != 0)
+            bad = (np.frombuffer(found, np.uint64) != wanted) & (wanted != 0)
             if bad.any():
-                block = int(job.moves.blocks[mine[bad.argmax()]])
-                return f"a record of group {group} is not what was saved (loaded into block {block})"
+                block = int(blocks[of_part[bad.argmax()]])
+                return f"a record of group {part.group} is not what was saved (loaded into block {block})"
         return ""

@@ -193,13 +193,13 @@ def assemble(
 
 def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:
     """What all requests of a step can take of the engine's pool."""
-    return sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.rules)
+    return sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.table_rules)
 
 
 def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> int:
     """One block in eight, or in four where the steps that a save takes fill more than that; and one of each group."""
     wanted = SAVING_STEPS * terms.steps_under_way * _blocks_a_step(terms, groups)
-    return max(len(groups), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
+    return max(len(groups.of_table), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
 
 
 def _make_policy(

@@ -39,12 +39,12 @@ class WeightDigests(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BlockMoves:
-    """Parallel arrays: blocks of the engine and the slots of their records. `groups` counts as `GroupFacts` do."""
+    """Parallel arrays: blocks of the engine and the slots of their records. `groups` counts the session's groups."""
 
     groups: npt.NDArray[np.int64]
     blocks: npt.NDArray[np.int64]
     addresses: npt.NDArray[np.uint64]
-    """In the memory of the job; all shards of a block lie there one behind the other."""
+    """In the memory of the job; all shards of a group's block lie there one behind the other."""
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -114,7 +114,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     failed: frozenset[int] = frozenset()
     """Those of them that failed anywhere."""
     digests: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
-    """By job and shard: two 64-bit halves of the digest sum of each record."""
+    """By job and part (`SharingTerms.part_of`): two 64-bit halves of the digest sum of each record of its stage."""
     places: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
     """By rank, if it has changed: where it may copy."""
     copied_s: Mapping[str, float] = field(default_factory=dict)
@@ -163,11 +163,15 @@ class GroupFacts:
     name: str
     rule: GroupRule
     record_bytes: int
+    """Of one rank of the stage."""
+    stage: int = 0
+    """The stage of the pipeline whose layers it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFacts(KVConnectorHandshakeMetadata):
-    """A rank's word at start-up. All ranks must agree in everything but their record bytes."""
+    """A rank's word at start-up. All ranks of a stage must agree in everything, and all stages in the rules of the
+    groups that they have in common."""
 
     rank: int
     fingerprint: bytes

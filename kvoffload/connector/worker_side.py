@@ -6,15 +6,28 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
 from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.engine.geometry import table_of
 from kvoffload.connector.engine.host_memory import HostMemory, RegisteringEngine
-from kvoffload.connector.engine.pipeline import Exchange, Pipeline, Stage, combine_weights, name_pipeline
-from kvoffload.connector.identity.agreement import SharingTerms, add_report, describe_weights, make_register
-from kvoffload.connector.rank_records import RankRecords
+from kvoffload.connector.engine.pipeline import (
+    Exchange,
+    Pipeline,
+    Stage,
+    combine_weights,
+    join_ranks,
+    name_pipeline,
+)
+from kvoffload.connector.identity.agreement import (
+    SharingTerms,
+    add_report,
+    describe_parts,
+    describe_weights,
+    make_register,
+)
+from kvoffload.connector.rank_records import RankPart, RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
     LoadJob,
@@ -32,7 +45,6 @@ from kvoffload.protocol import Register
 from kvoffload.transfer import (
     CopyDirection,
     CopyEngine,
-    CopyItems,
     FinishedCopy,
     compute_stream,
     open_engine,
@@ -117,8 +129,6 @@ class WorkerSide:
         self._faults = 0
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
-        self.group_numbers = np.zeros(0, np.int64)
-        self.record_bytes: list[int] = []
 
     @property
     def rank(self) -> int:
@@ -163,14 +173,13 @@ class WorkerSide:
         self._registration.attach(self.engine)
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
-        self.group_numbers = np.array(stored, np.int64)
-        groups = tuple(_group_facts(geometry, index) for index in stored)
-        self.record_bytes = [group.record_bytes for group in groups]
+        stage = self.terms.sharing.stage_of(self.terms.rank)
+        groups = tuple(_group_facts(geometry, index, stage) for index in stored)
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
             if self._identity not in (b"", fingerprint):
                 raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
-            self._join(fingerprint, groups, described, weights)
+            self._join(fingerprint, dict(zip(stored, groups, strict=True)), described, weights)
             self._begin_memory()
             if self._host_memory is not None:
                 self._host_memory.wait_for_first()
@@ -261,7 +270,7 @@ class WorkerSide:
                 if one.fault:
                     failed_saves.add(one.job.job)
                 elif one.digests:
-                    digests[one.job.job] = {self.terms.sharing.shard_of(self.terms.rank): one.digests}
+                    digests[one.job.job] = {self.terms.sharing.part_of(self.terms.rank): one.digests}
         report = WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places), copied_s)
         return finished, failed, report
 
@@ -314,36 +323,48 @@ class WorkerSide:
     def _join(
         self,
         fingerprint: bytes,
-        groups: tuple[GroupFacts, ...],
+        groups: Mapping[int, GroupFacts],
         description: Mapping[str, object],
         weights: WeightDigests,
     ) -> None:
-        """The engine's session, whose memory blocks are copied to and from; once."""
+        """The engine's session, whose memory blocks are copied to and from; once. `groups`: by their number in this
+        rank's page map."""
         if self.cache is not None:
             return
-        terms = self.terms
+        sharing, rank = self.terms.sharing, self.terms.rank
         ranks = self._pipeline.meet(
-            Stage(fingerprint=fingerprint, record_bytes=tuple(self.record_bytes), weights=weights.name)
+            Stage(
+                fingerprint=fingerprint,
+                groups=tuple(groups.values()),
+                weights=weights.name,
+                described=describe_parts(description),
+            )
         )
-        sizes = [max(of_group) for of_group in zip(*(rank.record_bytes for rank in ranks), strict=True)]
-        together = combine_weights([rank.weights for rank in ranks])
+        joined = join_ranks(ranks, tensor_ranks=sharing.tensor_ranks)
+        together = combine_weights([one.weights for one in ranks])
         register = make_register(
-            name_pipeline([rank.fingerprint for rank in ranks[:: terms.sharing.tensor_ranks]], together),
-            tuple(replace(group, record_bytes=size) for group, size in zip(groups, sizes, strict=True)),
-            terms.sharing,
-            description=describe_weights(description, together),
-            rank=terms.rank,
+            name_pipeline([one.fingerprint for one in ranks[:: sharing.tensor_ranks]], together),
+            joined,
+            sharing,
+            description=describe_weights(ranks[0].described, together),
+            rank=rank,
         )
-        self.cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
-        self.records = RankRecords(
-            shard=terms.sharing.shard_of(terms.rank),
-            fingerprint=register.fingerprint,
-            record_bytes=self.record_bytes,
-            slot_bytes=sizes,
-        )
+        self.cache = self._open_cache(add_report(register, self._registration.report, rank))
+        own_groups = {(group.index, group.stage): number for number, group in groups.items()}
+        parts = [
+            RankPart(
+                group=number,
+                own_group=own_groups[group.index, group.stage],
+                shard=sharing.shard_of(rank),
+                record_bytes=group.record_bytes,
+            )
+            for number, group in enumerate(joined)
+            if (group.index, group.stage) in own_groups
+        ]
+        self.records = RankRecords(parts, groups=len(joined), fingerprint=register.fingerprint)
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
-        """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""
+        """Hands this rank's part of a job to the copy engine. Raises what keeps it from being copied."""
         if self.engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
         sharing = self.terms.sharing
@@ -353,14 +374,12 @@ class WorkerSide:
         if self.cache is None or self.records is None or not self.cache.may_copy(job.place):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
         memory = self.cache.memory(job.place.memory_id)
-        items = CopyItems(
-            group=self.group_numbers[job.moves.groups],
-            block=job.moves.blocks,
-            slot=self.records.find_slots(memory, job.moves),
-        )
+        items = self.records.find_items(memory, job.moves)
+        if not len(items.block) and len(job.moves):
+            self._ended.append(_Ended(job, ""))
+            return
         if isinstance(job, SaveJob):
             direction, has_digests = CopyDirection.SAVE, True
-            self.records.clear_tails(memory, job.moves)
         else:
             direction, has_digests = CopyDirection.LOAD, job.wanted is not None
         ticket = self.engine.submit(
@@ -434,13 +453,14 @@ class WorkerSide:
             logger.warning("%s: %s%s", what, why, last)
 
 
-def _group_facts(geometry: KVGeometry, index: int) -> GroupFacts:
-    group = geometry.groups[index]
+def _group_facts(geometry: KVGeometry, number: int, stage: int) -> GroupFacts:
+    group = geometry.groups[number]
     return GroupFacts(
-        index=index,
+        index=table_of(group.name),
         name=group.name,
         rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
         record_bytes=group.record_bytes,
+        stage=stage,
     )
 
 

@@ -37,6 +37,9 @@ class CacheEvents:
         self._groups = groups
         self._heard: deque[Stored | Removed] = deque(maxlen=MAX_EVENTS)
         self._name_spaces: set[int] = set()
+        self._told = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
+        """The groups that are told of. Of stages, whose records come and go together, it is the last one: what it has, the
+        others have."""
         self._saved = {group: SavedTokens(groups.rules[group].block_size) for group in groups.prefixes}
 
     def note_saved(self, tracked: TrackedRequest, group: int, positions: range, names: bytes) -> None:
@@ -54,7 +57,7 @@ class CacheEvents:
             (self._name_spaces.add if is_ours else self._name_spaces.discard)(event.name_space)
         elif isinstance(event, Stored | Removed):
             is_ours = event.name_space in self._name_spaces and event.medium is Medium.MEMORY
-            if is_ours and event.group < len(self._groups):
+            if is_ours and event.group in self._told:
                 self._heard.append(event)
 
     def take(self, mask: bytes) -> Iterator[KVCacheEvent]:
@@ -77,7 +80,7 @@ class CacheEvents:
             yield from self._tell_runs(event, hashes, parents)
 
     def _tell_runs(self, event: Stored, hashes: list[bytes], parents: list[bytes | None]) -> Iterator[BlockStored]:
-        facts, saved = self._groups.facts[event.group], self._saved.get(event.group)
+        facts, saved = self._groups.facts[event.group], self._saved.get(self._told[event.group])
         begin = 0
         while begin < len(hashes):
             count, tokens = (0, []) if saved is None else saved.take(event.hashes, begin)

@@ -129,6 +129,7 @@ class EngineStart:
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """One line that says what is kept, and where."""
         shards = self._sharing_terms().shards
+        stages = self._config.parallel_config.pipeline_parallel_size
         per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
         own = self._cached_bytes(engine.cache_bytes // self._sharing_terms().ranks)
         share = None
@@ -145,7 +146,7 @@ class EngineStart:
             where,
             self._settings.server or _name_private(client),
             ", ".join(
-                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, "
+                f"{group.name}{f' of stage {group.stage}' if stages > 1 else ''} ({group.rule.reuse}, {group.rule.block_size} tokens, "
                 f"{group.record_bytes * shards:,} bytes)"
                 for group in engine.groups
             ),
@@ -162,7 +163,9 @@ class EngineStart:
 
     def _cached_bytes(self, rank_bytes: int) -> int:
         """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once."""
-        return rank_bytes * self._sharing_terms().shards * max(self._config.parallel_config.data_parallel_size_local, 1)
+        sharing = self._sharing_terms()
+        engines = max(self._config.parallel_config.data_parallel_size_local, 1)
+        return rank_bytes * sharing.shards * sharing.pipeline_ranks * engines
 
     def _sharing_terms(self) -> SharingTerms:
         parallel = self._config.parallel_config

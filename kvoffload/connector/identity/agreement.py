@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import add_report_text, describe_blocks
-from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
+from kvoffload.connector.engine.pipeline import combine_weights, different_groups, join_stages, name_pipeline
 from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
@@ -42,11 +42,19 @@ class SharingTerms:
 
     @property
     def shards(self) -> int:
-        """Ranks that hold different bytes of a block."""
-        return self.ranks // self.replicas
+        """Ranks of a stage that hold different bytes of a block."""
+        return self.tensor_ranks // self.replicas
+
+    def stage_of(self, rank: int) -> int:
+        return rank // self.tensor_ranks
 
     def shard_of(self, rank: int) -> int:
-        return rank // self.replicas
+        """Returns which shard of its stage's records a rank holds."""
+        return rank % self.tensor_ranks // self.replicas
+
+    def part_of(self, rank: int) -> int:
+        """Returns what a rank reports as, with those that hold the same bytes: a shard, counted over all stages."""
+        return self.stage_of(rank) * self.shards + self.shard_of(rank)
 
     def is_writer(self, rank: int) -> bool:
         """Of the ranks that hold a shard, the one that saves it."""
@@ -60,7 +68,7 @@ class EngineFacts:
     fingerprint: Fingerprint
     description: Mapping[str, object]
     groups: tuple[GroupFacts, ...]
-    """With the largest record of any rank: those of a pipeline hold different layers."""
+    """The session's: those of a pipeline are made per stage."""
     num_blocks: int
     cache_bytes: int
 
@@ -73,9 +81,9 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
             remedy="run all ranks of an engine on one machine",
         )
     ordered = sorted(facts.items())
-    (first_rank, first), others = ordered[0], ordered[1:]
-    firsts = {first_rank[0]: (first_rank, first)}
-    for rank, other in others:
+    first = ordered[0][1]
+    firsts: dict[int, tuple[Rank, WorkerFacts]] = {}
+    for rank, other in ordered:
         stage_rank, stage = firsts.setdefault(rank[0], (rank, other))
         if other.fingerprint != stage.fingerprint:
             differences = compare_identities(stage.description, other.description)  # type: ignore[arg-type]
@@ -83,17 +91,14 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
                 f"ranks {stage_rank} and {rank} differ in {'; '.join(map(str, differences))}",
                 remedy="start all ranks with the same model and settings",
             )
-        if [(group.index, group.rule) for group in other.groups] != [(g.index, g.rule) for g in first.groups]:
-            raise IdentityError(
-                f"ranks {first_rank} and {rank} have different KV cache groups",
-                remedy="start all ranks with the same model and settings",
-            )
-    record_bytes = [max(rank.groups[i].record_bytes for rank in facts.values()) for i in range(len(first.groups))]
+        if other.groups != stage.groups:
+            raise different_groups(stage_rank, rank)
+    stages = [stage for _, (_, stage) in sorted(firsts.items())]
     weights = combine_weights([rank.weights.name for _, rank in ordered])
     return EngineFacts(
-        fingerprint=name_pipeline([stage.fingerprint for _, (_, stage) in sorted(firsts.items())], weights),
+        fingerprint=name_pipeline([stage.fingerprint for stage in stages], weights),
         description=describe_weights(first.description, weights),
-        groups=tuple(replace(g, record_bytes=size) for g, size in zip(first.groups, record_bytes, strict=True)),
+        groups=join_stages([stage.groups for stage in stages]),
         num_blocks=first.num_blocks,
         cache_bytes=sum(rank.cache_bytes for rank in facts.values()),
     )
@@ -128,7 +133,7 @@ def make_register(
     rank: int = 0,
     tenant: str = "",
 ) -> Register:
-    """What a process of the engine tells its server. `description`: of its identity."""
+    """What a process of the engine tells its server. `description`: of its first stage's identity."""
     geometry = CacheGeometry(
         hash_block_size=terms.hash_block_size,
         groups=tuple(
@@ -143,8 +148,12 @@ def make_register(
         rank=rank,
         ranks=terms.ranks,
         tenant=tenant,
-        # Stages of a pipeline differ.
-        identity=_describe_parts(description) if terms.pipeline_ranks == 1 else (),
+        identity=tuple(
+            IdentityField(name=name, value=value)
+            for name, value in describe_parts(
+                {**description, "stages": terms.pipeline_ranks} if terms.pipeline_ranks > 1 else description
+            ).items()
+        ),
     )
 
 
@@ -153,9 +162,9 @@ def add_report(register: Register, report: CompletenessReport, rank: int) -> Reg
     return replace(add_report_text(register, str(report)), rank=rank)
 
 
-def _describe_parts(description: Mapping[str, object]) -> tuple[IdentityField, ...]:
+def describe_parts(description: Mapping[str, object]) -> dict[str, str]:
     """Describes the parts by name; of what is long, it returns a digest."""
-    return tuple(IdentityField(name=name, value=_shorten(value)) for name, value in description.items())
+    return {name: _shorten(value) for name, value in description.items()}
 
 
 def _shorten(value: object) -> str:

@@ -25,6 +25,7 @@ from kvoffload.connector.saves.policy import SavePolicy
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
 from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.kvspec import ReuseRule
 from kvoffload.native import finish_digests
 from kvoffload.types import HASH_BYTES, Fingerprint
 
@@ -52,8 +53,11 @@ class _GroupSave:
     slots: ReservedSlots
     is_next: bool = False
     """The engine was about to take these blocks."""
+    is_first: bool = True
+    """They are pinned for this one, and on the way by it; what other stages save of them ends with it."""
+    stage: int = 0
     begin: int = 0
-    """Its digests begin there among those of its job."""
+    """Its digests begin there among those of its stage and job."""
 
 
 @dataclass(eq=False)
@@ -87,6 +91,7 @@ class SaveTerms:
     fingerprint: Fingerprint
     ranks: int
     shards: int
+    """Of each stage."""
     report_wait_s: float = REPORT_WAIT_S
 
 
@@ -264,8 +269,12 @@ class Saves:
                 continue
             del self._jobs[number]
             # Without the digests of every shard nobody could ever check these records.
-            size_bytes = _DIGEST_BYTES * sum(len(part.slots) for part in job.parts)
-            job.is_dropped |= any(len(job.digests.get(at, b"")) != size_bytes for at in range(self._terms.shards))
+            shards = self._terms.shards
+            for stage in self.groups.stages:
+                size_bytes = _DIGEST_BYTES * sum([len(part.slots) for part in job.parts if part.stage == stage])
+                first = stage * shards
+                for at in range(first, first + shards):
+                    job.is_dropped |= len(job.digests.get(at, b"")) != size_bytes
             if number in report.failed:
                 self._measures.count("kvoffload_failed_saves_total")
             if job.is_dropped:
@@ -339,8 +348,12 @@ class Saves:
 
     def _find_room(self) -> SaveRoom:
         groups = range(len(self.groups))
+        slots = self._cache.ready_slots()
+        if self.groups.is_staged:
+            for first, others in self.groups.other_stages.items():
+                slots[first] = min(slots[group] for group in (first, *others))
         return SaveRoom(
-            slots=self._cache.ready_slots(),
+            slots=slots,
             most_slots=[self._cache.most_slots(group) for group in groups],
             pins=self._pins.room,
         )
@@ -414,8 +427,10 @@ class Saves:
     ) -> list[_GroupSave]:
         """`put_back` hears of the first block that there is no room for, and says whether it is offered again: if not,
         it and those after it are dropped, and counted."""
-        group = named.group
+        group, is_staged = named.group, self.groups.is_staged
         wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
+        if is_staged:
+            wanted = self._want_whole(named, wanted)
         is_watching = self.policy.is_watching
         if is_watching:
             self.policy.settle(named.blocks[~wanted])
@@ -429,6 +444,9 @@ class Saves:
             return []
         room = min(len(index), self._pins.room)
         slots = self._cache.take(group, room)
+        beside: Sequence[ReservedSlots] = ()
+        if is_staged:
+            slots, *beside = self._take_beside(slots, room)
         if len(slots) < len(index):
             self._on_the_way[group].difference_update(words[len(slots) :])
             if not put_back(int(index[len(slots)])):
@@ -441,7 +459,35 @@ class Saves:
         self._next_under_way += len(slots) if is_next else 0
         if is_watching:
             self.policy.settle(chosen.blocks)
-        return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+        parts = [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+        return self._save_beside(parts[0], beside) if is_staged else parts
+
+    def _want_whole(self, named: NamedBlocks, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """A block is wanted where one of the stages lacks it: then all of them save it."""
+        for stage in self.groups.other_stages[named.group]:
+            wanted = wanted | ((named.blocks != NULL_BLOCK) & ~self._cache.lookup(stage, named.hashes))
+        return wanted
+
+    def _take_beside(self, first: ReservedSlots, count: int) -> list[ReservedSlots]:
+        """The slots of a block's stages, as many of each as there are of all: what one stage has alone is of no use."""
+        taken = [first, *(self._cache.take(stage, count) for stage in self.groups.other_stages[first.group])]
+        # A server may have been followed by another between two of them.
+        places = {(slots.memory_id, slots.session) for slots in taken}
+        count = min(map(len, taken)) if len(places) == 1 else 0
+        for slots in taken:
+            if len(slots) > count:
+                self._cache.abort(slots[count:])
+        return [slots[:count] for slots in taken]
+
+    def _save_beside(self, first: _GroupSave, others: Sequence[ReservedSlots]) -> list[_GroupSave]:
+        """What the stages save of the same blocks."""
+        facts = self.groups.facts
+        parts = [replace(first, stage=facts[first.named.group].stage)]
+        for slots in others:
+            named = replace(first.named, group=slots.group)
+            stage = facts[slots.group].stage
+            parts.append(_GroupSave(named, [], slots, first.is_next, is_first=False, stage=stage))
+        return parts
 
     def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
         return self.policy.keep(candidates)
@@ -493,17 +539,17 @@ class Saves:
     def _is_published_later(self, part: _GroupSave) -> bool:
         """The cache takes a window or a state whose block it does not have yet for useless, and it would go first: so
         blocks of full attention come before them."""
-        return part.named.group not in self.groups.prefixes
+        return self.groups.rules[part.named.group].reuse is not ReuseRule.PREFIX
 
     def _publish(self, job: _Job) -> None:
         shards, fingerprint = self._terms.shards, self._terms.fingerprint
         self._measures.observe("kvoffload_save_seconds", self.clock() - job.begun_s)
         for part in job.told:
             named, records = part.named, len(part.slots)
-            record_bytes = self.groups.facts[named.group].record_bytes
+            record_bytes, first = self.groups.facts[named.group].record_bytes, part.stage * shards
             digests = b"".join(
                 finish_digests(
-                    job.digests[shard][part.begin : part.begin + records * _DIGEST_BYTES],
+                    job.digests[first + shard][part.begin : part.begin + records * _DIGEST_BYTES],
                     record_bytes,
                     fingerprint=fingerprint,
                     block_hashes=named.hashes,
@@ -524,7 +570,7 @@ class Saves:
             )
             if is_told:
                 self._measures.count("kvoffload_saved_bytes_total", records * record_bytes * shards)
-            else:
+            elif part.is_first:
                 self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
         self.version += 1
 
@@ -536,6 +582,8 @@ class Saves:
     def _forget(self, parts: Sequence[_GroupSave]) -> None:
         # The last one first: what the engine takes next is put before what was put there already.
         for part in reversed(parts):
+            if not part.is_first:
+                continue
             self._on_the_way[part.named.group].difference_update(part.words)
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
             self._next_under_way -= len(part.named.blocks) if part.is_next else 0
@@ -550,11 +598,12 @@ def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
 
 
 def _place(parts: Sequence[_GroupSave]) -> Iterator[_GroupSave]:
-    """The parts of a job, with where their digests begin among its own."""
-    begin = 0
+    """The parts of a job, with where their digests begin among those of their stage."""
+    begins: dict[int, int] = {}
     for part in parts:
+        begin = begins.get(part.stage, 0)
         yield replace(part, begin=begin)
-        begin += len(part.slots) * _DIGEST_BYTES
+        begins[part.stage] = begin + len(part.slots) * _DIGEST_BYTES
 
 
 def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
@@ -570,7 +619,8 @@ def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
         tickets=np.concatenate([part.slots.tickets for part in parts]),
         addresses=np.concatenate([part.slots.addresses for part in parts]),
     )
-    return _GroupSave(named, [word for part in parts for word in part.words], slots, first.is_next)
+    words = [word for part in parts for word in part.words]
+    return replace(first, named=named, words=words, slots=slots)
 
 
 def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
@@ -584,4 +634,4 @@ def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
 
 def _without_blocks(part: _GroupSave) -> _GroupSave:
     named = part.named
-    return _GroupSave(NamedBlocks(named.group, b"", b"", named.blocks[:0]), [], part.slots)
+    return replace(part, named=NamedBlocks(named.group, b"", b"", named.blocks[:0]), words=[])

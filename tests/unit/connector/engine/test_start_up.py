@@ -52,7 +52,7 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
     assert make_start().scheduler_terms().verify_always is False
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 6)])
+@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 2)])
 def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int, shards: int) -> None:
     config = make_vllm_config()
     config.parallel_config.tensor_parallel_size = tensor

@@ -36,7 +36,8 @@ def terms(**changes: Any) -> SharingTerms:
         (2, 1, 1, [0, 1], [0, 1]),
         (4, 1, 2, [0, 0, 1, 1], [0, 2]),
         (4, 1, 4, [0, 0, 0, 0], [0]),
-        (2, 2, 2, [0, 0, 1, 1], [0, 2]),
+        (2, 2, 2, [0, 0, 0, 0], [0, 2]),
+        (2, 2, 1, [0, 1, 0, 1], [0, 1, 2, 3]),
     ],
 )
 def test_each_shard_has_one_writer(
@@ -45,7 +46,9 @@ def test_each_shard_has_one_writer(
     sharing = terms(tensor_ranks=tensor, pipeline_ranks=pipeline, replicas=replicas)
     assert [sharing.shard_of(rank) for rank in range(sharing.ranks)] == shards
     assert [rank for rank in range(sharing.ranks) if sharing.is_writer(rank)] == writers
-    assert sharing.shards == len(set(shards)) == len(writers)
+    assert sharing.shards == len(set(shards)) == len(writers) // pipeline
+    parts = {sharing.part_of(rank) for rank in range(sharing.ranks)}
+    assert parts == set(range(len(writers))) == {sharing.part_of(rank) for rank in writers}
 
 
 # ---- agreement ----
@@ -76,7 +79,7 @@ def test_ranks_with_different_groups_are_refused(groups: Any) -> None:
 def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
     """Each has layers of its own; all that they hold together has one name, whatever order they came in."""
     sharing = terms(tensor_ranks=2, pipeline_ranks=2)
-    larger = (replace(GROUPS[0], record_bytes=100), replace(GROUPS[1], record_bytes=32))
+    larger = (replace(GROUPS[0], record_bytes=100),)
     ranks = {
         (stage, rank): facts(
             2 * stage + rank, fingerprint=b"fg"[stage : stage + 1] * 32, groups=(GROUPS, larger)[stage]
@@ -87,11 +90,17 @@ def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
     engine = agree(ranks, sharing)
     assert engine == agree(dict(reversed(ranks.items())), sharing)
     assert engine.fingerprint == sha256(b"f" * 32 + b"g" * 32).digest()
-    assert [group.record_bytes for group in engine.groups] == [100, 64]
+    assert engine.groups == (GROUPS[0], replace(larger[0], stage=1), GROUPS[1])
     assert engine.cache_bytes == 4000
     ranks[1, 1] = facts(3, fingerprint=b"h" * 32, groups=larger, description={"model": "acme/other"})
     with pytest.raises(IdentityError, match=r"\(1, 0\) and \(1, 1\)"):
         agree(ranks, sharing)
+
+
+def test_ranks_of_a_stage_with_records_of_other_sizes_are_refused() -> None:
+    other = facts(1, groups=(GROUPS[0], replace(GROUPS[1], record_bytes=65)))
+    with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\) have different KV cache groups"):
+        agree({(0, 0): facts(), (0, 1): other}, terms(tensor_ranks=2))
 
 
 def test_another_division_of_the_same_layers_is_another_engine() -> None:
@@ -132,6 +141,21 @@ def test_a_server_is_told_every_rule_and_never_the_seed() -> None:
         (64, 8, 6, 2),
     ]
     assert [group.reuse for group in register.groups] == [Reuse.PREFIX, Reuse.WINDOW]
+
+
+def test_of_a_pipeline_the_first_stage_and_the_number_of_stages_are_described() -> None:
+    sharing = terms(pipeline_ranks=2)
+    engine = agree(
+        {(stage, 0): facts(stage, description={"model": "acme/tiny", "layers": f"of {stage}"}) for stage in range(2)},
+        sharing,
+    )
+    register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
+    assert {part.name: part.value for part in register.identity} == {
+        "model": "acme/tiny",
+        "layers": "of 0",
+        "stages": "2",
+    }
+    assert [(group.record_bytes, group.shards) for group in register.groups] == [(64, 1)] * 4
 
 
 def test_all_processes_of_an_engine_tell_the_same_but_their_rank() -> None:
