@@ -1,4 +1,4 @@
-"""A rank's part of the cache's records: which blocks are its own, where they lie in memory, and whether they are whole."""
+"""A rank's part of the cache's records: which are its own, where they lie in memory, and whether they are whole."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class CacheEvents:
         self._heard: deque[Stored | Removed] = deque(maxlen=MAX_EVENTS)
         self._name_spaces: set[int] = set()
         self._told = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
-        """The groups that are told of. Of stages, whose records come and go together, it is the last one: what it has, the
-        others have."""
+        """The groups that are told of. Of stages, whose records come and go together, it is the last one's: what that
+        has, the others have."""
         self._saved = {group: SavedTokens(groups.rules[group].block_size) for group in groups.prefixes}
 
     def note_saved(self, tracked: TrackedRequest, group: int, positions: range, names: bytes) -> None:

@@ -129,7 +129,7 @@ class EngineStart:
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """One line that says what is kept, and where."""
         shards = self._sharing_terms().shards
-        stages = self._config.parallel_config.pipeline_parallel_size
+        is_staged = self._config.parallel_config.pipeline_parallel_size > 1
         per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
         own = self._cached_bytes(engine.cache_bytes // self._sharing_terms().ranks)
         share = None
@@ -146,8 +146,8 @@ class EngineStart:
             where,
             self._settings.server or _name_private(client),
             ", ".join(
-                f"{group.name}{f' of stage {group.stage}' if stages > 1 else ''} ({group.rule.reuse}, {group.rule.block_size} tokens, "
-                f"{group.record_bytes * shards:,} bytes)"
+                f"{group.name}{f' of stage {group.stage}' if is_staged else ''} ({group.rule.reuse}, "
+                f"{group.rule.block_size} tokens, {group.record_bytes * shards:,} bytes)"
                 for group in engine.groups
             ),
             per_token,

@@ -12,19 +12,20 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvoffload.cache import CacheTerms, GroupRule
 from kvoffload.connector import facade
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache, table_of
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.identity.agreement import agree, make_register
@@ -76,12 +77,12 @@ def make_facts(
         description={"model": "acme/tiny"},
         groups=tuple(
             GroupFacts(
-                index=index,
+                index=table_of(group.name),
                 name=group.name,
                 rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
                 record_bytes=group.record_bytes,
             )
-            for index, group in enumerate(geometry.groups)
+            for group in geometry.groups
             if group.is_stored
         ),
         num_blocks=geometry.num_blocks,
@@ -125,6 +126,7 @@ class ScriptedEngine:
         *groups: Group,
         num_blocks: int = 128,
         ranks: int = 1,
+        stages: Sequence[Sequence[Group]] = (),
         replicas: int = 1,
         memory: CacheTerms = MEMORY,
         retention_interval: int | None = None,
@@ -137,7 +139,9 @@ class ScriptedEngine:
         drafting_group: int | None = None,
         weights: WeightDigests | None = None,
     ) -> None:
-        """`weights`: what each rank says of them. `drafting_group`: the one that vLLM knows to have what drafts."""
+        """`weights`: what each rank says of them. `drafting_group`: the one that vLLM knows to have what drafts.
+        `stages`: what each stage of a pipeline has of the groups, one without layers where it has none; a stage has so
+        many `ranks`."""
         self.config = make_config(*groups, num_blocks=num_blocks)
         if drafting_group is not None:
             self.config.kv_cache_groups[drafting_group].is_eagle_group = True
@@ -159,6 +163,7 @@ class ScriptedEngine:
         self.now_s = 0.0
         self.vllm_config = make_vllm_config(extra=extra)
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
+        self.vllm_config.parallel_config.pipeline_parallel_size = max(len(stages), 1)
         self.vllm_config.speculative_config = SimpleNamespace(
             num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
         )
@@ -175,23 +180,23 @@ class ScriptedEngine:
         ):
             self.connector = KVOffloadConnector(self.vllm_config, KVConnectorRole.SCHEDULER, self.config)
         self.connector.bind_gpu_block_pool(self.pool)
-        self.geometry = describe_cache(
-            EngineCache(
-                config=self.config,
-                tensors=self.tensors,
-                sharing={},
-                layout="LBHNC",
-                hash_block_size=self.hash_block_size,
-            )
-        )
+        self.geometry = self._describe(self.config, self.tensors)
         self.sharing = self.side.terms.sharing
-        facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
+        geometries = [self.geometry]
+        if stages:
+            configs = [make_config(*stage, num_blocks=num_blocks) for stage in stages]
+            geometries = [self._describe(config, make_tensors(config)) for config in configs]
+        facts = {
+            (stage, rank): make_facts(geometry, rank=stage * ranks + rank)
+            for stage, geometry in enumerate(geometries)
+            for rank in range(ranks)
+        }
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
         self.cache = LocalClient(make_register(engine.fingerprint, engine.groups, self.sharing), memory)
         facts = {name: replace(rank, places=self.places) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
-        self.ranks = ranks
+        self.ranks = len(facts)
         self.reserves_whole_prompts = True
         """vLLM's own `scheduler_reserve_full_isl`."""
         self.requests: dict[str, Request] = {}
@@ -200,6 +205,13 @@ class ScriptedEngine:
         self._scheduled: dict[str, int] = {}
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
+
+    def _describe(self, config: KVCacheConfig, tensors: dict[str, torch.Tensor]) -> KVGeometry:
+        return describe_cache(
+            EngineCache(
+                config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=self.hash_block_size
+            )
+        )
 
     @property
     def side(self) -> Any:
@@ -327,7 +339,7 @@ class ScriptedEngine:
         report = report or WorkerReport()
         report = replace(report, step=max((plan.step for plan in plans), default=report.step))
         for save in (save for plan in plans for save in plan.saves):
-            report = report.aggregate(self._end_save(save.job, len(save.moves), ranks, is_bad=bad_saves))
+            report = report.aggregate(self._end_save(save, ranks, is_bad=bad_saves))
         waiting_failures = failing & set(self.loading)
         for request_id in waiting_failures:
             self.loading[request_id].num_computed_tokens = 0
@@ -351,12 +363,14 @@ class ScriptedEngine:
             )
         )
 
-    def _end_save(self, job: int, blocks: int, ranks: int | None, *, is_bad: bool) -> WorkerReport:
+    def _end_save(self, save: SaveJob, ranks: int | None, *, is_bad: bool) -> WorkerReport:
+        job = save.job
+        stages = [self.parts.groups.facts[group].stage for group in save.moves.groups.tolist()]
         first = self._reported.get(job, 0)
         last = first + (ranks or self.ranks)
         self._reported[job] = last
         digests = {
-            self.sharing.shard_of(rank): bytes(DIGEST_BYTES * blocks)
+            self.sharing.part_of(rank): bytes(DIGEST_BYTES * stages.count(self.sharing.stage_of(rank)))
             for rank in range(first, last)
             if self.sharing.is_writer(rank) and not is_bad
         }
