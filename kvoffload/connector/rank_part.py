@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.connector.step_plan import GroupFacts, SaveJob
+from kvoffload.connector.identity.agreement import SharingTerms
+from kvoffload.connector.step_plan import BlockMoves, GroupFacts, SaveJob
+
+_DIGEST_BYTES = 16
 
 Mask = npt.NDArray[np.bool_]
 """A truth for each move of a job."""
@@ -20,25 +23,44 @@ class RankPart:
     load. Workers and the scheduler side make the same value for a rank."""
 
     rank: int
+    is_mine: npt.NDArray[np.bool_]
+    """By group of the session: it has the layers of this rank's stage."""
     shards: npt.NDArray[np.int64]
-    """By group: the shard that it holds."""
+    """By group: the first shard that it holds, of those of its server."""
     turns: npt.NDArray[np.int64]
     """By group: its number among the ranks that hold this shard."""
+    rows: npt.NDArray[np.int64]
+    """By group: the same shard among those of all servers."""
+    run: int
+    """Shards that it holds, in a row."""
 
     @classmethod
-    def find(cls, rank: int, groups: Sequence[GroupFacts]) -> RankPart:
+    def find(cls, rank: int, groups: Sequence[GroupFacts], sharing: SharingTerms) -> RankPart:
         """Returns the part of a rank, of all ranks of the engine counted from 0."""
-        replicas = np.array([group.replicas for group in groups], np.int64)
-        return cls(rank, rank // replicas, rank % replicas)
+        replicas = np.array([sharing.replicas_of(group) for group in groups], np.int64)
+        stage, in_stage = sharing.stage_of(rank), rank % sharing.stage_ranks
+        is_mine = np.array([group.stage == stage for group in groups], np.bool_)
+        shards = in_stage // replicas * sharing.run
+        base = sharing.node_of(rank) * sharing.count_node_rows(groups)
+        return cls(rank, is_mine, shards, in_stage % replicas, base + shards, sharing.run)
+
+    def find_loaded(self, moves: BlockMoves) -> Mask:
+        """Says of which blocks it has a record."""
+        mine: Mask = self.is_mine[moves.groups]
+        return mine
 
     def find_written(self, job: SaveJob) -> Mask:
         """Says of which blocks it writes the record."""
-        if job.writers is None:
-            return np.ones(len(job.moves), np.bool_)
-        written: Mask = job.writers == self.turns[job.moves.groups]
-        return written
+        mine = self.find_loaded(job.moves)
+        return mine if job.writers is None else mine & (job.writers == self.turns[job.moves.groups])
 
     def find_digested(self, job: SaveJob) -> Mask:
         """Says of which blocks it reports a digest: what it writes, and what it compares with the one who does."""
         written = self.find_written(job)
-        return written if job.compared is None else written | job.compared
+        return written if job.compared is None else written | (job.compared & self.find_loaded(job.moves))
+
+    def read_digests(self, reported: bytes, records: int) -> npt.NDArray[np.uint64] | None:
+        """Reads two words for each shard of each record. None: there are not so many."""
+        if len(reported) != _DIGEST_BYTES * records * self.run:
+            return None
+        return np.frombuffer(reported, np.uint64).reshape(records, self.run, 2)

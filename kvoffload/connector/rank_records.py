@@ -1,8 +1,9 @@
-"""A rank's part of the cache's records: where it lies in memory, what of a slot it leaves, and whether it is whole."""
+"""A rank's part of the cache's records: which are its own, where they lie in memory, and whether they are whole."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -13,91 +14,105 @@ from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, SaveJob
 from kvoffload.hash_rows import as_rows
 from kvoffload.native import finish_digests
-from kvoffload.transfer.copy_engine import RunDigests
+from kvoffload.transfer.copy_engine import CopyItems, RunDigests
 
 
 class PlannedSave(NamedTuple):
     """What a rank copies of a save job."""
 
-    moves: BlockMoves
-    slots: npt.NDArray[np.uint64]
+    items: CopyItems
     scratch: npt.NDArray[np.uint8]
     """Memory of the slots whose bytes nobody reads: only their digests are wanted. To be kept until it is copied."""
 
 
 class RankRecords:
-    """Finds a rank's records in an engine's session. All shards of a block lie in one slot, one behind the other.
+    """Finds a rank's records in an engine's session. All shards of a group's block lie in one slot, one behind the
+    other.
 
-    `slot_bytes`: by group, of each shard's part of a slot; more than a record where another rank's is larger.
-    `fingerprint`: the engine's, which digests are made with.
+    `own_groups`: by group of the session that is the rank's, the one of the rank's own page map that has the first of
+    its shards; the others' follow. `record_bytes`: by group of the session, of one shard. `fingerprint`: the engine's,
+    which digests are made with.
     """
 
     def __init__(
-        self, part: RankPart, *, fingerprint: bytes, record_bytes: Sequence[int], slot_bytes: Sequence[int]
+        self, part: RankPart, *, fingerprint: bytes, record_bytes: Sequence[int], own_groups: Mapping[int, int]
     ) -> None:
         self.part = part
         self._fingerprint = fingerprint
-        self._record_bytes = np.array(record_bytes, np.int64)
-        self.slot_bytes = tuple(slot_bytes)
+        self.record_bytes = tuple(record_bytes)
+        self._sizes = np.array(record_bytes, np.int64)
+        self._groups = tuple(own_groups)
+        self._own_groups = np.zeros(len(record_bytes), np.int64)
+        for group, own in own_groups.items():
+            self._own_groups[group] = own
+
+    def begin_of(self, group: int) -> int:
+        """Where this rank's records begin in a slot of the group."""
+        return int(self.part.shards[group]) * self.record_bytes[group]
 
     def plan_save(self, memory: SegmentMap, job: SaveJob) -> PlannedSave:
         """Where the records go that are this rank's to write, and those that it only makes digests of. ValueError: one
         lies nowhere."""
         digested = self.part.find_digested(job)
         moves, is_written = job.moves.choose(digested), self.part.find_written(job)[digested]
-        written = moves.choose(is_written)
-        slots = np.empty(len(moves), np.uint64)
-        slots[is_written] = self.find_slots(memory, written)
-        self.clear_tails(memory, written)
-        sizes = self._record_bytes[moves.groups[~is_written]]
+        firsts = np.empty(len(moves), np.uint64)
+        firsts[is_written] = self._find_firsts(memory, moves.choose(is_written))
+        sizes = self._sizes[moves.groups[~is_written]] * self.part.run
         scratch = np.empty(int(sizes.sum()), np.uint8)
-        slots[~is_written] = scratch.ctypes.data + np.cumsum(sizes) - sizes
-        return PlannedSave(moves, slots, scratch)
+        firsts[~is_written] = scratch.ctypes.data + np.cumsum(sizes) - sizes
+        return PlannedSave(self._make_items(moves, firsts), scratch)
 
-    def find_slots(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
-        """Returns where each record lies in this process. ValueError: one lies nowhere."""
-        slots = np.empty(len(moves), np.uint64)
-        for group, slot_bytes in enumerate(self.slot_bytes):
-            mine = moves.groups == group
-            if mine.any():
-                slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(self._find_offset(group)), slot_bytes)
-        return slots
-
-    def clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
-        """What this rank's records leave of their slots is part of their digests, as zeros."""
-        for group, (record_bytes, slot_bytes) in enumerate(
-            zip(self._record_bytes.tolist(), self.slot_bytes, strict=True)
-        ):
-            if record_bytes < slot_bytes:
-                for address in moves.addresses[moves.groups == group].tolist():
-                    tail = address + self._find_offset(group) + record_bytes
-                    memory.view(tail, slot_bytes - record_bytes)[:] = 0
+    def plan_load(self, memory: SegmentMap, moves: BlockMoves) -> CopyItems:
+        """Returns what is to be copied of these moves, with where each record lies. ValueError: one lies nowhere."""
+        mine = moves.choose(self.part.find_loaded(moves))
+        return self._make_items(mine, self._find_firsts(memory, mine))
 
     def compare(self, job: LoadJob, totals: RunDigests) -> str:
         """What is wrong with the first loaded record whose bytes are not those that were saved; empty: all are."""
         assert job.wanted is not None
-        names = as_rows(job.wanted.hashes)
-        for group, slot_bytes in enumerate(self.slot_bytes):
-            mine = np.flatnonzero(job.moves.groups == group)
+        at = np.flatnonzero(self.part.find_loaded(job.moves))
+        groups, blocks, names = job.moves.groups[at], job.moves.blocks[at], as_rows(job.wanted.hashes)[at]
+        by_shard = totals.reshape(len(at), self.part.run, 2)
+        for group, offset in product(self._groups, range(self.part.run)):
+            mine = np.flatnonzero(groups == group)
             if not len(mine):
                 continue
-            shard = int(self.part.shards[group])
+            shard = int(self.part.shards[group]) + offset
             found = finish_digests(
-                totals[mine].tobytes(),
-                slot_bytes,
+                by_shard[mine, offset].tobytes(),
+                self.record_bytes[group],
                 fingerprint=self._fingerprint,
                 block_hashes=names[mine].tobytes(),
                 group=group,
                 shard=shard,
             )
-            wanted = job.wanted.digests[shard, mine]
+            wanted = job.wanted.digests[shard, at[mine]]
             # 0: nobody has made a digest of this record yet.
             bad = (np.frombuffer(found, np.uint64) != wanted) & (wanted != 0)
             if bad.any():
-                block = int(job.moves.blocks[mine[bad.argmax()]])
+                block = int(blocks[mine[bad.argmax()]])
                 return f"a record of group {group} is not what was saved (loaded into block {block})"
         return ""
 
-    def _find_offset(self, group: int) -> int:
-        """Where this rank's shard begins in a slot."""
-        return int(self.part.shards[group]) * self.slot_bytes[group]
+    def _find_firsts(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
+        """Where the first of this rank's records of each block lies in this process."""
+        firsts = np.empty(len(moves), np.uint64)
+        for group in self._groups:
+            mine = moves.groups == group
+            if mine.any():
+                first = moves.addresses[mine] + np.uint64(self.begin_of(group))
+                firsts[mine] = memory.pointers(first, self.part.run * self.record_bytes[group])
+        return firsts
+
+    def _make_items(self, moves: BlockMoves, firsts: npt.NDArray[np.uint64]) -> CopyItems:
+        """Of each block in turn, all of this rank's records, one behind the other."""
+        own = self._own_groups[moves.groups]
+        if self.part.run == 1:
+            return CopyItems(group=own, block=moves.blocks, slot=firsts)
+        local = np.arange(self.part.run)
+        offsets = (self._sizes[moves.groups][:, None] * local).astype(np.uint64)
+        return CopyItems(
+            group=(own[:, None] + local).reshape(-1),
+            block=np.repeat(moves.blocks, self.part.run),
+            slot=(firsts[:, None] + offsets).reshape(-1),
+        )

@@ -172,7 +172,7 @@ def assemble(
         groups,
         worth,
         pins=pins,
-        terms=SaveTerms(fingerprint=engine.fingerprint, ranks=sharing.ranks),
+        terms=SaveTerms(fingerprint=engine.fingerprint, sharing=sharing),
         policy=policy,
         is_ready=places.has_all,
         is_known=is_known,
@@ -205,13 +205,13 @@ def assemble(
 
 def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:
     """What all requests of a step can take of the engine's pool."""
-    return sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.rules)
+    return sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.table_rules)
 
 
 def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> int:
     """One block in eight, or in four where the steps that a save takes fill more than that; and one of each group."""
     wanted = SAVING_STEPS * terms.steps_under_way * _blocks_a_step(terms, groups)
-    return max(len(groups), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
+    return max(len(groups.of_table), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
 
 
 def _make_policy(

@@ -22,6 +22,7 @@ from kvoffload.connector.step_plan import (
     NOTHING_TO_DO,
     ONLY_A_FORWARD,
     UNASKED,
+    GroupKey,
     SaveJob,
     StepPlan,
     WorkerFacts,
@@ -272,7 +273,7 @@ class SchedulerSide:
             return NOTHING_TO_DO
         parts.saves.look_out.skip(self.rested)
         self._rest = self.rested = 0
-        apart: tuple[int, ...] = ()
+        apart: tuple[GroupKey, ...] = ()
         if self._is_parting and not (
             self._has_changed or parts.saves.pending or parts.restores.is_waited_for or parts.restores.unsent
         ):
@@ -370,10 +371,10 @@ class SchedulerSide:
         parts.restores.drop_answers()
         parts.kept.let_go()
 
-    def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[int, ...]]:
+    def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[GroupKey, ...]]:
         """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
         session for them. Which groups, for the ranks to do the same. Requests that run are not saved any more."""
-        apart = tuple(sorted(former.saves.unequal))
+        apart = tuple((facts.index, facts.stage) for facts in map(former.groups.facts.__getitem__, former.saves.unequal))
         facts = {
             name: replace(rank, groups=store_apart(rank.groups, apart), places=()) for name, rank in self.facts.items()
         }

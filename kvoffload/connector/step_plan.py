@@ -24,6 +24,9 @@ class Place(NamedTuple):
     session: int
 
 
+GroupKey = tuple[int, int]
+"""A group of the session: its position in the engine's block tables, and its stage."""
+
 UNASKED = 0
 """With which a rank reports that its weights have changed between two steps."""
 
@@ -39,12 +42,12 @@ class WeightDigests(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BlockMoves:
-    """Parallel arrays: blocks of the engine and the slots of their records. `groups` counts as `GroupFacts` do."""
+    """Parallel arrays: blocks of the engine and the slots of their records. `groups` counts the session's groups."""
 
     groups: npt.NDArray[np.int64]
     blocks: npt.NDArray[np.int64]
     addresses: npt.NDArray[np.uint64]
-    """In the memory of the job; all shards of a block lie there one behind the other."""
+    """In the memory of the job; all shards of a group's block lie there one behind the other."""
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -103,7 +106,7 @@ class StepPlan(KVConnectorMetadata):
     """A number that every rank reports with what this step has ended; 0: nobody wants to know."""
     sample: int = 0
     """A number with which every rank reports a proof of the weights that this step computes with; 0: nobody asks."""
-    apart: tuple[int, ...] = ()
+    apart: tuple[GroupKey, ...] = ()
     """Groups of which every rank stores its own bytes from here on, in another session. No job is on its way."""
 
     @property
@@ -175,18 +178,22 @@ class GroupFacts:
     name: str
     rule: GroupRule
     record_bytes: int
+    """Of one rank of the stage."""
     replicas: int = 1
     """Tensor ranks in a row that hold the same bytes of it."""
+    stage: int = 0
+    """The stage of the pipeline whose layers it has."""
 
 
-def store_apart(groups: Sequence[GroupFacts], apart: Collection[int]) -> tuple[GroupFacts, ...]:
-    """Returns the groups with every rank's own bytes stored of some of them, by their numbers among these."""
-    return tuple(replace(one, replicas=1) if number in apart else one for number, one in enumerate(groups))
+def store_apart(groups: Sequence[GroupFacts], apart: Collection[GroupKey]) -> tuple[GroupFacts, ...]:
+    """Returns the groups with every rank's own bytes stored of some of them."""
+    return tuple(replace(one, replicas=1) if (one.index, one.stage) in apart else one for one in groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFacts(KVConnectorHandshakeMetadata):
-    """A rank's word at start-up. All ranks must agree in everything but their record bytes."""
+    """A rank's word at start-up. All ranks of a stage must agree in everything, and all stages in the rules of the
+    groups that they have in common."""
 
     rank: int
     fingerprint: bytes

@@ -14,12 +14,20 @@ import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
 from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.engine.geometry import table_of
 from kvoffload.connector.engine.host_memory import HostMemory, RegisteringEngine
-from kvoffload.connector.engine.pipeline import Exchange, Pipeline, Stage, combine_weights, name_pipeline
+from kvoffload.connector.engine.pipeline import (
+    Exchange,
+    Pipeline,
+    Stage,
+    combine_weights,
+    join_ranks,
+    name_pipeline,
+)
 from kvoffload.connector.identity.agreement import (
     SharingTerms,
     add_report,
-    combine_groups,
+    describe_parts,
     describe_weights,
     make_register,
     name_division,
@@ -28,6 +36,7 @@ from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
+    GroupKey,
     LoadJob,
     Place,
     SaveJob,
@@ -44,7 +53,6 @@ from kvoffload.protocol import Register
 from kvoffload.transfer import (
     CopyDirection,
     CopyEngine,
-    CopyItems,
     FinishedCopy,
     compute_stream,
     open_engine,
@@ -119,11 +127,13 @@ class WorkerSide:
         """Known when the cache is joined."""
         self._groups: tuple[GroupFacts, ...] = ()
         """Of the session: with what all ranks have in common."""
-        self._apart: set[int] = set()
+        self._own_groups: dict[GroupKey, int] = {}
+        """By group of the session that is of this rank's stage: its number in the rank's page map."""
+        self._apart: set[GroupKey] = set()
         """Groups of which every rank stores its own bytes, whatever their layers say."""
         self._name = Fingerprint(b"")
-        self._weights = b""
-        """Of all ranks together."""
+        self._described: Mapping[str, object] = {}
+        """What people are told of the engine."""
         self._identity = b""
         """This rank's. A cache that is registered anew has the same, or former records would not fit."""
         self._told: tuple[Place, ...] | None = ()
@@ -140,8 +150,6 @@ class WorkerSide:
         self._faults = 0
         self._device = torch.device("cpu")
         self._facts: WorkerFacts | None = None
-        self.group_numbers = np.zeros(0, np.int64)
-        self.record_bytes: list[int] = []
 
     @property
     def rank(self) -> int:
@@ -190,9 +198,9 @@ class WorkerSide:
         self._registration.attach(self.engine)
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
-        self.group_numbers = np.array(stored, np.int64)
-        groups = store_apart([_group_facts(geometry, index, replicas) for index in stored], self._apart)
-        self.record_bytes = [group.record_bytes for group in groups]
+        stage = self.terms.sharing.stage_of(self.terms.rank)
+        groups = store_apart([_group_facts(geometry, number, stage, replicas) for number in stored], self._apart)
+        self._own_groups = {(group.index, stage): number for number, group in zip(stored, groups, strict=True)}
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
             if self._identity not in (b"", fingerprint):
@@ -350,42 +358,37 @@ class WorkerSide:
         """The engine's session, whose memory blocks are copied to and from; once."""
         if self.records is not None:
             return
+        per_stage = self.terms.sharing.tensor_ranks
         ranks = self._pipeline.meet(
             Stage(
                 fingerprint=fingerprint,
-                record_bytes=tuple(self.record_bytes),
-                replicas=tuple(group.replicas for group in groups),
+                groups=groups,
                 weights=weights.name,
+                described=describe_parts(description),
             )
         )
-        self._weights = combine_weights([rank.weights for rank in ranks])
-        self._name = name_pipeline(
-            [rank.fingerprint for rank in ranks[:: self.terms.sharing.tensor_ranks]], self._weights
-        )
-        self.cache = self._open_session(
-            combine_groups(groups, [_take_sizes(groups, rank) for rank in ranks]), description
-        )
+        together = combine_weights([rank.weights for rank in ranks])
+        self._name = name_pipeline([rank.fingerprint for rank in ranks[::per_stage]], together)
+        self._described = describe_weights(ranks[0].described, together)
+        self.cache = self._open_session(join_ranks(ranks, tensor_ranks=per_stage))
 
-    def _open_session(self, groups: tuple[GroupFacts, ...], description: Mapping[str, object]) -> CopyPlaces:
+    def _open_session(self, groups: tuple[GroupFacts, ...]) -> CopyPlaces:
         """As the engine that all ranks are together, with these groups."""
-        self._groups = groups
+        self._groups, rank = groups, self.terms.rank
         register = make_register(
-            name_division(self._name, groups),
-            groups,
-            self.terms.sharing,
-            description=describe_weights(description, self._weights),
-            rank=self.terms.rank,
+            name_division(self._name, groups), groups, self.terms.sharing, description=self._described, rank=rank
         )
-        cache = self._open_cache(add_report(register, self._registration.report, self.terms.rank))
+        cache = self._open_cache(add_report(register, self._registration.report, rank))
+        keys = [(group.index, group.stage) for group in groups]
         self.records = RankRecords(
-            RankPart.find(self.terms.rank, groups),
+            RankPart.find(rank, groups, self.terms.sharing),
             fingerprint=register.fingerprint,
-            record_bytes=self.record_bytes,
-            slot_bytes=[group.record_bytes for group in groups],
+            record_bytes=[group.record_bytes for group in groups],
+            own_groups={at: self._own_groups[key] for at, key in enumerate(keys) if key in self._own_groups},
         )
         return cache
 
-    def _store_apart(self, apart: tuple[int, ...]) -> None:
+    def _store_apart(self, apart: tuple[GroupKey, ...]) -> None:
         """Of these groups the ranks do not hold the same bytes: each stores its own, in a session of its own. Without
         one nothing is copied any more."""
         if self._facts is None:
@@ -394,7 +397,7 @@ class WorkerSide:
         self._apart.update(apart)
         self._facts = replace(self._facts, groups=store_apart(self._facts.groups, apart))
         try:
-            cache = self._open_session(store_apart(self._groups, apart), self._facts.description)
+            cache = self._open_session(store_apart(self._groups, apart))
         except Exception as fault:  # noqa: BLE001  (this is a step of an engine that runs)
             self._note_line("ranks are not stored apart", str(fault) or type(fault).__name__)
         self.cache = cache
@@ -404,7 +407,7 @@ class WorkerSide:
             former.close()
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
-        """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""
+        """Hands this rank's part of a job to the copy engine. Raises what keeps it from being copied."""
         if self.engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
         if self.cache is None or self.records is None or not self.cache.may_copy(job.place):
@@ -412,16 +415,16 @@ class WorkerSide:
         memory, scratch = self.cache.memory(job.place.memory_id), None
         if isinstance(job, SaveJob):
             direction, has_digests = CopyDirection.SAVE, True
-            moves, slots, scratch = self.records.plan_save(memory, job)
-            if not len(moves):
-                self._ended.append(_Ended(job, ""))
-                return
+            items, scratch = self.records.plan_save(memory, job)
         else:
             direction, has_digests = CopyDirection.LOAD, job.wanted is not None
-            moves, slots = job.moves, self.records.find_slots(memory, job.moves)
+            items = self.records.plan_load(memory, job.moves)
+        if not len(items.block) and len(job.moves):
+            self._ended.append(_Ended(job, ""))
+            return
         ticket = self.engine.submit(
             direction,
-            CopyItems(group=self.group_numbers[moves.groups], block=moves.blocks, slot=slots),
+            items,
             has_digests=has_digests,
             after=self._find_point(direction, before_forward),
         )
@@ -490,22 +493,15 @@ class WorkerSide:
             logger.warning("%s: %s%s", what, why, last)
 
 
-def _group_facts(geometry: KVGeometry, index: int, replicas: Mapping[str, int]) -> GroupFacts:
-    group = geometry.groups[index]
+def _group_facts(geometry: KVGeometry, number: int, stage: int, replicas: Mapping[str, int]) -> GroupFacts:
+    group = geometry.groups[number]
     return GroupFacts(
-        index=index,
+        index=table_of(group.name),
         name=group.name,
         rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
         record_bytes=group.record_bytes,
         replicas=gcd(*(replicas.get(layer.name, 1) for layer in group.layers if not layer.alias_of)),
-    )
-
-
-def _take_sizes(groups: tuple[GroupFacts, ...], rank: Stage) -> tuple[GroupFacts, ...]:
-    """The groups as another rank has them."""
-    return tuple(
-        replace(group, record_bytes=size, replicas=replicas)
-        for group, size, replicas in zip(groups, rank.record_bytes, rank.replicas, strict=True)
+        stage=stage,
     )
 
 

@@ -147,6 +147,36 @@ TEST(what_is_leased_is_hidden_but_kept_until_its_lease_ends) {
 }
 
 // Where slots are short, a state comes before its block, which nobody could foresee.
+TEST(with_a_block_of_full_attention_go_those_of_other_groups_that_have_its_name) {
+    Store made;
+    Geometry geometry = plain_geometry(1000);
+    geometry.groups.push_back(geometry.groups[0]);
+    geometry.groups[1].record_bytes = 3000;
+    const Space first = made.open(geometry);
+    const Space second = first + 1;
+    for (const std::uint64_t key : {1, 2, 3}) {
+        CHECK(made.add(first, key) != kNoEntry);
+    }
+    CHECK(made.add(second, 1) != kNoEntry);
+    const EntryNumber leased = made.add(second, 2);
+    CHECK(made.add(second, 4) != kNoEntry);
+
+    CHECK(made.store->evict_one());
+    CHECK_EQUAL(made.find(first, 1), kNoEntry);
+    CHECK_EQUAL(made.find(second, 1), kNoEntry);
+    CHECK_EQUAL(made.store->counts().evicted.load(), 2u);
+    CHECK_EQUAL(made.store->counts().used_bytes.load(), 2 * 1000u + 2 * 3000u);
+
+    // What is leased stays, and what the other group does not have is no hindrance.
+    made.word(leased).fetch_add(1);
+    CHECK(made.store->evict_one());
+    CHECK_EQUAL(made.find(first, 2), kNoEntry);
+    CHECK_EQUAL(made.find(second, 2), leased);
+    CHECK(made.store->evict_one());
+    CHECK_EQUAL(made.find(first, 3), kNoEntry);
+    CHECK_EQUAL(made.store->counts().readable.load(), 2u);
+}
+
 TEST(a_state_that_came_before_its_block_is_worth_as_much_as_one_that_came_behind_it) {
     Store made(1000, "prefix");
     Geometry hybrid = plain_geometry();

@@ -30,12 +30,11 @@ SERVED_TIMEOUT_S = 120.0
 
 
 def transfer(**overrides: object) -> dict[str, object]:
-    """The engine argument that selects our connector with these settings. `policy` is kv_load_failure_policy, `role` is
-    kv_role."""
-    policy, role = overrides.pop("policy", None), overrides.pop("role", "kv_both")
+    """The engine argument that selects our connector with these settings. `policy` is kv_load_failure_policy."""
+    policy = overrides.pop("policy", None)
     return {
         "kv_connector": "KVOffloadConnector",
-        "kv_role": role,
+        "kv_role": "kv_both",
         "kv_connector_extra_config": {"memory": "512MiB", **PATIENCE, **overrides},
         **({"kv_load_failure_policy": policy} if policy else {}),
     }
@@ -263,10 +262,14 @@ def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
     memory = side.cache.memory(side.cache.memory_id)
-    assert side.records is not None
-    at = address + int(side.records.part.shards[group]) * side.records.slot_bytes[group]
-    view: npt.NDArray[np.uint8] = memory.view(at, side.record_bytes[group])
+    part = _find_part(side, group)
+    view: npt.NDArray[np.uint8] = memory.view(address + part.begin, part.record_bytes)
     return view
+
+
+def _find_part(side: Any, group: int) -> Any:
+    """This rank's part of the session's group."""
+    return next(part for part in side.records.parts if part.group == group)
 
 
 def record_digests(_worker: Any, records: Sequence[tuple[int, int]]) -> Json:
@@ -281,7 +284,7 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     from kvoffload.transfer.plain_copy import PlainCopy
 
     side = worker_side()
-    page_map, number = side.registration.page_map, int(side.group_numbers[group])
+    page_map, number = side.registration.page_map, _find_part(side, group).own_group
     rows = torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8)
     PlainCopy(page_map, side.registration.memory).save(number, list(blocks), rows)
     return [sha256(row.numpy().data).hex() for row in rows]

@@ -28,6 +28,7 @@ class InspectedScheduler(Scheduler):
         EngineCore.inspect_scheduler = lambda core: core.scheduler.inspect()  # type: ignore[attr-defined]
         EngineCore.list_entries = lambda core: core.scheduler.list_entries()  # type: ignore[attr-defined]
         EngineCore.resolve_connector = lambda core: connector_probe.resolve_connector()  # type: ignore[attr-defined]
+        EngineCore.invalidate_entry = lambda core, *entry: core.scheduler.invalidate_entry(*entry)  # type: ignore[attr-defined]
         EngineCore.settle_pool = lambda core: core.scheduler.settle_pool()  # type: ignore[attr-defined]
         EngineCore.limit_pool = lambda core, size: core.scheduler.limit_pool(size)  # type: ignore[attr-defined]
 
@@ -62,6 +63,11 @@ class InspectedScheduler(Scheduler):
     def list_entries(self) -> list[pool_probe.Entry]:
         """Lists what `PublishLog.entries` has."""
         return pool_probe.follow(self._side).entries()
+
+    def invalidate_entry(self, group: int, name: str) -> None:
+        """One record of a block is not to be found any more."""
+        self._side.parts.cache.invalidate(group, bytes.fromhex(name))
+        pool_probe.settle(self._side)
 
     def settle_pool(self) -> None:
         """Until the server has had all that it was told."""

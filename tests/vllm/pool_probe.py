@@ -105,6 +105,7 @@ def count_pool(side: SchedulerSide) -> dict[str, int]:
         "quarantined": stats.quarantined,
         "leases": stats.leases,
         "used_bytes": stats.used_bytes,
+        "stored_bytes": stats.used_bytes - _count_stock_bytes(side),
         "evicted": stats.evicted,
         "mismatches": stats.mismatches,
         "sessions": stats.sessions,
@@ -174,6 +175,13 @@ def _count_stock(client: Any) -> int | None:
     with client.lock:
         stocks = client.engine.stocks
         return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))
+
+
+def _count_stock_bytes(side: SchedulerSide) -> int:
+    """What the slots that are held ready take of the pool."""
+    client: Any = side.parts.cache  # type: ignore[union-attr]
+    with client.lock:
+        return sum(len(stock) * stock.slot_bytes for stock in client.engine.stocks)
 
 
 class Squatter:

@@ -1,5 +1,5 @@
 """An engine whose layers are divided among the stages of a pipeline saves from its first request on, and restores what
-it saved, bit-equal to its own hit.
+it saved, bit-equal to its own hit. A block is there for all stages or for none, in records of each stage's own size.
 
 vLLM's CPU build computes in pipelines once a stage has the tensors that it takes over from the one before; with a GPU
 the engine's warm-up makes them. The tiny GDN model does not start so: vLLM finds that stages with and without an
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload.native import sha256
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, start_engine
 from tests.vllm.equality import answer, restorable, restored_answer
@@ -45,6 +46,80 @@ def serving(engines: EnginePool, model: TinyModel, **arguments: object) -> Itera
         engine.close()
 
 
+def list_records(_worker: Any, entries: list[tuple[int, int]]) -> Json:
+    """Digest and size of this rank's part of each record, as far as it has one."""
+    parts = probe.worker_side().records
+    assert parts is not None
+    mine = {part.group for part in parts.parts}
+    records = [probe.record(group, address) for group, address in entries if group in mine]
+    return [(sha256(record.data).hex(), len(record)) for record in records]
+
+
+def break_jobs(worker: Any, rank: int) -> Json:
+    """From now on every job of this rank fails before its copy begins."""
+    if worker.rank == rank:
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("broken for a test")
+
+        probe.worker_side()._begin = fail  # type: ignore[method-assign]
+    return True
+
+
+def mend_jobs(worker: Any) -> Json:
+    vars(probe.worker_side()).pop("_begin", None)
+    return True
+
+
+def check_no_byte_is_stored_twice(engine: Engine) -> None:
+    """Of what the server has stored every byte is of a record, and no record is there twice."""
+    entries = [(entry.group, entry.address) for entry in probe.entries(engine)]
+    records = [tuple(record) for of_rank in engine.ask_workers(list_records, entries) for record in of_rank]
+    stored_bytes = probe.ask_core(engine, "inspect_scheduler")["stored_bytes"]
+    distinct_bytes = sum(size for _, size in set(records))
+    assert len(records) >= len(entries) > 0
+    assert stored_bytes / distinct_bytes == 1.0
+
+
+def check_what_one_stage_lacks_is_a_miss(engine: Engine, model: TinyModel) -> None:
+    """Whichever it is: the others' records of the block are not asked for."""
+    for stage in range(2):
+        prompt, length = make_prompt(950 + stage, 641), restorable(model, 641)
+        before = set(probe.entries(engine))
+        local = answer(engine, prompt)
+        engine.drain()
+        added = [entry for entry in probe.entries(engine) if entry not in before and entry.group == stage]
+        assert len(added) == length // model.block_size
+        probe.ask_core(engine, "invalidate_entry", stage, added[-1].name)
+        restored = restored_answer(engine, prompt)
+        assert restored.cached == length - model.block_size
+        assert restored.tokens == local.tokens
+        probe.ask_core(engine, "invalidate_entry", stage, added[0].name)
+        assert restored_answer(engine, prompt).cached == 0
+        # It was saved again as a whole.
+        assert restored_answer(engine, prompt).cached == length
+
+
+def check_a_fault_of_one_stage_is_a_miss_of_all(engine: Engine, model: TinyModel) -> None:
+    prompt, length = make_prompt(960, 641), restorable(model, 641)
+    before = set(probe.entries(engine))
+    engine.ask_workers(break_jobs, 1)
+    local = answer(engine, prompt)
+    engine.drain()
+    assert set(probe.entries(engine)) == before, "nothing is half published"
+    assert restored_answer(engine, prompt).cached == 0
+    engine.ask_workers(mend_jobs)
+    assert restored_answer(engine, prompt).cached == 0
+    assert restored_answer(engine, prompt) == local
+    engine.ask_workers(break_jobs, 1)
+    failed = restored_answer(engine, prompt)
+    assert failed.tokens == local.tokens
+    engine.ask_workers(mend_jobs)
+    engine.drain()
+    assert not {entry.name for entry in probe.entries(engine)} - {entry.name for entry in before}
+    assert length > 0
+
+
 def check_every_repeat(engine: Engine, model: TinyModel) -> None:
     """The very first request is one of a single step: nothing keeps the engine stepping after it but the connector."""
     first = make_prompt(899, 641)
@@ -68,6 +143,20 @@ def check_every_repeat(engine: Engine, model: TinyModel) -> None:
 def test_every_repeat_is_restored_and_the_first_request_was_saved(engines: EnginePool) -> None:
     with serving(engines, DENSE) as engine:
         check_every_repeat(engine, DENSE)
+
+
+def test_stages_of_unequal_length_store_each_byte_once_and_a_block_as_a_whole(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,1")
+    transfer = probe.transfer(verify="always", policy="recompute")
+    with serving(engines, DENSE, kv_transfer_config=transfer) as engine:
+        sizes = engine.ask_workers(probe.record_bytes)
+        assert sizes[0][0] == 3 * sizes[1][0]
+        check_every_repeat(engine, DENSE)
+        check_no_byte_is_stored_twice(engine)
+        check_what_one_stage_lacks_is_a_miss(engine, DENSE)
+        check_a_fault_of_one_stage_is_a_miss_of_all(engine, DENSE)
 
 
 @pytest.mark.campaign

@@ -78,6 +78,9 @@ class CacheEvents:
         self._noted: deque[_Note] = deque(maxlen=MAX_NOTES)
         self._told: deque[list[KVCacheEvent]] = deque(maxlen=MAX_EVENTS)
         self._name_spaces: set[int] = set()
+        self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
+        """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it is
+        the last one's: what that has, the others have."""
         self._saved = [SavedTokens(rule.block_size) for rule in groups.rules]
         self._constants = [
             _keep_known(
@@ -129,7 +132,7 @@ class CacheEvents:
             (self._name_spaces.add if is_ours else self._name_spaces.discard)(event.name_space)
         elif isinstance(event, Stored | Removed):
             is_ours = event.name_space in self._name_spaces and event.medium is Medium.MEMORY
-            if is_ours and event.group < len(self._groups):
+            if is_ours and event.group in self._firsts:
                 self._heard.append(event)
                 self._is_due.set()
 
@@ -197,11 +200,11 @@ class CacheEvents:
         )
 
     def _tell_stored(self, event: Stored) -> Iterator[KVCacheEvent]:
-        mask, saved = self._find_mask(), self._saved[event.group]
+        mask, saved = self._find_mask(), self._saved[self._firsts[event.group]]
         hashes = _unmask(event.hashes, mask)
         parents: list[bytes | None] = [None] * len(hashes)
         # Those of other groups do not say which block of their own group they follow.
-        if event.parents and event.group in self._groups.prefixes:
+        if event.parents and self._firsts[event.group] in self._groups.prefixes:
             bare, unmasked = _cut(event.parents), _unmask(event.parents, mask)
             parents = [None if name == _NO_PARENT else parent for name, parent in zip(bare, unmasked, strict=True)]
         begin = 0

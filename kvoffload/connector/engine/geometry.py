@@ -50,6 +50,7 @@ NULL_BLOCK = 0
 DIMS = ("block", "head", "token", "content")
 """Of every attention layer's tensor, whatever the layout: vLLM's own declaration since 0.30."""
 
+_NAME_PREFIX = "group "
 _KINDS = {
     KVCacheSpecKind.FULL_ATTENTION: LayerKind.FULL_ATTENTION,
     KVCacheSpecKind.SINK_FULL_ATTENTION: LayerKind.FULL_ATTENTION,
@@ -87,7 +88,9 @@ def describe_cache(cache: EngineCache) -> KVGeometry:
         raise UnsupportedError("this model has no KV cache", remedy="run it without the connector")
     if any(tensor.host_resident for tensor in config.kv_cache_tensors):
         raise UnsupportedError("KV tensors that live in host memory are not offloaded", remedy="turn HiSparse off")
-    groups = tuple(_describe_group(cache, index) for index in range(len(config.kv_cache_groups)))
+    # Of a group without layers on its stage of a pipeline a worker is told all the same.
+    present = [index for index, group in enumerate(config.kv_cache_groups) if group.layer_names]
+    groups = tuple(_describe_group(cache, index) for index in present)
     layers = {layer.name: layer for group in groups for layer in group.layers}
     placements = tuple(
         _place_layer(cache, layers[name], tensor, position)
@@ -115,7 +118,12 @@ def with_scale_views(geometry: KVGeometry, views: Iterable[str]) -> KVGeometry:
 
 def group_name(index: int) -> str:
     """Groups have no names in vLLM; their position in the block tables is what both sides know."""
-    return f"group {index}"
+    return f"{_NAME_PREFIX}{index}"
+
+
+def table_of(name: str) -> int:
+    """Returns the position that `group_name` has made this name of."""
+    return int(name.removeprefix(_NAME_PREFIX))
 
 
 def _describe_group(cache: EngineCache, index: int) -> GroupSpec:

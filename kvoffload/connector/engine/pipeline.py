@@ -3,22 +3,27 @@ each can join the engine's session at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 import msgpack
 
-from kvoffload.errors import IdentityError, RegistrationError
+from kvoffload.cache import GroupRule
+from kvoffload.cache.terms import RULE_NUMBERS
+from kvoffload.connector.engine.geometry import group_name
+from kvoffload.connector.step_plan import GroupFacts
+from kvoffload.errors import IdentityError, RegistrationError, UnsupportedError
+from kvoffload.protocol.limits import MAX_GROUPS, MAX_IDENTITY
 from kvoffload.types import HASH_BYTES, Fingerprint
 
-FRAME_BYTES = 4096
+FRAME_BYTES = 16_384
 """Of what a stage says, filled up with zeros: all say as much, so nobody has to say how much before."""
-MAX_GROUPS = 256
 MAX_FAULT_LETTERS = 512
 _LENGTH_BYTES = 2
 
 _TAG = b"kvoffload weights of ranks 1\n"
+_RULES = {number: rule for rule, number in RULE_NUMBERS.items()}
 
 Exchange = Callable[[bytes], Sequence[bytes]]
 """Gives a frame to all ranks and returns those of all, stage by stage in their order, this one's among them."""
@@ -29,13 +34,13 @@ class Stage:
     """What a rank registered. `fault`: why it registered nothing, then the rest is empty."""
 
     fingerprint: bytes = b""
-    record_bytes: tuple[int, ...] = ()
-    """By group."""
+    groups: tuple[GroupFacts, ...] = ()
+    """Groups of its layers; the names and the stage are not told."""
     fault: str = ""
     weights: bytes = b""
     """`WeightDigests.name`."""
-    replicas: tuple[int, ...] = ()
-    """By group: tensor ranks in a row that hold the same bytes."""
+    described: Mapping[str, str] = field(default_factory=dict)
+    """What people are told of its identity."""
 
 
 class Pipeline:
@@ -47,18 +52,12 @@ class Pipeline:
         self._has_met = False
 
     def meet(self, mine: Stage) -> list[Stage]:
-        """Returns all ranks' words, in order. Raises where one of them could not register, or has other groups."""
+        """Returns all ranks' words, in order. Raises where one of them could not register."""
         self._has_met = True
         stages = [decode_stage(frame) for frame in self._exchange(encode_stage(mine))]
         for number, stage in enumerate(stages):
             if stage.fault:
                 raise RegistrationError(f"rank {number} of the engine did not register: {stage.fault}", remedy="")
-            if len(stage.record_bytes) != len(mine.record_bytes):
-                raise IdentityError(
-                    f"rank {number} of the engine has {len(stage.record_bytes)} KV cache groups, this one "
-                    f"{len(mine.record_bytes)}",
-                    remedy="start all ranks with the same model and settings",
-                )
         return stages
 
     def withdraw(self, fault: Exception) -> None:
@@ -79,12 +78,59 @@ def combine_weights(ranks: Sequence[bytes]) -> bytes:
     return sha256(_TAG + b"".join(ranks)).digest() if all(ranks) else b""
 
 
-def encode_stage(stage: Stage) -> bytes:
-    packed: bytes = msgpack.packb((stage.fingerprint, stage.record_bytes, stage.fault, stage.weights, stage.replicas))
-    if _LENGTH_BYTES + len(packed) > FRAME_BYTES:
-        raise RegistrationError(
-            f"{len(stage.record_bytes)} KV cache groups are too many for an engine of several ranks", remedy=""
+def join_ranks(ranks: Sequence[Stage], *, tensor_ranks: int) -> tuple[GroupFacts, ...]:
+    """Returns the session's groups, of what all ranks said. IdentityError: ranks of one stage have different groups."""
+    for number, rank in enumerate(ranks):
+        first = number // tensor_ranks * tensor_ranks
+        if rank.groups != ranks[first].groups:
+            raise different_groups(first, number)
+    return join_stages([rank.groups for rank in ranks[::tensor_ranks]])
+
+
+def join_stages(stages: Sequence[Sequence[GroupFacts]]) -> tuple[GroupFacts, ...]:
+    """Returns the session's groups: what each stage has of a group of the engine is a group of its own, with records of
+    its own size. They come in the order of the engine's block tables, and stage by stage."""
+    joined = [replace(group, stage=number) for number, groups in enumerate(stages) for group in groups]
+    firsts: dict[int, GroupFacts] = {}
+    for group in joined:
+        first = firsts.setdefault(group.index, group)
+        if group.rule != first.rule:
+            raise IdentityError(
+                f"stages {first.stage} and {group.stage} keep blocks of {group.name} by different rules",
+                remedy="start all ranks with the same model and settings",
+            )
+    if len(joined) > MAX_GROUPS:
+        raise UnsupportedError(
+            f"the stages of this engine have {len(joined)} KV cache groups in all, allowed are {MAX_GROUPS}",
+            remedy="give the pipeline fewer stages",
         )
+    return tuple(sorted(joined, key=lambda group: (group.index, group.stage)))
+
+
+def different_groups(one: object, other: object) -> IdentityError:
+    """Returns what is raised where these two ranks of a stage have different groups."""
+    return IdentityError(
+        f"ranks {one} and {other} have different KV cache groups",
+        remedy="start all ranks with the same model and settings",
+    )
+
+
+def encode_stage(stage: Stage) -> bytes:
+    groups = [
+        (
+            group.index,
+            group.rule.block_size,
+            RULE_NUMBERS[group.rule.reuse],
+            group.rule.window,
+            group.record_bytes,
+            group.replicas,
+        )
+        for group in stage.groups
+    ]
+    described = tuple(stage.described.items())
+    packed: bytes = msgpack.packb((stage.fingerprint, groups, stage.fault, stage.weights, described))
+    if len(groups) > MAX_GROUPS or _LENGTH_BYTES + len(packed) > FRAME_BYTES:
+        raise RegistrationError(f"{len(groups)} KV cache groups are too many, allowed are {MAX_GROUPS}", remedy="")
     return (len(packed).to_bytes(_LENGTH_BYTES, "little") + packed).ljust(FRAME_BYTES, b"\0")
 
 
@@ -92,22 +138,41 @@ def decode_stage(frame: bytes) -> Stage:
     """Reads what a rank has sent. RegistrationError: it is no stage."""
     length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
     try:
-        fingerprint, record_bytes, fault, weights, replicas = msgpack.unpackb(
+        fingerprint, groups, fault, weights, described = msgpack.unpackb(
             frame[_LENGTH_BYTES : _LENGTH_BYTES + length],
             use_list=False,
             max_bin_len=HASH_BYTES,
-            max_array_len=MAX_GROUPS,
+            max_array_len=max(MAX_GROUPS, MAX_IDENTITY),
             max_str_len=4 * MAX_FAULT_LETTERS,
             max_map_len=0,
             max_ext_len=0,
         )
-    except (ValueError, TypeError) as broken:
+        if not (isinstance(fingerprint, bytes) and isinstance(weights, bytes) and isinstance(fault, str)):
+            raise TypeError("a name is no bytes, or a fault no text")
+        return Stage(
+            fingerprint=fingerprint,
+            groups=tuple(_read_group(*group) for group in groups),
+            fault=fault,
+            weights=weights,
+            described={_read_text(name): _read_text(value) for name, value in described},
+        )
+    except (ValueError, TypeError, KeyError) as broken:
         raise RegistrationError(f"a rank of the engine said what is none: {broken}", remedy="") from broken
-    are_bytes = isinstance(fingerprint, bytes) and isinstance(weights, bytes)
-    is_stage = are_bytes and isinstance(fault, str) and isinstance(record_bytes, tuple) and isinstance(replicas, tuple)
-    if not is_stage or len(record_bytes) != len(replicas):
-        raise RegistrationError("a rank of the engine said what is none", remedy="")
-    are_sizes = all(isinstance(size, int) and size >= 0 for size in record_bytes)
-    if not are_sizes or not all(isinstance(one, int) and one > 0 for one in replicas):
-        raise RegistrationError("a rank of the engine said what is none", remedy="")
-    return Stage(fingerprint=fingerprint, record_bytes=record_bytes, replicas=replicas, fault=fault, weights=weights)
+
+
+def _read_group(
+    index: int, block_size: int, reuse: int, window: int, record_bytes: int, replicas: int
+) -> GroupFacts:
+    for number in (index, block_size, reuse, window, record_bytes, replicas - 1):
+        if type(number) is not int or number < 0:
+            raise TypeError(f"{number!r} is no size")
+    rule = GroupRule(block_size=block_size, reuse=_RULES[reuse], window=window)
+    return GroupFacts(
+        index=index, name=group_name(index), rule=rule, record_bytes=record_bytes, replicas=replicas
+    )
+
+
+def _read_text(text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{type(text).__name__} is no text")
+    return text

@@ -160,7 +160,7 @@ class EngineStart:
         block_bytes = [sharing.shards_of(group) * group.record_bytes for group in engine.groups]
         per_token = sum(n / group.rule.block_size for n, group in zip(block_bytes, engine.groups, strict=True))
         # Ranks that hold the same bytes count once.
-        all_bytes = sum(sharing.ranks * group.record_bytes / group.rule.block_size for group in engine.groups)
+        all_bytes = sum(sharing.tensor_ranks * group.record_bytes / group.rule.block_size for group in engine.groups)
         own = int(engine.cache_bytes * deployed * per_token / all_bytes)
         share = None
         try:
@@ -176,7 +176,8 @@ class EngineStart:
             where,
             self._settings.server or _name_private(client),
             ", ".join(
-                f"{group.name} ({group.rule.reuse}, {group.rule.block_size} tokens, {size:,} bytes)"
+                f"{group.name}{f' of stage {group.stage}' if sharing.pipeline_ranks > 1 else ''} ({group.rule.reuse}, "
+                f"{group.rule.block_size} tokens, {size:,} bytes)"
                 for group, size in zip(engine.groups, block_bytes, strict=True)
             ),
             per_token,

@@ -10,12 +10,12 @@ from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import add_report_text, describe_blocks
-from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
+from kvoffload.connector.engine.pipeline import combine_weights, different_groups, join_stages, name_pipeline
 from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
 from kvoffload.keys.identity import compare_identities
-from kvoffload.kvspec import CompletenessReport
+from kvoffload.kvspec import CompletenessReport, HeadUnits
 from kvoffload.protocol import IdentityField, Register
 from kvoffload.types import Fingerprint
 
@@ -35,14 +35,52 @@ class SharingTerms:
     hash_seed: str
     tensor_ranks: int
     pipeline_ranks: int = 1
+    nodes: int = 1
+    """Machines that the ranks are on, as many on each, in their order. A session is one of a node's server."""
+    units: HeadUnits | None = None
+    """They are the shards of a block, in engines of every tensor-parallel size. None: each rank's part is one."""
 
     @property
     def ranks(self) -> int:
         return self.tensor_ranks * self.pipeline_ranks
 
+    @property
+    def node_ranks(self) -> int:
+        """Ranks that share a machine, and its server."""
+        return self.ranks // self.nodes
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one stage that share a machine."""
+        return min(self.tensor_ranks, self.node_ranks)
+
+    @property
+    def run(self) -> int:
+        """Shards of a block that each rank holds, in a row."""
+        return 1 if self.units is None else self.units.local
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.node_ranks
+
+    def stage_of(self, rank: int) -> int:
+        """Returns which of the stages on its machine a rank is of."""
+        return rank % self.node_ranks // self.stage_ranks
+
+    def replicas_of(self, group: GroupFacts) -> int:
+        """Ranks in a row that hold the same bytes of a group, and share a machine: each keeps what its ranks read."""
+        return gcd(group.replicas, self.stage_ranks)
+
     def shards_of(self, group: GroupFacts) -> int:
-        """Says how many ranks hold different bytes of a block of this group."""
-        return self.ranks // group.replicas
+        """Says how many parts of a block of this group a server keeps, each with a digest of its own."""
+        return self.stage_ranks // self.replicas_of(group) * self.run
+
+    def count_node_rows(self, groups: Sequence[GroupFacts]) -> int:
+        """Returns how many shards a server keeps of the group that has most."""
+        return max(map(self.shards_of, groups))
+
+    def count_rows(self, groups: Sequence[GroupFacts]) -> int:
+        """The same of all servers: each one's come one behind the other."""
+        return self.nodes * self.count_node_rows(groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +90,7 @@ class EngineFacts:
     fingerprint: Fingerprint
     description: Mapping[str, object]
     groups: tuple[GroupFacts, ...]
-    """With the largest record of any rank: those of a pipeline hold different layers."""
+    """The session's: those of a pipeline are made per stage."""
     num_blocks: int
     cache_bytes: int
 
@@ -65,9 +103,9 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
             remedy="run all ranks of an engine on one machine",
         )
     ordered = sorted(facts.items())
-    (first_rank, first), others = ordered[0], ordered[1:]
-    firsts = {first_rank[0]: (first_rank, first)}
-    for rank, other in others:
+    first = ordered[0][1]
+    firsts: dict[int, tuple[Rank, WorkerFacts]] = {}
+    for rank, other in ordered:
         stage_rank, stage = firsts.setdefault(rank[0], (rank, other))
         if other.fingerprint != stage.fingerprint:
             differences = compare_identities(stage.description, other.description)  # type: ignore[arg-type]
@@ -75,37 +113,17 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
                 f"ranks {stage_rank} and {rank} differ in {'; '.join(map(str, differences))}",
                 remedy="start all ranks with the same model and settings",
             )
-        if [(group.index, group.rule) for group in other.groups] != [(g.index, g.rule) for g in first.groups]:
-            raise IdentityError(
-                f"ranks {first_rank} and {rank} have different KV cache groups",
-                remedy="start all ranks with the same model and settings",
-            )
-        if [group.replicas for group in other.groups] != [group.replicas for group in stage.groups]:
-            raise IdentityError(
-                f"ranks {stage_rank} and {rank} do not agree which of their KV cache groups hold the same bytes",
-                remedy="start all ranks with the same model and settings",
-            )
-    weights = combine_weights([rank.weights.name for _, rank in ordered])
+        if other.groups != stage.groups:
+            raise different_groups(stage_rank, rank)
     stages = [stage for _, (_, stage) in sorted(firsts.items())]
-    groups = combine_groups(first.groups, [rank.groups for rank in facts.values()])
+    weights = combine_weights([rank.weights.name for _, rank in ordered])
+    groups = join_stages([stage.groups for stage in stages])
     return EngineFacts(
         fingerprint=name_division(name_pipeline([stage.fingerprint for stage in stages], weights), groups),
         description=describe_weights(first.description, weights),
         groups=groups,
         num_blocks=first.num_blocks,
         cache_bytes=sum(rank.cache_bytes for rank in facts.values()),
-    )
-
-
-def combine_groups(groups: Sequence[GroupFacts], ranks: Sequence[Sequence[GroupFacts]]) -> tuple[GroupFacts, ...]:
-    """Returns the groups with the largest record of any rank, and as many equal ranks in a row as there are in each."""
-    return tuple(
-        replace(
-            group,
-            record_bytes=max(one.record_bytes for one in of_ranks),
-            replicas=gcd(*(one.replicas for one in of_ranks)),
-        )
-        for group, *of_ranks in zip(groups, *ranks, strict=True)
     )
 
 
@@ -149,12 +167,11 @@ def make_register(
     rank: int = 0,
     tenant: str = "",
 ) -> Register:
-    """What a process of the engine tells its server. `description`: of its identity."""
+    """What a process of the engine tells its server. `description`: of its first stage's identity."""
     geometry = CacheGeometry(
         hash_block_size=terms.hash_block_size,
         groups=tuple(
-            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards_of(group))
-            for group in groups
+            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards_of(group)) for group in groups
         ),
     )
     return describe_blocks(
@@ -165,8 +182,12 @@ def make_register(
         rank=rank,
         ranks=terms.ranks,
         tenant=tenant,
-        # Stages of a pipeline differ.
-        identity=_describe_parts(description) if terms.pipeline_ranks == 1 else (),
+        identity=tuple(
+            IdentityField(name=name, value=value)
+            for name, value in describe_parts(
+                {**description, "stages": terms.pipeline_ranks} if terms.pipeline_ranks > 1 else description
+            ).items()
+        ),
     )
 
 
@@ -175,9 +196,9 @@ def add_report(register: Register, report: CompletenessReport, rank: int) -> Reg
     return replace(add_report_text(register, str(report)), rank=rank)
 
 
-def _describe_parts(description: Mapping[str, object]) -> tuple[IdentityField, ...]:
+def describe_parts(description: Mapping[str, object]) -> dict[str, str]:
     """Describes the parts by name; of what is long, it returns a digest."""
-    return tuple(IdentityField(name=name, value=_shorten(value)) for name, value in description.items())
+    return {name: _shorten(value) for name, value in description.items()}
 
 
 def _shorten(value: object) -> str:

@@ -45,7 +45,8 @@ def find_branch(cache: CacheClient, groups: GroupTable, tracked: TrackedRequest,
     end = chain.tokens
     for group in groups.prefixes:
         block_size = groups.rules[group].block_size
-        present = cache.lookup(group, chain.names(group, range(end // block_size)))
-        end = block_size * (len(present) if present.all() else int(present.argmin()))
+        for stage in (group, *groups.other_stages[group]):
+            present = cache.lookup(stage, chain.names(group, range(end // block_size)))
+            end = block_size * (len(present) if present.all() else int(present.argmin()))
     end = groups.align(end)
     return end if end > boundary else 0

@@ -112,7 +112,7 @@ class Restores:
         self._is_ready = is_ready
         self._engine_prefix = EnginePrefix(pool, groups)
         self._arrivals = Arrivals(cache, groups, wait_s=terms.arrival_wait_s, measures=self._measures, clock=clock)
-        self.admission = LoadAdmission([rule.block_size for rule in groups.rules])
+        self.admission = LoadAdmission([rule.block_size for rule in groups.table_rules])
         self.questions: dict[str, _Question] = {}
         self.loads: dict[str, _Load] = {}
         self.unsent: list[LoadJob] = []
@@ -202,6 +202,7 @@ class Restores:
             self._doom_unplanned(request_id)
             return
         groups, blocks, addresses, names, digests = [], [], [], [], []
+        count = 0
         for group, leased in enumerate(found.groups):
             positions = needed_blocks(self._groups.rules[group], local=local, boundary=boundary)
             part = slice(positions.start - leased.first, positions.stop - leased.first)
@@ -210,6 +211,8 @@ class Restores:
             if len(targets) < len(positions) or part.start < 0 or NULL_BLOCK in targets:
                 self._doom_unplanned(request_id)
                 return
+            # Of a block all stages load their own part.
+            count += len(positions) if group in self._groups.other_stages else 0
             groups.append(np.full(len(positions), group, np.int64))
             blocks.append(np.array(targets, np.int64))
             addresses.append(leased.addresses[part])
@@ -231,7 +234,7 @@ class Restores:
         )
         size_bytes = sum(self._groups.stored_bytes[group] for group in moves.groups.tolist())
         self.loads[request_id] = _Load(
-            found, tuple(names), len(moves), size_bytes, self._clock(), tracked.request.trace_headers
+            found, tuple(names), count, size_bytes, self._clock(), tracked.request.trace_headers
         )
         del self.questions[request_id]  # its lease is the load's
         place = Place(found.lease.memory_id, found.lease.session)
@@ -490,8 +493,8 @@ class Restores:
         )
 
     def _list_first_blocks(self, boundary: int) -> list[int]:
-        """Lists each group's first block; what is before it will be null."""
-        return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.rules]
+        """Lists the first block of each block table; what is before it will be null."""
+        return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.table_rules]
 
     def _drop(self, request_id: str) -> None:
         question = self.questions.pop(request_id, None)

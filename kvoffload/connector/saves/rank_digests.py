@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.connector.identity.agreement import SharingTerms
 from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.step_plan import GroupFacts, SaveJob
 from kvoffload.types import HASH_BYTES
@@ -18,17 +19,17 @@ COMPARED_AT_ONCE = 8
 """Of a group in one save: each rank that compares holds as many records in memory of its own."""
 
 Sums = npt.NDArray[np.uint64]
-"""By shard and move: the two halves of a record's digest sum."""
+"""By row of a rank's part and move: the two halves of a record's digest sum."""
 
 
 class RankDigests:
     """Owned by the scheduler's thread."""
 
-    def __init__(self, groups: Sequence[GroupFacts], *, ranks: int) -> None:
-        self._parts = [RankPart.find(rank, groups) for rank in range(ranks)]
+    def __init__(self, groups: Sequence[GroupFacts], sharing: SharingTerms) -> None:
+        self._parts = [RankPart.find(rank, groups, sharing) for rank in range(sharing.ranks)]
         self._replicas = np.array([group.replicas for group in groups], np.int64)
         self._has_replicas = bool((self._replicas > 1).any())
-        self._shards = max(ranks // min(group.replicas for group in groups), 1)
+        self._rows = sharing.count_rows(groups)
         self._left: list[int] = []
         """Of each group, records that are still to be compared."""
         self.compare_again()
@@ -53,13 +54,15 @@ class RankDigests:
     def gather(self, job: SaveJob, reported: Mapping[int, bytes]) -> Sums | None:
         """Puts together what ranks reported, by rank. None: some of it is missing."""
         groups = job.moves.groups
-        sums = np.zeros((self._shards, len(groups), 2), np.uint64)
+        sums = np.zeros((self._rows, len(groups), 2), np.uint64)
         for part in self._parts:
             digested, written = part.find_digested(job), part.find_written(job)
-            rows = _read_rows(reported.get(part.rank, b""), int(digested.sum()))
-            if rows is None:
+            reports = part.read_digests(reported.get(part.rank, b""), int(digested.sum()))
+            if reports is None:
                 return None
-            sums[part.shards[groups[written]], np.flatnonzero(written)] = rows[written[digested]]
+            at, mine = np.flatnonzero(written), reports[written[digested]]
+            for offset in range(part.run):
+                sums[part.rows[groups[at]] + offset, at] = mine[:, offset]
         return sums
 
     def find_unequal(self, job: SaveJob, reported: Mapping[int, bytes], sums: Sums) -> dict[int, list[int]]:
@@ -67,23 +70,22 @@ class RankDigests:
         hold the same."""
         if job.compared is None:
             return {}
-        shards: set[tuple[int, int]] = set()
-        at = np.flatnonzero(job.compared)
-        groups = job.moves.groups[at]
+        found: set[tuple[int, int]] = set()
         for part in self._parts:
-            digested = part.find_digested(job)
-            rows = _read_rows(reported[part.rank], int(digested.sum()))
-            assert rows is not None, "it was gathered"
-            bad = (rows[job.compared[digested]] != sums[part.shards[groups], at]).any(axis=1)
-            shards |= {(group, int(part.shards[group])) for group in groups[bad].tolist()}
+            digested, compared = part.find_digested(job), job.compared & part.find_loaded(job.moves)
+            reports = part.read_digests(reported[part.rank], int(digested.sum()))
+            assert reports is not None, "it was gathered"
+            at, mine = np.flatnonzero(compared), reports[compared[digested]]
+            groups = job.moves.groups[at]
+            for offset in range(part.run):
+                bad = (mine[:, offset] != sums[part.rows[groups] + offset, at]).any(axis=1)
+                found |= {(group, int(part.rows[group])) for group in groups[bad].tolist()}
         unequal: dict[int, list[int]] = {}
-        for group, shard in sorted(shards):
-            unequal.setdefault(group, []).extend(part.rank for part in self._parts if part.shards[group] == shard)
-        for group in set(groups.tolist()) - unequal.keys():
-            self._left[group] = max(self._left[group] - int((groups == group).sum()), 0)
+        for group, row in sorted(found):
+            unequal.setdefault(group, []).extend(
+                part.rank for part in self._parts if part.is_mine[group] and part.rows[group] == row
+            )
+        compared_groups = job.moves.groups[job.compared]
+        for group in set(compared_groups.tolist()) - unequal.keys():
+            self._left[group] = max(self._left[group] - int((compared_groups == group).sum()), 0)
         return unequal
-
-
-def _read_rows(reported: bytes, count: int) -> npt.NDArray[np.uint64] | None:
-    """Two words for each record; None where there are not so many."""
-    return np.frombuffer(reported, np.uint64).reshape(-1, 2) if len(reported) == 16 * count else None

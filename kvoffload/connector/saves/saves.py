@@ -17,6 +17,7 @@ from kvoffload.cache import Ask, Publication, ReservedSlots
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.identity.agreement import SharingTerms
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
@@ -26,6 +27,7 @@ from kvoffload.connector.saves.rank_digests import RankDigests
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
 from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.kvspec import ReuseRule
 from kvoffload.native import finish_digests
 from kvoffload.types import HASH_BYTES, Fingerprint
 
@@ -51,6 +53,8 @@ class _GroupSave:
     slots: ReservedSlots
     is_next: bool = False
     """The engine was about to take these blocks."""
+    is_first: bool = True
+    """They are pinned for this one, and on the way by it; what other stages save of them ends with it."""
     begin: int = 0
     """Its records begin there among those of its job."""
 
@@ -86,7 +90,7 @@ class SaveTerms:
     """What one engine's saves go by."""
 
     fingerprint: Fingerprint
-    ranks: int
+    sharing: SharingTerms
     report_wait_s: float = REPORT_WAIT_S
 
 
@@ -124,7 +128,7 @@ class Saves:
         self._worth = worth
         self._pins = pins
         self._terms = terms
-        self._rank_digests = RankDigests(groups.facts, ranks=terms.ranks)
+        self._rank_digests = RankDigests(groups.facts, terms.sharing)
         self.unequal: dict[int, list[int]] = {}
         """Groups of which ranks hold other bytes than those that they should have in common, and which ranks: from then
         on nothing is published."""
@@ -305,7 +309,7 @@ class Saves:
                 number,
                 waits_s,
                 job.waiting_ranks,
-                self._terms.ranks,
+                self._terms.sharing.ranks,
             )
             self._measures.count("kvoffload_failed_saves_total")
             self._drop(job)
@@ -374,8 +378,12 @@ class Saves:
 
     def _find_room(self) -> SaveRoom:
         groups = range(len(self.groups))
+        slots = self._cache.ready_slots()
+        if self.groups.is_staged:
+            for first, others in self.groups.other_stages.items():
+                slots[first] = min(slots[group] for group in (first, *others))
         return SaveRoom(
-            slots=self._cache.ready_slots(),
+            slots=slots,
             most_slots=[self._cache.most_slots(group) for group in groups],
             pins=self._pins.room,
         )
@@ -458,8 +466,10 @@ class Saves:
     ) -> list[_GroupSave]:
         """`put_back` hears of the first block that there is no room for, and says whether it is offered again: if not,
         it and those after it are dropped, and counted."""
-        group = named.group
+        group, is_staged = named.group, self.groups.is_staged
         wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
+        if is_staged:
+            wanted = self._want_whole(named, wanted)
         is_watching = self.policy.is_watching
         if is_watching:
             self.policy.settle(named.blocks[~wanted])
@@ -473,6 +483,9 @@ class Saves:
             return []
         room = min(len(index), self._pins.room)
         slots = self._cache.take(group, room)
+        beside: Sequence[ReservedSlots] = ()
+        if is_staged:
+            slots, *beside = self._take_beside(slots, room)
         if len(slots) < len(index):
             self._on_the_way[group].difference_update(words[len(slots) :])
             if not put_back(int(index[len(slots)])):
@@ -485,7 +498,36 @@ class Saves:
         self._next_under_way += len(slots) if is_next else 0
         if is_watching:
             self.policy.settle(chosen.blocks)
-        return [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+        parts = [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+        return self._save_beside(parts[0], beside) if is_staged else parts
+
+    def _want_whole(self, named: NamedBlocks, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """A block is wanted where one of the stages lacks it: then all of them save it."""
+        for stage in self.groups.other_stages[named.group]:
+            wanted = wanted | ((named.blocks != NULL_BLOCK) & ~self._cache.lookup(stage, named.hashes))
+        return wanted
+
+    def _take_beside(self, first: ReservedSlots, count: int) -> list[ReservedSlots]:
+        """The slots of a block's stages, as many of each as there are of all: what one stage has alone is of no use."""
+        taken = [first, *(self._cache.take(stage, count) for stage in self.groups.other_stages[first.group])]
+        # A server may have been followed by another between two of them.
+        places = {(slots.memory_id, slots.session) for slots in taken}
+        count = min(map(len, taken)) if len(places) == 1 else 0
+        for slots in taken:
+            if len(slots) > count:
+                self._cache.abort(slots[count:])
+        return [slots[:count] for slots in taken]
+
+    def _save_beside(self, first: _GroupSave, others: Sequence[ReservedSlots]) -> list[_GroupSave]:
+        """What the stages save of the same blocks."""
+        beside = [replace(first.named, group=slots.group) for slots in others]
+        return [
+            first,
+            *(
+                _GroupSave(named, [], slots, first.is_next, is_first=False)
+                for named, slots in zip(beside, others, strict=True)
+            ),
+        ]
 
     def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
         return self.policy.keep(candidates)
@@ -533,14 +575,14 @@ class Saves:
             names = [part.named.hashes for part in mine]
             writers, compared = self._rank_digests.choose_writers(moves.groups, names)
             job = SaveJob(number, place, moves, writers, compared)
-            self._jobs[number] = _Job(job, mine, told, self._terms.ranks, self.clock(), self.step)
+            self._jobs[number] = _Job(job, mine, told, self._terms.sharing.ranks, self.clock(), self.step)
             jobs.append(job)
         return tuple(jobs)
 
     def _is_published_later(self, part: _GroupSave) -> bool:
         """The cache takes a window or a state whose block it does not have yet for useless, and it would go first: so
         blocks of full attention come before them."""
-        return part.named.group not in self.groups.prefixes
+        return self.groups.rules[part.named.group].reuse is not ReuseRule.PREFIX
 
     def _publish(self, job: _Job, sums: npt.NDArray[np.uint64]) -> None:
         fingerprint = self._terms.fingerprint
@@ -571,7 +613,7 @@ class Saves:
             )
             if is_told:
                 self._measures.count("kvoffload_saved_bytes_total", records * record_bytes * shards)
-            else:
+            elif part.is_first:
                 self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
         self.version += 1
 
@@ -583,6 +625,8 @@ class Saves:
     def _forget(self, parts: Sequence[_GroupSave]) -> None:
         # The last one first: what the engine takes next is put before what was put there already.
         for part in reversed(parts):
+            if not part.is_first:
+                continue
             self._on_the_way[part.named.group].difference_update(part.words)
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
             self._next_under_way -= len(part.named.blocks) if part.is_next else 0
@@ -617,7 +661,8 @@ def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
         tickets=np.concatenate([part.slots.tickets for part in parts]),
         addresses=np.concatenate([part.slots.addresses for part in parts]),
     )
-    return _GroupSave(named, [word for part in parts for word in part.words], slots, first.is_next)
+    words = [word for part in parts for word in part.words]
+    return replace(first, named=named, words=words, slots=slots)
 
 
 def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
@@ -631,4 +676,4 @@ def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
 
 def _without_blocks(part: _GroupSave) -> _GroupSave:
     named = part.named
-    return _GroupSave(NamedBlocks(named.group, b"", b"", named.blocks[:0]), [], part.slots)
+    return replace(part, named=NamedBlocks(named.group, b"", b"", named.blocks[:0]), words=[])

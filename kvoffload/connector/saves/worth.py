@@ -217,11 +217,12 @@ class SaveWorth:
     def _find_due(self, progress: SaveProgress) -> None:
         groups = self._groups
         due = progress.ends[0] if progress.ends else NEVER
-        if not groups.with_states and self._keeps_all_windows:
-            for group in groups.windows:
-                due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
-        elif not groups.with_states and groups.windows and self.interval:
-            due = min(due, progress.interval_end)
+        if groups.windows and not groups.with_states:
+            if self._keeps_all_windows:
+                for group in groups.windows:
+                    due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
+            elif self.interval:
+                due = min(due, progress.interval_end)
         # A window moves on, and its blocks with it; a prefix stays.
         progress.due = progress.decoded_due = due
         for group in groups.prefixes if not groups.with_states else ():

@@ -195,6 +195,7 @@ private:
     bool move(const Move& record_move);
     void prefetch_next(EntryNumber victim) const;
     bool try_evict(EntryNumber victim);
+    bool evict_unused(EntryNumber entry);
     bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age, TenantNumber wanting);
     void count_used(Space space, std::uint64_t bytes);
     void tell_used();

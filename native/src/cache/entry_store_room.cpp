@@ -39,15 +39,34 @@ void EntryStore::prefetch_next(EntryNumber victim) const {
     }
 }
 
+// With a block of full attention go those of the other such groups that have its name, as the stages of a pipeline do:
+// what one group keeps longer than another takes room and serves nobody.
 bool EntryStore::try_evict(EntryNumber victim) {
-    const EntryWord now = word(victim);
-    assert(now.is_readable());
-    if (now.leases() != 0 || !change_word(victim, now, now.next(EntryState::free))) {
+    Key key{.hash = {}, .space = view_.entries[victim].space.load(kRelaxed)};
+    for (std::size_t i = 0; i < key.hash.size(); ++i) {
+        key.hash[i] = view_.entries[victim].hash[i].load(kRelaxed);
+    }
+    if (!evict_unused(victim)) {
         return false;
     }
-    unlink(victim, true);
-    note_departure(victim, Leaving::evicted);
-    give_back(victim);
+    for (const std::uint32_t group : facts_of(key.space).companions) {
+        key.space = make_space(namespace_of(key.space), group);
+        if (const EntryNumber other = find_entry(view_, key).entry; other != kNoEntry) {
+            evict_unused(other);
+        }
+    }
+    return true;
+}
+
+bool EntryStore::evict_unused(EntryNumber entry) {
+    const EntryWord now = word(entry);
+    assert(now.is_readable());
+    if (now.leases() != 0 || !change_word(entry, now, now.next(EntryState::free))) {
+        return false;
+    }
+    unlink(entry, true);
+    note_departure(entry, Leaving::evicted);
+    give_back(entry);
     return true;
 }
 

@@ -54,6 +54,11 @@ std::unique_ptr<Namespace> derive(std::uint32_t number, const Fingerprint& finge
         facts.class_bytes = class_bytes_for(facts.slot_bytes, groups);
         const bool is_anchored = groups[i].rule != BoundaryRule::prefix && anchor != groups.end();
         facts.anchor = static_cast<std::uint32_t>(is_anchored ? static_cast<std::size_t>(anchor - groups.begin()) : i);
+        for (std::uint32_t other = 0; groups[i].rule == BoundaryRule::prefix && other < groups.size(); ++other) {
+            if (other != i && groups[other].rule == BoundaryRule::prefix) {
+                facts.companions.push_back(other);
+            }
+        }
         if (groups[i].window != 0) {
             // Far enough from the beginning that the window is whole.
             const std::uint64_t far = std::uint64_t{groups[i].block_size} * groups[i].window;
@@ -62,7 +67,7 @@ std::unique_ptr<Namespace> derive(std::uint32_t number, const Fingerprint& finge
         }
         derived->needs_state = derived->needs_state || facts.reuse == Reuse::exact;
         derived->has_shards = derived->has_shards || groups[i].shards > 1;
-        derived->groups.push_back(facts);
+        derived->groups.push_back(std::move(facts));
     }
     derived->geometry = std::move(geometry);
     return derived;

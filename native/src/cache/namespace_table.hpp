@@ -27,6 +27,8 @@ struct GroupFacts {
     std::uint32_t anchor = 0;  // the group that an entry's parent is in
     std::uint64_t slot_bytes = 0;
     std::uint64_t class_bytes = 0;  // of the slots that such records are given
+    // Of full attention: the others. A block of one is of no use without theirs.
+    std::vector<std::uint32_t> companions;
 };
 
 struct Namespace {

@@ -1,4 +1,4 @@
-"""A rank's part of records: its shard's place in each slot, zeros behind a short record, and its own digest."""
+"""A rank's part of records: the moves that are its own, its shard's place in each slot, and its own digest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 
 from kvoffload import native
 from kvoffload.cache import SegmentMap
-from kvoffload.connector.rank_part import RankPart
-from kvoffload.connector.rank_records import RankRecords
+from kvoffload.connector.rank_records import RankPart, RankRecords
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.native import finish_digests
 from tests.kit.connector.workers import Move, SharedCache, identify, make_cache, make_worker, name_of
@@ -22,9 +21,13 @@ FINGERPRINT = b"f" * 32
 SLOT_BYTES = (152, 256)
 
 
-def make_records(*, shard: int = 1, record_bytes: tuple[int, int] = SLOT_BYTES) -> RankRecords:
-    part = RankPart(shard, np.full(2, shard), np.zeros(2, np.int64))
-    return RankRecords(part, fingerprint=FINGERPRINT, record_bytes=record_bytes, slot_bytes=SLOT_BYTES)
+def make_records(*, shard: int = 1, groups: tuple[int, ...] = (0, 1)) -> RankRecords:
+    """In the rank's own page map there is a group before those of the session, which is not stored."""
+    parts = [
+        RankPart(group=group, own_group=at + 1, shard=shard, record_bytes=SLOT_BYTES[group])
+        for at, group in enumerate(groups)
+    ]
+    return RankRecords(parts, groups=len(SLOT_BYTES), fingerprint=FINGERPRINT)
 
 
 def make_memory() -> tuple[SharedCache, SegmentMap]:
@@ -44,10 +47,12 @@ def moves_of(shared: SharedCache) -> BlockMoves:
 def test_a_shards_record_lies_behind_those_of_the_shards_before_it(shard: int) -> None:
     shared, memory = make_memory()
     moves = moves_of(shared)
-    found = make_records(shard=shard).find_slots(memory, moves)
+    items = make_records(shard=shard).find_items(memory, moves)
+    assert items.group.tolist() == [2, 1, 2]
+    assert items.block.tolist() == [1, 2, 3]
     for at, (group, address) in enumerate(zip(moves.groups.tolist(), moves.addresses.tolist(), strict=True)):
         size_bytes = SLOT_BYTES[group]
-        assert found[at] == memory.view(address + shard * size_bytes, size_bytes).ctypes.data
+        assert items.slot[at] == memory.view(address + shard * size_bytes, size_bytes).ctypes.data
 
 
 def test_a_slot_that_lies_nowhere_is_named() -> None:
@@ -55,24 +60,18 @@ def test_a_slot_that_lies_nowhere_is_named() -> None:
     moves = moves_of(shared)
     moves.addresses[1] = 1 << 40
     with pytest.raises(ValueError, match=str((1 << 40) + 152)):
-        make_records().find_slots(memory, moves)
+        make_records().find_items(memory, moves)
 
 
-def test_what_a_short_record_leaves_is_zeros_and_nothing_else_is_touched() -> None:
+def test_moves_of_other_stages_are_not_this_ranks() -> None:
     shared, memory = make_memory()
     moves = moves_of(shared)
-    slots = [
-        memory.view(address, 2 * SLOT_BYTES[group])
-        for group, address in zip(moves.groups.tolist(), moves.addresses.tolist(), strict=True)
-    ]
-    for slot in slots:
-        slot[:] = 7
-    make_records(record_bytes=(152, 200)).clear_tails(memory, moves)
-    assert [np.flatnonzero(slot == 0).tolist() for slot in slots] == [
-        list(range(256 + 200, 512)),
-        [],
-        list(range(256 + 200, 512)),
-    ]
+    items = make_records(groups=(0,)).find_items(memory, moves)
+    assert (items.group.tolist(), items.block.tolist()) == ([1], [2])
+    assert items.slot.tolist() == [memory.view(int(moves.addresses[1]) + 152, 152).ctypes.data]
+    items = make_records(groups=(1,)).find_items(memory, moves)
+    assert (items.group.tolist(), items.block.tolist()) == ([1, 1], [1, 3])
+    assert len(make_records(groups=()).find_items(memory, moves).block) == 0
 
 
 def make_load(moves: BlockMoves, data: list[bytes]) -> LoadJob:
@@ -114,3 +113,12 @@ def test_a_record_that_is_not_what_was_saved_is_named_by_its_block() -> None:
     assert load.wanted is not None
     other = replace(load, wanted=replace(load.wanted, hashes=name_of(1) + name_of(0) + name_of(2)))
     assert "loaded into block 2" in make_records().compare(other, totals_of(data))
+
+
+def test_a_record_of_another_stage_is_not_compared() -> None:
+    shared, _ = make_memory()
+    moves = moves_of(shared)
+    data = [bytes([at]) * SLOT_BYTES[group] for at, group in enumerate(moves.groups.tolist())]
+    load, records = make_load(moves, data), make_records(groups=(1,))
+    assert records.compare(load, totals_of([data[0], data[2]])) == ""
+    assert "loaded into block 3" in records.compare(load, totals_of([data[0], data[0]]))

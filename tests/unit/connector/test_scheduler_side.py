@@ -78,14 +78,34 @@ def test_before_the_handshake_everything_is_a_miss() -> None:
 
 def test_the_cache_is_opened_with_what_all_ranks_agree_on() -> None:
     side, opening = make_side(ranks=2)
-    small, large = two_groups(), two_groups(rank=1)
-    large = replace(large, groups=(replace(large.groups[0], record_bytes=1000), large.groups[1]))
-    side.accept_facts({(0, 0): small, (0, 1): large})
+    first, second = two_groups(), two_groups(rank=1)
+    side.accept_facts({(0, 0): first, (0, 1): second})
     (register,) = opening.registers
-    # A slot costs the largest record of any rank, for each of them.
-    assert [(group.record_bytes, group.shards) for group in register.groups] == [(1000, 2), (512, 2)]
-    assert (register.fingerprint, register.ranks) == (small.fingerprint, 2)
-    assert opening.engines[0].cache_bytes == small.cache_bytes + large.cache_bytes
+    assert [(group.record_bytes, group.shards) for group in register.groups] == [(512, 2), (512, 2)]
+    assert (register.fingerprint, register.ranks) == (first.fingerprint, 2)
+    assert opening.engines[0].cache_bytes == first.cache_bytes + second.cache_bytes
+
+
+def test_the_stages_of_a_pipeline_have_slots_of_their_own_sizes() -> None:
+    """Eight tensor ranks in four stages: an entry has eight shards, and the second stage no window."""
+    side, opening = make_side(ranks=8, pipeline_ranks=4)
+    first = two_groups()
+    second = replace(first, groups=(replace(first.groups[0], record_bytes=1000),), fingerprint=b"g" * 32)
+    side.accept_facts(
+        {
+            (stage, rank): replace(second if stage == 1 else first, rank=8 * stage + rank)
+            for stage in range(4)
+            for rank in range(8)
+        }
+    )
+    (register,) = opening.registers
+    assert [(group.record_bytes, group.shards) for group in register.groups] == [
+        *((512, 8), (1000, 8), (512, 8), (512, 8)),
+        *((512, 8), (512, 8), (512, 8)),
+    ]
+    assert register.ranks == 32
+    assert side.parts is not None
+    assert side.parts.groups.of_table == {0: 0, 1: 4}
 
 
 @pytest.mark.parametrize(("num_blocks", "limit"), [(2, 2), (15, 3), (32, 8), (800, 200), (10**6, 10**6 // 8)])

@@ -12,18 +12,18 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
-from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, name_pipeline
+from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, join_stages, name_pipeline
 from kvoffload.connector.identity.agreement import agree, make_register
-from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
-from kvoffload.errors import RegistrationError, ServerError
+from kvoffload.connector.step_plan import GroupFacts, StepPlan, WeightDigests, WorkerReport
+from kvoffload.errors import RegistrationError
 from kvoffload.native import digest_record
-from tests.kit.connector.local_client import LocalPlaces
 from tests.kit.connector.workers import (
     PAGE,
     Move,
     SharedCache,
     block_of,
     collect,
+    join_plans,
     load,
     load_job,
     make_worker,
@@ -67,125 +67,74 @@ def test_what_one_rank_finds_damaged_another_may_load() -> None:
     second.close()
 
 
-def test_of_ranks_that_hold_the_same_bytes_one_writes_a_block_and_all_read() -> None:
+def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_read() -> None:
     shared = SharedCache()
     ranks = [start(make_worker(rank=rank, ranks=4, replicas=2, shared=shared)) for rank in range(4)]
-    moves, wanted = (Move(1, 1, 0), Move(1, 2, 1)), [block_of(ranks[0][1], block) for block in (1, 2)]
-    for worker, _ in ranks:
-        save(worker, *moves, writers=[1, 0])
-    for rank, (worker, tensors) in enumerate(ranks):
-        for move, block in zip(moves, wanted, strict=True):
-            assert shared.record(move, shard=rank // 2).tolist() == block
-        memory_of(tensors).fill_(0)
-        assert load(worker, Move(1, 3, 0), Move(1, 4, 1), is_checked=True)
-        assert [block_of(tensors, block) for block in (3, 4)] == wanted
-        worker.close()
-
-
-def test_a_rank_touches_no_record_that_another_writes() -> None:
-    shared = SharedCache()
-    ranks = [start(make_worker(rank=rank, ranks=2, replicas=2, shared=shared)) for rank in range(2)]
-    engine = replace_engine(ranks[1][0], PassingEngine)
-    save(ranks[1][0], Move(1, 1, 0), writers=[0])
-    assert engine.plans == []
-    shared.record(Move(1, 1, 0))[:] = 7
-    ranks[1][0].submit(save_job(ranks[1][0], Move(1, 1, 0), Move(1, 2, 1), writers=[0, 1], compared=[True, True]))
-    _, _, report = collect(ranks[1][0], 1)
-    assert shared.record(Move(1, 1, 0)).tolist() == [7] * PAGE
-    assert shared.record(Move(1, 2, 1)).tolist() == block_of(ranks[1][1], 2)
-    # What it compares it has made digests of: the same that the writer makes.
-    ranks[0][0].submit(save_job(ranks[0][0], Move(1, 1, 0), Move(1, 2, 1), writers=[0, 1], compared=[True, True]))
-    assert collect(ranks[0][0], 1)[2].digests[1][0] == report.digests[1][1]
-    assert len(report.digests[1][1]) == 2 * 16
+    wanted = block_of(ranks[0][1], 1)
+    for shard, (writer, other) in enumerate([(0, 1), (2, 3)]):
+        save(ranks[writer][0], Move(1, 1, 0))
+        memory_of(ranks[other][1]).fill_(0)
+        engine = replace_engine(ranks[other][0], PassingEngine)
+        save(ranks[other][0], Move(1, 1, 0))
+        assert engine.plans == []
+        assert shared.record(Move(1, 1, 0), shard=shard).tolist() == wanted
+        assert load(ranks[other][0], Move(1, 2, 0), is_checked=True)
+        assert block_of(ranks[other][1], 2) == wanted
     for worker, _ in ranks:
         worker.close()
-
-
-def test_ranks_that_store_a_group_apart_do_so_in_another_session() -> None:
-    shared = SharedCache()
-    ranks = [start(make_worker(rank=rank, ranks=2, replicas=2, shared=shared)) for rank in range(2)]
-    former, wanted = shared.client, []
-    for worker, tensors in ranks:
-        memory_of(tensors).add_(worker.rank)
-        wanted.append(block_of(tensors, 1))
-        worker.submit(StepPlan(apart=(1,)))
-    assert wanted[0] != wanted[1]
-    assert shared.client is not former
-    assert all(places.is_closed is (places.client is former) for places in shared.opened)
-    assert [group.shards for group in shared.client.register.groups] == [1, 2]
-    for worker, tensors in ranks:
-        # The scheduler side hears where it may copy now.
-        assert worker.take_results(is_idle=False)[2].places == {worker.rank: (shared.place,)}
-        save(worker, Move(1, 1, 0))
-        memory_of(tensors).fill_(0)
-        assert load(worker, Move(1, 2, 0), is_checked=True)
-        assert block_of(tensors, 2) == wanted[worker.rank]
-    for worker, _ in ranks:
-        worker.unregister()
-        start(worker)  # as after a sleep
-        assert worker.facts is not None
-        assert [group.replicas for group in worker.facts.groups] == [2, 1]
-        worker.close()
-
-
-def test_a_rank_that_cannot_join_another_session_copies_nothing_and_says_why(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, _ = start(make_worker(ranks=2, replicas=2))
-
-    def refuse(register: object) -> LocalPlaces:
-        raise ServerError("it is full", remedy="")
-
-    monkeypatch.setattr(worker, "_open_cache", refuse)
-    worker.submit(StepPlan(apart=(0, 1)))
-    assert "ranks are not stored apart: it is full" in caplog.text
-    assert worker.take_results(is_idle=False)[2].places == {0: ()}
-    worker.submit(save_job(worker, Move(1, 1, 0)))
-    assert collect(worker, 1)[2].failed == {1}
-    worker.close()
-
-
-def test_groups_of_an_engine_have_as_many_equal_ranks_as_all_their_layers() -> None:
-    worker = make_worker(ranks=4, replicas=4)
-    worker.replicas = {"a": 2}
-    start(worker)
-    assert worker.facts is not None
-    assert [group.replicas for group in worker.facts.groups] == [1, 2]
-    assert [group.shards for group in worker.shared.registers[0].groups] == [4, 2]
-    worker.close()
 
 
 def beside_a_larger_stage(frame: bytes) -> list[bytes]:
     """The second stage's records have 64 bytes more."""
-    stage = decode_stage(frame)
-    sizes = tuple(size + 64 for size in stage.record_bytes)
-    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, record_bytes=sizes, replicas=stage.replicas))]
+    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, groups=larger(decode_stage(frame).groups)))]
 
 
-def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None:
-    """What was in the slot before must be in no digest: whoever loads it would find another."""
+def larger(groups: tuple[GroupFacts, ...]) -> tuple[GroupFacts, ...]:
+    return tuple(replace(group, record_bytes=group.record_bytes + 64) for group in groups)
+
+
+def test_of_a_pipeline_a_rank_copies_its_own_stages_records() -> None:
+    """Groups are numbered by block table, and stage by stage: the second stage has 1 and 3."""
     worker, tensors = start(make_worker(pipeline_ranks=2, exchange=beside_a_larger_stage))
     assert worker.facts is not None
-    groups = tuple(replace(group, record_bytes=group.record_bytes + 64) for group in worker.facts.groups)
+    groups = join_stages([worker.facts.groups, larger(worker.facts.groups)])
     name = name_pipeline([worker.facts.fingerprint, b"e" * 32])
     [told] = worker.shared.registers
-    assert replace(told, report=b"") == make_register(name, groups, worker.terms.sharing)
+    assert replace(told, report=b"", identity=()) == replace(
+        make_register(name, groups, worker.terms.sharing), identity=()
+    )
     assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
     assert worker.facts.places == (worker.shared.place,)
     assert worker.take_results(is_idle=False)[2] == WorkerReport()
-    for move in (Move(1, 1, 0), Move(0, 2, 1)):
-        for shard in range(2):
-            worker.shared.record(move, shard=shard)[:] = 255
-    save(worker, Move(1, 1, 0), Move(0, 2, 1))
-    assert worker.shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1) + [0] * 64
-    assert worker.shared.record(Move(0, 2, 1)).tolist() == block_of(tensors, 2, 152) + [0] * 64
-    assert worker.shared.record(Move(1, 1, 0), shard=1).tolist() == [255] * (PAGE + 64)
-    for number, move in enumerate((Move(1, 3, 0), Move(0, 4, 1))):
+    mine, others = (Move(2, 1, 0), Move(0, 2, 1)), (Move(3, 1, 2), Move(1, 2, 3))
+    for move in others:
+        worker.shared.record(move)[:] = 255
+    worker.submit(save_job(worker, mine[0], others[0], mine[1], others[1]))
+    *_, report = collect(worker, 1)
+    assert (report.saved, report.failed) == ({1: 1}, frozenset())
+    worker.shared.keep_digests(mine, report.digests[1][0], shard=0)
+    assert worker.shared.record(mine[0]).tolist() == block_of(tensors, 1)
+    assert worker.shared.record(mine[1]).tolist() == block_of(tensors, 2, 152)
+    for move in others:
+        assert set(worker.shared.record(move).tolist()) == {255}
+    for move in mine:
         record = worker.shared.record(move)
-        digest = digest_record(record, fingerprint=name, block_hash=name_of(number), group=move.group, shard=0)
-        assert worker.shared.digests[number, 0] == digest
-    assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=True)
+        digest = digest_record(record, fingerprint=name, block_hash=name_of(move.slot), group=move.group, shard=0)
+        assert worker.shared.digests[move.slot, 0] == digest
+    assert load(worker, Move(2, 3, 0), Move(3, 3, 2), Move(0, 4, 1), Move(1, 4, 3), is_checked=True)
     assert block_of(tensors, 3) == block_of(tensors, 1)
+    worker.close()
+
+
+def test_a_job_without_records_of_its_stage_ends_for_a_rank_at_once() -> None:
+    worker, tensors = start(make_worker(pipeline_ranks=2, exchange=beside_a_larger_stage))
+    engine = replace_engine(worker, PassingEngine)
+    before = memory_of(tensors).clone()
+    worker.submit(join_plans(save_job(worker, Move(1, 1, 0)), load_job(worker, Move(3, 2, 1), is_checked=True)))
+    finished, failed, report = worker.take_results(is_idle=False)
+    assert (finished, failed, report.saved, report.digests) == ({"r1"}, set(), {1: 1}, {})
+    assert engine.plans == []
+    assert memory_of(tensors).equal(before)
     worker.close()
 
 
@@ -274,11 +223,9 @@ def test_the_end_of_a_worker_parts_from_the_cache() -> None:
 def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_opens(pipeline_ranks: int) -> None:
     """Each knows only its own weights, so they tell each other, stage by stage."""
     weights = [bytes([97 + rank]) * 32 for rank in range(2 * pipeline_ranks)]
-    sizes: list[tuple[int, ...]] = []
 
     def exchange(frame: bytes) -> list[bytes]:
         mine = decode_stage(frame)
-        sizes.append(mine.record_bytes)
         assert mine.weights in weights
         return [encode_stage(replace(mine, weights=one)) for one in weights]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -9,18 +11,30 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.connector.engine.pipeline import (
     FRAME_BYTES,
     MAX_FAULT_LETTERS,
-    MAX_GROUPS,
     Pipeline,
     Stage,
     combine_weights,
     decode_stage,
     encode_stage,
+    join_ranks,
+    join_stages,
     name_pipeline,
 )
-from kvoffload.errors import IdentityError, RegistrationError
+from kvoffload.connector.step_plan import GroupFacts
+from kvoffload.errors import IdentityError, RegistrationError, UnsupportedError
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol.limits import MAX_GROUPS, MAX_IDENTITY
+from tests.kit.connector.facts import group_facts
 
-STAGE = Stage(fingerprint=b"f" * 32, record_bytes=(64, 1 << 40), replicas=(2, 1))
-OTHER = Stage(fingerprint=b"g" * 32, record_bytes=(65, 1), replicas=(2, 4))
+
+def sized(group: GroupFacts, record_bytes: int) -> GroupFacts:
+    return replace(group, record_bytes=record_bytes)
+
+
+WINDOW = group_facts(1, ReuseRule.WINDOW, block_size=8, window=1 << 40)
+STAGE = Stage(fingerprint=b"f" * 32, groups=(sized(group_facts(0), 64), sized(WINDOW, 1 << 40)))
+OTHER = Stage(fingerprint=b"g" * 32, groups=(sized(group_facts(0), 65), sized(WINDOW, 1)))
+MANY = tuple(sized(replace(WINDOW, index=at, name=f"group {at}"), 1 << 40) for at in range(MAX_GROUPS))
 
 
 @pytest.mark.parametrize(
@@ -29,12 +43,11 @@ OTHER = Stage(fingerprint=b"g" * 32, record_bytes=(65, 1), replicas=(2, 4))
         STAGE,
         Stage(fault="no memory"),
         Stage(fault="\N{PILE OF POO}" * MAX_FAULT_LETTERS),
-        Stage(
-            fingerprint=b"f" * 32, record_bytes=(1 << 40,) * MAX_GROUPS, weights=b"w" * 32, replicas=(8,) * MAX_GROUPS
-        ),
-        Stage(fingerprint=b"f" * 32, record_bytes=(1,), weights=b"w" * 32, replicas=(1,)),
+        Stage(fingerprint=b"f" * 32, groups=MANY, weights=b"w" * 32),
+        Stage(fingerprint=b"f" * 32, groups=STAGE.groups, weights=b"w" * 32),
+        Stage(groups=MANY, described={f"{at:030}": "v" * 120 for at in range(MAX_IDENTITY)}),
     ],
-    ids=["stage", "fault", "long-fault", "many-groups", "weights"],
+    ids=["stage", "fault", "long-fault", "many-groups", "weights", "described"],
 )
 def test_a_stage_arrives_in_a_frame_of_one_size(stage: Stage) -> None:
     frame = encode_stage(stage)
@@ -44,7 +57,7 @@ def test_a_stage_arrives_in_a_frame_of_one_size(stage: Stage) -> None:
 
 def test_more_groups_than_a_frame_holds_are_refused() -> None:
     with pytest.raises(RegistrationError, match="too many"):
-        encode_stage(Stage(record_bytes=(1 << 40,) * 1000))
+        encode_stage(Stage(groups=(*MANY, group_facts(MAX_GROUPS))))
 
 
 @pytest.mark.parametrize(
@@ -52,23 +65,27 @@ def test_more_groups_than_a_frame_holds_are_refused() -> None:
     [
         b"",
         b"\xc1",
-        b"\x94\xc4\x00\x90",
+        b"\x95\xc4\x00\x90",
         b"\x92\xc4\x00\x90",
         b"\x95\xa0\x90\xa0\xc4\x00\x90",
-        b"\x95\xc4\x00\x91\xff\xa0\xc4\x00\x91\x01",
-        b"\x95\xc4\x00\x91\xa0\xa0\xc4\x00\x91\x01",
+        b"\x95\xc4\x00\x91\x95\x00\x01\x00\x00\xff\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x95\x00\x01\x00\x00\xa0\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x95\x00\x01\x00\x00\xc3\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x95\x00\x01\x63\x00\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x94\x00\x01\x00\x00\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x90",
         b"\x95\xc4\x21" + b"f" * 33 + b"\x90\xa0\xc4\x00\x90",
         b"\x95\xc4\x00\xdd\xff\xff\xff\xff\xa0\xc4\x00\x90",
         b"\x95\xc4\x00\x90\xa0\xa0\x90",
         b"\x95\xc4\x00\x90\xa0\xc4\x21" + b"w" * 33 + b"\x90",
-        b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x91\x00",
-        b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x91\xa1\x31",
-        b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x90\xa0\xc4\x00\x91\x92\xa1n\x01",
+        b"\x95\xc4\x00\x90\xa0\xc4\x00\x91\x91\xa1n",
         b"\x95\xc4\x00\x90\xa0\xc4\x00\x01",
     ],
     ids=[
-        *("empty", "no-msgpack", "cut", "two", "text", "negative", "text-size", "long-name", "huge-array"),
-        *("weights-text", "long-weights", "no-replica", "replicas-text", "fewer-replicas", "replicas-number"),
+        *("empty", "no-msgpack", "cut", "two", "text", "negative", "text-size", "flag-size", "no-rule", "cut-group"),
+        *("no-group", "long-name", "huge-array", "weights-text", "long-weights"),
+        *("described-number", "described-alone", "nothing-described"),
     ],
 )
 def test_what_is_no_stage_is_refused(content: bytes) -> None:
@@ -80,10 +97,48 @@ def test_stages_meet_in_their_order() -> None:
     assert Pipeline(lambda frame: [encode_stage(OTHER), frame]).meet(STAGE) == [OTHER, STAGE]
 
 
-def test_stages_with_other_groups_are_refused() -> None:
-    less = Stage(fingerprint=b"g" * 32, record_bytes=(64,), replicas=(1,))
-    with pytest.raises(IdentityError, match="rank 1 of the engine has 1 KV cache groups, this one 2"):
-        Pipeline(lambda frame: [frame, encode_stage(less)]).meet(STAGE)
+def test_ranks_of_a_stage_with_other_groups_are_refused() -> None:
+    assert len(join_ranks([STAGE, STAGE, OTHER, OTHER], tensor_ranks=2)) == 4
+    for other in (OTHER, Stage(fingerprint=b"f" * 32, groups=STAGE.groups[:1])):
+        with pytest.raises(IdentityError, match="ranks 2 and 3 have different KV cache groups"):
+            join_ranks([STAGE, STAGE, STAGE, other], tensor_ranks=2)
+
+
+# ---- the session's groups ----
+
+
+def list_joined(*stages: tuple[GroupFacts, ...]) -> list[tuple[int, int, int]]:
+    return [(group.index, group.stage, group.record_bytes) for group in join_stages(stages)]
+
+
+def test_one_stages_groups_are_the_sessions() -> None:
+    assert join_stages([STAGE.groups]) == STAGE.groups
+
+
+def test_each_stage_has_groups_of_its_own_in_the_order_of_the_block_tables() -> None:
+    assert list_joined(STAGE.groups, OTHER.groups) == [(0, 0, 64), (0, 1, 65), (1, 0, 1 << 40), (1, 1, 1)]
+
+
+def test_a_group_without_layers_on_a_stage_is_none_of_that_stages() -> None:
+    full, window = STAGE.groups
+    assert list_joined((full, window), (full,), (window,)) == [
+        (0, 0, 64),
+        (0, 1, 64),
+        (1, 0, 1 << 40),
+        (1, 2, 1 << 40),
+    ]
+
+
+def test_stages_that_keep_blocks_by_different_rules_are_refused() -> None:
+    other = group_facts(0, ReuseRule.WINDOW, window=8)
+    with pytest.raises(IdentityError, match="stages 0 and 2 keep blocks of group 0 by different rules"):
+        join_stages([STAGE.groups, OTHER.groups, (other,)])
+
+
+def test_more_groups_of_all_stages_than_a_session_has_are_refused() -> None:
+    assert len(join_stages([MANY[:32]] * 2)) == MAX_GROUPS
+    with pytest.raises(UnsupportedError, match="have 66 KV cache groups in all, allowed are 64"):
+        join_stages([MANY[:22]] * 3)
 
 
 def test_who_cannot_register_says_so_once_and_only_if_the_others_wait() -> None:

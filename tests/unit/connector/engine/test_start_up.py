@@ -36,26 +36,10 @@ def make_start(config: Any = None, *, replicas: int = 1, **settings: Any) -> Eng
     return EngineStart(Settings(memory="64MiB", **settings), config or make_vllm_config(), cache)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("role", "saves", "hands_over"),
-    [("kv_both", True, False), ("kv_producer", True, True), ("kv_consumer", False, False)],
-)
-def test_roles_are_vllms(role: str, saves: bool, hands_over: bool) -> None:
-    start = make_start(make_vllm_config(role=role))
-    terms = start.scheduler_terms()
-    assert (terms.saves, terms.hands_over) == (saves, hands_over)
-    start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    access.saves = saves
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, terms.sharing), None)
-    assert access.opened == [(Role.SCHEDULER, 0)]
-
-
 def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
     config = make_vllm_config()
     config.cache_config.prefix_cache_retention_interval = 64
-    terms = make_start(
-        config, verify="always", whole_prompts=True, promote_deadline="7s", arrival_deadline="3s"
-    ).scheduler_terms()
+    terms = make_start(config, verify="always", whole_prompts=True, promote_deadline="7s").scheduler_terms()
     assert terms == SchedulerTerms(
         sharing=terms.sharing,
         hit_alignment=8,
@@ -63,21 +47,20 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
         retention_interval=64,
         whole_prompts=True,
         promote_wait_s=7.0,
-        arrival_wait_s=3.0,
     )
     assert (terms.sharing.hash_block_size, terms.sharing.hash_algorithm, terms.sharing.ranks) == (4, "sha256", 1)
     assert make_start().scheduler_terms().verify_always is False
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "ranks"), [(4, 1, 4), (2, 3, 6)])
-def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, ranks: int) -> None:
+@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 2)])
+def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int, shards: int) -> None:
     config = make_vllm_config()
     config.parallel_config.tensor_parallel_size = tensor
     config.parallel_config.pipeline_parallel_size = pipeline
     config.parallel_config.rank = 1
-    start = make_start(config, self_test=False, copy_threads=3)
+    start = make_start(config, replicas=replicas, self_test=False, copy_threads=3)
     sharing = start.scheduler_terms().sharing
-    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.ranks) == (tensor, pipeline, ranks)
+    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.shards) == (tensor, pipeline, shards)
     assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
 
 
@@ -108,7 +91,6 @@ class FakeAccess:
         self.starts = 0
         self.may_start = threading.Event()
         self.problem: ServerError | None = None
-        self.saves = True
         self.socket = Path("private/s")
 
     def open(
@@ -121,7 +103,7 @@ class FakeAccess:
         stock_slots: tuple[int, ...] = (),
     ) -> FakeAccess:
         assert register is REGISTER
-        assert bool(stock_slots) == (role is Role.SCHEDULER and self.saves), "only the scheduler gives slots away"
+        assert bool(stock_slots) == (role is Role.SCHEDULER), "only the scheduler gives slots away"
         self.opened.append((role, rank))
         return self
 

@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.identity.agreement import SharingTerms, add_report, agree, make_register
-from kvoffload.connector.step_plan import GroupFacts, WeightDigests
+from kvoffload.connector.step_plan import WeightDigests
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.kvspec import AllocationReport, CompletenessReport
 from kvoffload.protocol import Reuse
@@ -24,6 +24,31 @@ from kvoffload.protocol.limits import MAX_REPORT
 def terms(**changes: Any) -> SharingTerms:
     given = {"hash_block_size": 4, "hash_algorithm": "sha256", "hash_seed": "7", "tensor_ranks": 1}
     return SharingTerms(**{**given, **changes})
+
+
+# ---- ranks ----
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "replicas", "shards", "writers"),
+    [
+        (1, 1, 1, [0], [0]),
+        (2, 1, 1, [0, 1], [0, 1]),
+        (4, 1, 2, [0, 0, 1, 1], [0, 2]),
+        (4, 1, 4, [0, 0, 0, 0], [0]),
+        (2, 2, 2, [0, 0, 0, 0], [0, 2]),
+        (2, 2, 1, [0, 1, 0, 1], [0, 1, 2, 3]),
+    ],
+)
+def test_each_shard_has_one_writer(
+    tensor: int, pipeline: int, replicas: int, shards: list[int], writers: list[int]
+) -> None:
+    sharing = terms(tensor_ranks=tensor, pipeline_ranks=pipeline, replicas=replicas)
+    assert [sharing.shard_of(rank) for rank in range(sharing.ranks)] == shards
+    assert [rank for rank in range(sharing.ranks) if sharing.is_writer(rank)] == writers
+    assert sharing.shards == len(set(shards)) == len(writers) // pipeline
+    parts = {sharing.part_of(rank) for rank in range(sharing.ranks)}
+    assert parts == set(range(len(writers))) == {sharing.part_of(rank) for rank in writers}
 
 
 # ---- agreement ----
@@ -54,7 +79,7 @@ def test_ranks_with_different_groups_are_refused(groups: Any) -> None:
 def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
     """Each has layers of its own; all that they hold together has one name, whatever order they came in."""
     sharing = terms(tensor_ranks=2, pipeline_ranks=2)
-    larger = (replace(GROUPS[0], record_bytes=100), replace(GROUPS[1], record_bytes=32))
+    larger = (replace(GROUPS[0], record_bytes=100),)
     ranks = {
         (stage, rank): facts(
             2 * stage + rank, fingerprint=b"fg"[stage : stage + 1] * 32, groups=(GROUPS, larger)[stage]
@@ -65,42 +90,17 @@ def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
     engine = agree(ranks, sharing)
     assert engine == agree(dict(reversed(ranks.items())), sharing)
     assert engine.fingerprint == sha256(b"f" * 32 + b"g" * 32).digest()
-    assert [group.record_bytes for group in engine.groups] == [100, 64]
+    assert engine.groups == (GROUPS[0], replace(larger[0], stage=1), GROUPS[1])
     assert engine.cache_bytes == 4000
     ranks[1, 1] = facts(3, fingerprint=b"h" * 32, groups=larger, description={"model": "acme/other"})
     with pytest.raises(IdentityError, match=r"\(1, 0\) and \(1, 1\)"):
         agree(ranks, sharing)
 
 
-def halved(*replicas: int) -> tuple[GroupFacts, ...]:
-    return tuple(replace(group, replicas=count) for group, count in zip(GROUPS, replicas, strict=True))
-
-
-def test_ranks_of_which_some_hold_the_same_bytes_are_another_engine_than_ranks_that_store_apart() -> None:
-    sharing = terms(tensor_ranks=2)
-    engines = [
-        agree({(0, rank): facts(rank, groups=halved(*replicas)) for rank in range(2)}, sharing)
-        for replicas in ((1, 1), (2, 1), (1, 2), (2, 2))
-    ]
-    assert engines[0].fingerprint == b"f" * 32
-    assert len({engine.fingerprint for engine in engines}) == 4
-    register = make_register(engines[1].fingerprint, engines[1].groups, sharing)
-    assert [group.shards for group in register.groups] == [1, 2]
-
-
-def test_ranks_that_do_not_agree_on_what_they_have_in_common_are_refused() -> None:
-    ranks = {(0, 0): facts(groups=halved(2, 1)), (0, 1): facts(1, groups=halved(1, 1))}
-    with pytest.raises(IdentityError, match="do not agree which"):
-        agree(ranks, terms(tensor_ranks=2))
-
-
-def test_a_group_has_as_many_equal_ranks_as_each_stage_has() -> None:
-    ranks = {
-        (stage, rank): facts(4 * stage + rank, groups=(halved(4, 2), halved(2, 1))[stage])
-        for stage in range(2)
-        for rank in range(4)
-    }
-    assert [group.replicas for group in agree(ranks, terms(tensor_ranks=4, pipeline_ranks=2)).groups] == [2, 1]
+def test_ranks_of_a_stage_with_records_of_other_sizes_are_refused() -> None:
+    other = facts(1, groups=(GROUPS[0], replace(GROUPS[1], record_bytes=65)))
+    with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\) have different KV cache groups"):
+        agree({(0, 0): facts(), (0, 1): other}, terms(tensor_ranks=2))
 
 
 def test_another_division_of_the_same_layers_is_another_engine() -> None:
@@ -131,16 +131,31 @@ def test_ranks_that_know_their_weights_are_an_engine_of_these_weights() -> None:
 
 
 def test_a_server_is_told_every_rule_and_never_the_seed() -> None:
-    register = make_register(b"f" * 32, halved(2, 1), terms(tensor_ranks=4), rank=3, tenant="acme")
+    register = make_register(b"f" * 32, GROUPS, terms(tensor_ranks=4, replicas=2), rank=3, tenant="acme")
     assert register.fingerprint == b"f" * 32
     assert (register.rank, register.ranks, register.tenant) == (3, 4, "acme")
     assert (register.hash_block_size, register.hash_algorithm) == (4, "sha256")
     assert register.hash_seed == sha256(b"7").digest()
     assert [(group.record_bytes, group.block_size, group.window, group.shards) for group in register.groups] == [
         (64, 4, 0, 2),
-        (64, 8, 6, 4),
+        (64, 8, 6, 2),
     ]
     assert [group.reuse for group in register.groups] == [Reuse.PREFIX, Reuse.WINDOW]
+
+
+def test_of_a_pipeline_the_first_stage_and_the_number_of_stages_are_described() -> None:
+    sharing = terms(pipeline_ranks=2)
+    engine = agree(
+        {(stage, 0): facts(stage, description={"model": "acme/tiny", "layers": f"of {stage}"}) for stage in range(2)},
+        sharing,
+    )
+    register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
+    assert {part.name: part.value for part in register.identity} == {
+        "model": "acme/tiny",
+        "layers": "of 0",
+        "stages": "2",
+    }
+    assert [(group.record_bytes, group.shards) for group in register.groups] == [(64, 1)] * 4
 
 
 def test_all_processes_of_an_engine_tell_the_same_but_their_rank() -> None:
