@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
-from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.cache_client import CacheClient, CopyPlaces
 from kvoffload.connector.engine.host_memory import HostMemory, RegisteringEngine
 from kvoffload.connector.engine.pipeline import Exchange, Pipeline, Stage, combine_weights, name_pipeline
-from kvoffload.connector.identity.agreement import SharingTerms, add_report, describe_weights, make_register
+from kvoffload.connector.identity.agreement import (
+    SharingTerms,
+    add_report,
+    describe_weights,
+    make_register,
+    name_node,
+)
+from kvoffload.connector.nodes.node_proxy import NodeProxy
+from kvoffload.connector.nodes.orders import NodeOrders, NodeReport
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -92,10 +100,14 @@ class WorkerSide:
         terms: WorkerTerms,
         open_cache: Callable[[Register], CopyPlaces],
         exchange: Exchange = lambda frame: (frame,),
+        open_node: Callable[[Register, Sequence[GroupFacts]], CacheClient] | None = None,
     ) -> None:
-        """Takes its terms; `exchange` is how it hears of the other ranks of the engine."""
+        """Takes its terms; `exchange` is how it hears of the other ranks of the engine, `open_node` opens the cache
+        once more, for what the scheduler side wants of this node's server if it runs on another."""
         self.terms = terms
         self._open_cache = open_cache
+        self._open_node = open_node
+        self._proxy: NodeProxy | None = None
         self._pipeline = Pipeline(exchange)
         self._registration = Registration()
         self.cache: CopyPlaces | None = None
@@ -123,6 +135,11 @@ class WorkerSide:
     @property
     def rank(self) -> int:
         return self.terms.rank
+
+    @property
+    def node(self) -> int:
+        """The number of the machine that this rank is on, among those of the engine."""
+        return self.terms.sharing.node_of(self.terms.rank)
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -170,7 +187,7 @@ class WorkerSide:
         try:
             if self._identity not in (b"", fingerprint):
                 raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
-            self._join(fingerprint, groups, described, weights)
+            first_report = self._join(fingerprint, groups, described, weights)
             self._begin_memory()
             if self._host_memory is not None:
                 self._host_memory.wait_for_first()
@@ -188,6 +205,7 @@ class WorkerSide:
             claims=tuple(report.claims.items()),
             places=self._find_places(),
             weights=weights,
+            node=first_report,
         )
         if is_first:
             self._told = self._facts.places
@@ -226,13 +244,19 @@ class WorkerSide:
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
         for job in jobs:
             try:
-                self._begin(job, before_forward)
+                self._begin(self._take_part(job), before_forward)
             except Exception as fault:  # noqa: BLE001  (a job that is never reported lets its request wait for ever)
                 # Its words only: its frames hold views of engine memory, which may be about to be freed.
                 self._ended.append(_Ended(job, str(fault) or type(fault).__name__))
-        for memory_id in plan.retired:
-            if self.cache is not None:
-                self.cache.retire(memory_id)
+        self._retire(plan.retired)
+
+    def obey(self, nodes: Mapping[int, NodeOrders]) -> None:
+        """Does what the scheduler side wants of this rank's node."""
+        orders = nodes.get(self.node)
+        if orders is not None:
+            self._retire(orders.retired)
+            if self._proxy is not None:
+                self._proxy.obey(orders)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
@@ -262,7 +286,15 @@ class WorkerSide:
                     failed_saves.add(one.job.job)
                 elif one.digests:
                     digests[one.job.job] = {self.terms.sharing.shard_of(self.terms.rank): one.digests}
-        report = WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places), copied_s)
+        news = self._proxy.report(is_idle=is_idle) if self._proxy is not None else None
+        report = WorkerReport(
+            saved,
+            frozenset(failed_saves),
+            digests,
+            self._find_news(places),
+            copied_s,
+            nodes={} if news is None else {self.node: news},
+        )
         return finished, failed, report
 
     def unregister(self) -> None:
@@ -288,6 +320,9 @@ class WorkerSide:
     def close(self) -> None:
         """Lets go of everything: the worker ends."""
         self.unregister()
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:
+            proxy.close()
         cache, self.cache = self.cache, None
         if cache is not None:
             cache.close()
@@ -317,30 +352,52 @@ class WorkerSide:
         groups: tuple[GroupFacts, ...],
         description: Mapping[str, object],
         weights: WeightDigests,
-    ) -> None:
-        """The engine's session, whose memory blocks are copied to and from; once."""
+    ) -> NodeReport | None:
+        """The engine's session, whose memory blocks are copied to and from; once. Returns what the scheduler side has
+        to know of this rank's node, if it runs on another."""
         if self.cache is not None:
-            return
+            return None
         terms = self.terms
         ranks = self._pipeline.meet(
             Stage(fingerprint=fingerprint, record_bytes=tuple(self.record_bytes), weights=weights.name)
         )
         sizes = [max(of_group) for of_group in zip(*(rank.record_bytes for rank in ranks), strict=True)]
         together = combine_weights([rank.weights for rank in ranks])
+        sharing = terms.sharing
+        engine = name_pipeline([rank.fingerprint for rank in ranks[:: sharing.tensor_ranks]], together)
+        groups = tuple(replace(group, record_bytes=size) for group, size in zip(groups, sizes, strict=True))
         register = make_register(
-            name_pipeline([rank.fingerprint for rank in ranks[:: terms.sharing.tensor_ranks]], together),
-            tuple(replace(group, record_bytes=size) for group, size in zip(groups, sizes, strict=True)),
-            terms.sharing,
+            name_node(engine, self.node, sharing.nodes),
+            groups,
+            sharing,
             description=describe_weights(description, together),
             rank=terms.rank,
         )
         self.cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
         self.records = RankRecords(
-            shard=terms.sharing.shard_of(terms.rank),
+            shard=sharing.shard_of(terms.rank) % sharing.node_shards,
             fingerprint=register.fingerprint,
             record_bytes=self.record_bytes,
             slot_bytes=sizes,
         )
+        if self.node == 0 or terms.rank % sharing.node_ranks or self._open_node is None:
+            return None
+        self._proxy = NodeProxy(self._open_node(register, groups), groups=len(groups))
+        return self._proxy.begin()
+
+    def _take_part(self, job: SaveJob | LoadJob) -> SaveJob | LoadJob:
+        """This node's part of a job."""
+        if not job.places:
+            return job
+        if isinstance(job, SaveJob):
+            return job.take_node(self.node)
+        return job.take_node(self.node, self.terms.sharing.list_shards(self.node))
+
+    def _retire(self, memories: Sequence[int]) -> None:
+        """No job uses these former memories any more."""
+        for memory_id in memories:
+            if self.cache is not None:
+                self.cache.retire(memory_id)
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands one plan to the copy engine, of all groups. Raises what keeps it from being copied."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import threading
-from math import ceil
+from math import ceil, gcd
 from typing import TYPE_CHECKING
 
 from kvoffload.connector.cache_access import CacheAccess
@@ -56,7 +56,7 @@ class EngineStart:
         engine = str(config.kv_transfer_config.engine_id)
         self.access = CacheAccess(
             settings=settings,
-            engine=engine,
+            engine=_name_session(engine, vllm_compat.node_rank(config)),
             machine_key=_DATA_PARALLEL_RANK.sub("", engine),
             engine_bytes=self._cached_bytes(sum(tensor.size for tensor in cache.kv_cache_tensors[:1])),
         )
@@ -121,6 +121,17 @@ class EngineStart:
         self._tell(client, engine)
         return client
 
+    def open_for_node(self, register: Register, groups: Sequence[GroupFacts]) -> Client:
+        """The cache once more, for the lowest rank of a node that the scheduler does not run on. Half of the slots are
+        held ready here, and half by the scheduler side."""
+        stock_slots = plan_stock(
+            groups,
+            step_tokens=self._config.scheduler_config.max_num_batched_tokens,
+            steps_under_way=vllm_compat.steps_under_way(self._config),
+        )
+        halves = tuple(ceil(slots / 2) for slots in stock_slots)
+        return self.access.open(register, role=Role.SCHEDULER, stock_slots=halves)
+
     def _start_private(self) -> None:
         # Who opens it meets what is wrong again, and then it is the engine's to hear.
         with contextlib.suppress(KVOffloadError, OSError):
@@ -128,7 +139,7 @@ class EngineStart:
 
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """One line that says what is kept, and where."""
-        shards = self._sharing_terms().shards
+        shards = self._sharing_terms().node_shards
         per_token = shards * sum(group.record_bytes / group.rule.block_size for group in engine.groups)
         own = self._cached_bytes(engine.cache_bytes // self._sharing_terms().ranks)
         share = None
@@ -162,18 +173,30 @@ class EngineStart:
 
     def _cached_bytes(self, rank_bytes: int) -> int:
         """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once."""
-        return rank_bytes * self._sharing_terms().shards * max(self._config.parallel_config.data_parallel_size_local, 1)
+        return (
+            rank_bytes
+            * self._sharing_terms().node_shards
+            * max(self._config.parallel_config.data_parallel_size_local, 1)
+        )
 
     def _sharing_terms(self) -> SharingTerms:
         parallel = self._config.parallel_config
+        ranks, nodes = parallel.tensor_parallel_size * parallel.pipeline_parallel_size, vllm_compat.nodes(self._config)
         return SharingTerms(
             hash_block_size=vllm_compat.hash_block_size(self._config, self._cache),
             hash_algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
             hash_seed=vllm_compat.hash_seed(self._config),
             tensor_ranks=parallel.tensor_parallel_size,
             pipeline_ranks=parallel.pipeline_parallel_size,
-            replicas=vllm_compat.kv_replicas(self._cache),
+            # Each node keeps what its ranks read.
+            replicas=gcd(vllm_compat.kv_replicas(self._cache), ranks // nodes),
+            nodes=nodes,
         )
+
+
+def _name_session(engine: str, node: int) -> str:
+    """Each node of an engine has a session of its own, also where they share a server."""
+    return f"{engine}_node{node}" if node else engine
 
 
 def _name_private(client: Client) -> str:
@@ -204,7 +227,6 @@ def _refuse_unsupported(config: VllmConfig) -> None:
             "prefill context parallel engines",
             "use tensor parallelism",
         ),
-        (getattr(parallel, "nnodes", 1) > 1, "engines with ranks on several machines", "keep an engine on one machine"),
     ]
     for is_wrong, what, remedy in wrong:
         if is_wrong:

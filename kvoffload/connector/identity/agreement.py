@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from kvoffload.types import Fingerprint
 
 SHOWN_LETTERS = 120
 """Of a part of an identity; of longer ones a digest is told."""
+_NODE_TAG = b"kvoffload node %d of %d\n"
 Rank = tuple[int, int]
 """(pipeline rank, tensor rank)."""
 
@@ -34,7 +35,26 @@ class SharingTerms:
     tensor_ranks: int
     pipeline_ranks: int = 1
     replicas: int = 1
-    """Tensor ranks in a row that hold the same bytes."""
+    """Tensor ranks in a row that hold the same bytes; all of them are on one node."""
+    nodes: int = 1
+    """Machines that the ranks are on, as many on each, in their order."""
+
+    @property
+    def node_ranks(self) -> int:
+        """Ranks that share a machine, and its server."""
+        return self.ranks // self.nodes
+
+    @property
+    def node_shards(self) -> int:
+        """Shards of a block that a node's server keeps. It counts them from 0."""
+        return self.shards // self.nodes
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.node_ranks
+
+    def list_shards(self, node: int) -> slice:
+        """Which of the engine's shards the node has."""
+        return slice(node * self.node_shards, (node + 1) * self.node_shards)
 
     @property
     def ranks(self) -> int:
@@ -73,6 +93,7 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
             remedy="run all ranks of an engine on one machine",
         )
     ordered = sorted(facts.items())
+    _refuse_apart([one for _, one in ordered], terms)
     (first_rank, first), others = ordered[0], ordered[1:]
     firsts = {first_rank[0]: (first_rank, first)}
     for rank, other in others:
@@ -97,6 +118,25 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
         num_blocks=first.num_blocks,
         cache_bytes=sum(rank.cache_bytes for rank in facts.values()),
     )
+
+
+def _refuse_apart(ranks: Sequence[WorkerFacts], terms: SharingTerms) -> None:
+    """Ranks that are told to be on one machine have one memory, as far as they have joined one."""
+    for node in range(terms.nodes):
+        mine = ranks[node * terms.node_ranks : (node + 1) * terms.node_ranks]
+        memories = [{place.memory_id for place in one.places} for one in mine]
+        if all(memories) and not set.intersection(*memories):
+            raise UnsupportedError(
+                f"ranks {mine[0].rank} to {mine[-1].rank} are on one machine and have no server in common",
+                remedy="give them the same `server`, or the same folder for temporary files if the server is private",
+            )
+
+
+def name_node(fingerprint: bytes, node: int, nodes: int) -> Fingerprint:
+    """The name of what one node of an engine keeps: a server makes digests and keys with its own numbers of shards, so
+    no two nodes may use the same name."""
+    name = fingerprint if nodes == 1 else sha256(_NODE_TAG % (node, nodes) + fingerprint).digest()
+    return Fingerprint(name)
 
 
 def describe_weights(description: Mapping[str, object], weights: bytes) -> Mapping[str, object]:
@@ -132,7 +172,7 @@ def make_register(
     geometry = CacheGeometry(
         hash_block_size=terms.hash_block_size,
         groups=tuple(
-            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards) for group in groups
+            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.node_shards) for group in groups
         ),
     )
     return describe_blocks(

@@ -17,6 +17,7 @@ from kvoffload.cache import Publication, ReservedSlots
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.identity.agreement import name_node
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
@@ -87,7 +88,14 @@ class SaveTerms:
     fingerprint: Fingerprint
     ranks: int
     shards: int
+    nodes: int = 1
     report_wait_s: float = REPORT_WAIT_S
+
+    def list_names(self) -> list[tuple[int, Fingerprint, int]]:
+        """Says for each shard of the engine what its node calls it: the fingerprint and its number there."""
+        of_node = self.shards // self.nodes
+        names = [name_node(self.fingerprint, node, self.nodes) for node in range(self.nodes)]
+        return [(shard, names[shard // of_node], shard % of_node) for shard in range(self.shards)]
 
 
 class Saves:
@@ -124,6 +132,7 @@ class Saves:
         self._worth = worth
         self._pins = pins
         self._terms = terms
+        self._shard_names = terms.list_names()
         self._jobs: dict[int, _Job] = {}
         """In the order in which they began."""
         self._overdue: dict[int, _Job] = {}
@@ -496,7 +505,7 @@ class Saves:
         return part.named.group not in self.groups.prefixes
 
     def _publish(self, job: _Job) -> None:
-        shards, fingerprint = self._terms.shards, self._terms.fingerprint
+        shards = self._terms.shards
         self._measures.observe("kvoffload_save_seconds", self.clock() - job.begun_s)
         for part in job.told:
             named, records = part.named, len(part.slots)
@@ -508,9 +517,9 @@ class Saves:
                     fingerprint=fingerprint,
                     block_hashes=named.hashes,
                     group=named.group,
-                    shard=shard,
+                    shard=number,
                 )
-                for shard in range(shards)
+                for shard, fingerprint, number in self._shard_names
             )
             is_told = self._cache.publish(
                 Publication(

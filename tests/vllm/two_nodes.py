@@ -1,0 +1,101 @@
+"""Starts engines with ranks on two machines, each machine with a cache server of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cache import CacheStats
+from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.protocol import Role
+from tests.kit.free_ports import free_port
+from tests.vllm import connector_probe as probe
+from tests.vllm.cache_server import SharedServer
+from tests.vllm.engine import SETTINGS, Engine, EnginePool, start_engine
+from tests.vllm.tiny_models import TinyModel
+
+ROOT = Path(__file__).parents[2]
+JOIN_WAIT_S = 30.0
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def node_servers(folder: Path, *memories: str) -> Iterator[tuple[SharedServer, SharedServer]]:
+    """A server for each node, which know nothing of each other."""
+    with ExitStack() as stack:
+        servers = []
+        for node, memory in enumerate(memories or ("256MiB", "256MiB")):
+            room = folder / f"node{node}"
+            room.mkdir()
+            servers.append(stack.enter_context(SharedServer(room, memory=memory)))
+            servers[-1].start()
+        yield servers[0], servers[1]
+
+
+@contextmanager
+def two_nodes(
+    engines: EnginePool,
+    model: TinyModel,
+    servers: Sequence[SharedServer],
+    *,
+    addresses: Sequence[str] = (LOOPBACK, LOOPBACK),
+    enter: Sequence[str] = (),
+    settings: dict[str, object] | None = None,
+    **arguments: object,
+) -> Iterator[Engine]:
+    """An engine whose first ranks run here, and the others beside it. `enter` begins the command of the second."""
+    folder = engines.model_folder(model)
+    together = {
+        **SETTINGS,
+        **model.engine_args,
+        "nnodes": 2,
+        "master_addr": addresses[0],
+        "master_port": free_port(),
+        "distributed_executor_backend": "mp",
+        **arguments,
+    }
+    transfers = [probe.transfer(server=str(server.socket), **(settings or {})) for server in servers]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_HOST_IP", addresses[1])
+        second = subprocess.Popen(
+            [
+                *enter,
+                sys.executable,
+                "-m",
+                "tests.vllm.second_node",
+                json.dumps({**together, "model": str(folder), "node_rank": 1, "kv_transfer_config": transfers[1]}),
+            ],
+            cwd=ROOT,
+            env=os.environ,
+            stdin=subprocess.PIPE,
+        )
+        try:
+            patch.setenv("VLLM_HOST_IP", addresses[0])
+            engine = start_engine(
+                model,
+                folder,
+                has_own_processes=True,
+                **{**together, "node_rank": 0, "kv_transfer_config": transfers[0]},
+            )
+            try:
+                yield engine
+            finally:
+                engine.close()
+        finally:
+            second.kill()
+            second.communicate()
+
+
+def count(server: SharedServer) -> CacheStats:
+    """What a server has, with all that it has been told before."""
+    member = Member(engine="an onlooker", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
+    with Client(ClientTerms(socket=server.socket, member=member)) as client:
+        assert client.wait_until_served(JOIN_WAIT_S)
+        return client.stats()
