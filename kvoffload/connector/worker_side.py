@@ -107,7 +107,8 @@ class WorkerSide:
         self.terms = terms
         self._open_cache = open_cache
         self._open_node = open_node
-        self._proxy: NodeProxy | None = None
+        self.proxy: NodeProxy | None = None
+        """Of the lowest rank of a node that the scheduler side does not run on."""
         self._pipeline = Pipeline(exchange)
         self._registration = Registration()
         self.cache: CopyPlaces | None = None
@@ -255,8 +256,8 @@ class WorkerSide:
         orders = nodes.get(self.node)
         if orders is not None:
             self._retire(orders.retired)
-            if self._proxy is not None:
-                self._proxy.obey(orders)
+            if self.proxy is not None:
+                self.proxy.obey(orders)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
@@ -286,7 +287,7 @@ class WorkerSide:
                     failed_saves.add(one.job.job)
                 elif one.digests:
                     digests[one.job.job] = {self.terms.sharing.shard_of(self.terms.rank): one.digests}
-        news = self._proxy.report(is_idle=is_idle) if self._proxy is not None else None
+        news = self.proxy.report(is_idle=is_idle) if self.proxy is not None else None
         report = WorkerReport(
             saved,
             frozenset(failed_saves),
@@ -320,7 +321,7 @@ class WorkerSide:
     def close(self) -> None:
         """Lets go of everything: the worker ends."""
         self.unregister()
-        proxy, self._proxy = self._proxy, None
+        proxy, self.proxy = self.proxy, None
         if proxy is not None:
             proxy.close()
         cache, self.cache = self.cache, None
@@ -382,8 +383,8 @@ class WorkerSide:
         )
         if self.node == 0 or terms.rank % sharing.node_ranks or self._open_node is None:
             return None
-        self._proxy = NodeProxy(self._open_node(register, groups), groups=len(groups))
-        return self._proxy.begin()
+        self.proxy = NodeProxy(self._open_node(register, groups), groups=len(groups))
+        return self.proxy.begin()
 
     def _take_part(self, job: SaveJob | LoadJob) -> SaveJob | LoadJob:
         """This node's part of a job."""

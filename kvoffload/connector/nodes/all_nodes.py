@@ -138,6 +138,11 @@ class AllNodes:
             nodes=orders,
         )
 
+    @property
+    def others(self) -> tuple[OtherNode, ...]:
+        """All but the one that the scheduler side runs on, in their order."""
+        return self._others
+
     def find_places(self, memory_id: int) -> tuple[Place, ...]:
         """Where that is, node by node; empty: nobody knows any more."""
         return self._memories.get(memory_id, ())
@@ -182,7 +187,7 @@ class AllNodes:
         found = self._own.lookup(group, hashes)
         if self._lacking and found.any():
             words = np.frombuffer(hashes, np.uint64)[::_WORDS].tolist()
-            found &= np.array([word not in self._lacking for word in words], np.bool_)
+            found = found & np.array([word not in self._lacking for word in words], np.bool_)
         return found
 
     def find_boundary(self, ask: Ask) -> int:

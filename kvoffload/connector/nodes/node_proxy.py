@@ -78,6 +78,10 @@ class NodeProxy:
             self._told = state
         return NodeReport(state, tuple(answers), slots) if state or answers or slots else None
 
+    def list_held(self) -> list[int]:
+        """Returns the questions that are open, or whose lease is held."""
+        return sorted({*self._open, *self._leases})
+
     def close(self) -> None:
         """The engine ends; the server takes back what its session holds."""
         self._cache.close()

@@ -27,7 +27,8 @@ from kvoffload.connector import facade
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.identity.agreement import agree, make_register
+from kvoffload.connector.identity.agreement import agree, make_register, name_node
+from kvoffload.connector.nodes.node_proxy import NodeProxy
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -41,7 +42,7 @@ from kvoffload.connector.step_plan import (
 )
 from kvoffload.kvspec import KVGeometry
 from tests.kit.connector.engine_configs import full, make_config, make_tensors, make_vllm_config, window
-from tests.kit.connector.local_client import MEMORY, LocalClient
+from tests.kit.connector.local_client import MEMORY, LocalClient, StockedClient
 
 Group = tuple[Sequence[str], KVCacheSpec]
 
@@ -136,8 +137,10 @@ class ScriptedEngine:
         drops_last_block: bool = False,
         drafting_group: int | None = None,
         weights: WeightDigests | None = None,
+        nodes: int = 1,
     ) -> None:
-        """`weights`: what each rank says of them. `drafting_group`: the one that vLLM knows to have what drafts."""
+        """`weights`: what each rank says of them. `nodes`: machines that the ranks are on. `drafting_group`: the one
+        that vLLM knows to have what drafts."""
         self.config = make_config(*groups, num_blocks=num_blocks)
         if drafting_group is not None:
             self.config.kv_cache_groups[drafting_group].is_eagle_group = True
@@ -159,6 +162,7 @@ class ScriptedEngine:
         self.now_s = 0.0
         self.vllm_config = make_vllm_config(extra=extra)
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
+        self.vllm_config.parallel_config.nnodes_within_dp = nodes
         self.vllm_config.speculative_config = SimpleNamespace(
             num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
         )
@@ -188,8 +192,13 @@ class ScriptedEngine:
         facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
-        self.cache = LocalClient(make_register(engine.fingerprint, engine.groups, self.sharing), memory)
-        facts = {name: replace(rank, places=self.places) for name, rank in facts.items()}
+        names = [name_node(engine.fingerprint, node, nodes) for node in range(nodes)]
+        registers = [make_register(name, engine.groups, self.sharing) for name in names]
+        self.cache = LocalClient(registers[0], memory)
+        """The one on the scheduler's node."""
+        self.caches = [self.cache, *(StockedClient(register, memory) for register in registers[1:])]
+        self.proxies = [NodeProxy(cache, groups=len(engine.groups)) for cache in self.caches[1:]]
+        facts = {name: self._join(rank) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
         self.ranks = ranks
         self.reserves_whole_prompts = True
@@ -200,6 +209,13 @@ class ScriptedEngine:
         self._scheduled: dict[str, int] = {}
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
+
+    def _join(self, rank: WorkerFacts) -> WorkerFacts:
+        """What it says when it has joined its node's cache."""
+        node = self.sharing.node_of(rank.rank)
+        is_lowest = node > 0 and rank.rank % self.sharing.node_ranks == 0
+        report = self.proxies[node - 1].begin() if is_lowest else None
+        return replace(rank, places=tuple(Place(*place) for place in self.caches[node].places()), node=report)
 
     @property
     def side(self) -> Any:
@@ -215,6 +231,11 @@ class ScriptedEngine:
     def places(self) -> tuple[Place, ...]:
         """Where workers that have joined everything may copy."""
         return tuple(Place(*place) for place in self.cache.places())
+
+    def list_ready(self) -> list[int]:
+        """Slots that are held ready of each other node."""
+        groups = range(len(self.parts.groups))
+        return [sum(map(node.count_ready, groups)) for node in self.parts.nodes.others] if self.proxies else []
 
     @property
     def pinned(self) -> int:
@@ -407,6 +428,9 @@ class ScriptedEngine:
         assert not self.connector.has_pending_push_work()
         stats = self.cache.stats()
         assert (stats.leases, stats.reserved) == (0, 0)
+        for cache, ready in zip(self.caches[1:], self.list_ready(), strict=True):
+            stats = cache.stats()
+            assert (stats.leases, stats.reserved) == (0, ready)
         assert self.parts.saves.blocks_under_way == 0
 
 
