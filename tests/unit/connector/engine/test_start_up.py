@@ -141,7 +141,8 @@ def test_each_process_joins_as_what_it_is() -> None:
     engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
-    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
+    assert start.open_for_node(REGISTER, engine.groups) is access
+    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0), (Role.SCHEDULER, 0)]
 
 
 @pytest.mark.parametrize("problem", [None, ServerError("the private server did not start", remedy="")])
