@@ -186,8 +186,7 @@ class AllNodes:
         """As far as this node knows: what another one was found to lack is not there."""
         found = self._own.lookup(group, hashes)
         if self._lacking and found.any():
-            words = np.frombuffer(hashes, np.uint64)[::_WORDS].tolist()
-            found = found & np.array([word not in self._lacking for word in words], np.bool_)
+            found = found & np.array([word not in self._lacking for word in _list_words(hashes)], np.bool_)
         return found
 
     def find_boundary(self, ask: Ask) -> int:
@@ -275,7 +274,7 @@ class AllNodes:
                 parents = None if mine.parents is None else bytes(mine.parents)
                 self._others[node - 1].publish(mine._replace(hashes=bytes(mine.hashes), parents=parents))
         if self._lacking:
-            self._lacking.difference_update(np.frombuffer(publication.hashes, np.uint64)[::_WORDS].tolist())
+            self._lacking.difference_update(_list_words(publication.hashes))
         return True
 
     def abort(self, slots: ReservedSlots) -> None:
@@ -378,8 +377,8 @@ class AllNodes:
         boundary = min((part.boundary for part in asked.parts.values()), default=own.boundary)
         if boundary < own.boundary and len(self._lacking) < MAX_LACKING:
             size = self._hash_block_size
-            rows = np.frombuffer(asked.ask.chain, np.uint64)[::_WORDS]
-            self._lacking.update(rows[boundary // size : own.boundary // size].tolist())
+            words = _list_words(asked.ask.chain)
+            self._lacking.update(words[boundary // size : own.boundary // size])
 
     def _narrow(self, ask: Ask) -> Ask:
         """Every node knows its own shards only, by numbers of its own."""
@@ -419,3 +418,9 @@ class AllNodes:
 
     def _place(self, job: _Job) -> _Job:
         return replace(job, places=self.find_places(job.place.memory_id))
+
+
+def _list_words(names: Buffer) -> list[int]:
+    """The first words of names."""
+    words: list[int] = np.frombuffer(memoryview(names), np.uint64)[::_WORDS].tolist()
+    return words
