@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.kit.machines import two_machines, why_not
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.vllm
 TWO_RANKS = {"tensor_parallel_size": 2, "max_num_batched_tokens": 700}
 TWO_STAGES = {"pipeline_parallel_size": 2, "max_num_batched_tokens": 700}
 LENGTHS = (257, 640, 1281)
+NO_MACHINES = why_not()
 QUIET_WAIT_S = 10.0
 """How long a server may take to hear what it was told."""
 MAX_TRIES = 200
@@ -154,11 +156,11 @@ def test_the_smaller_pool_decides(engines: EnginePool, tmp_path: Path) -> None:
         two_nodes(engines, SLIDING, servers, settings={"save_policy": "eager"}, **TWO_RANKS) as engine,
     ):
         check_every_repeat(engine, SLIDING)
-        prompts = [make_prompt(7000 + number, 1281) for number in range(24)]
+        prompts = [make_prompt(7000 + number, 3800) for number in range(48)]
         for prompt in prompts:
             answer(engine, prompt)
         engine.reset_local()
-        found = [answer(engine, prompt).cached for prompt in prompts]
+        found = [answer(engine, prompt).cached for prompt in reversed(prompts)]
         assert any(found)
         assert not all(found)
         # What the one has lost was saved again on both.
@@ -166,7 +168,7 @@ def test_the_smaller_pool_decides(engines: EnginePool, tmp_path: Path) -> None:
         last = prompts[-1]
         answers = [answer(engine, last), answer(engine, last)]
         found_again = restored_answer(engine, last)
-        assert (found_again.cached, found_again) == (restorable(SLIDING, 1281), answers[1])
+        assert (found_again.cached, found_again) == (restorable(SLIDING, 3800), answers[1])
         engine.drain()
         assert probe.faults(engine) == {}
         assert engine.ask_workers(list_held) == [[], []]
@@ -178,4 +180,21 @@ def test_stages_on_two_machines_restore_what_they_saved(engines: EnginePool, tmp
     with node_servers(tmp_path) as servers, two_nodes(engines, model, servers, **TWO_STAGES) as engine:
         assert all(engine.ask_workers(make_room))
         check_every_repeat(engine, model)
+        check_at_rest(engine, servers)
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(bool(NO_MACHINES), reason=NO_MACHINES)
+@pytest.mark.parametrize("shape", [TWO_RANKS, TWO_STAGES], ids=["ranks", "stages"])
+def test_machines_that_have_nothing_but_a_wire_in_common(
+    engines: EnginePool, tmp_path: Path, shape: dict[str, object]
+) -> None:
+    with (
+        two_machines() as network,
+        node_servers(tmp_path) as servers,
+        two_nodes(engines, DENSE, servers, network=network, **shape) as engine,
+    ):
+        if shape is TWO_STAGES:
+            assert all(engine.ask_workers(make_room))
+        check_every_repeat(engine, DENSE)
         check_at_rest(engine, servers)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from kvoffload.cache import CacheStats
 from kvoffload.client import Client, ClientTerms, Member
 from kvoffload.protocol import Role
 from tests.kit.free_ports import free_port
+from tests.kit.machines import Machine, Network, inside
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.engine import SETTINGS, Engine, EnginePool, start_engine
@@ -23,7 +24,7 @@ from tests.vllm.tiny_models import TinyModel
 
 ROOT = Path(__file__).parents[2]
 JOIN_WAIT_S = 30.0
-LOOPBACK = "127.0.0.1"
+_HERE = Machine("here", "127.0.0.1", "lo")
 
 
 @contextmanager
@@ -45,28 +46,28 @@ def two_nodes(
     model: TinyModel,
     servers: Sequence[SharedServer],
     *,
-    addresses: Sequence[str] = (LOOPBACK, LOOPBACK),
-    enter: Sequence[str] = (),
+    network: Network | None = None,
     settings: dict[str, object] | None = None,
     **arguments: object,
 ) -> Iterator[Engine]:
-    """An engine whose first ranks run here, and the others beside it. `enter` begins the command of the second."""
+    """An engine whose first ranks run here, and the others beside it, or each on a machine of the network."""
+    machines = (_HERE, _HERE) if network is None else (network.one, network.other)
     folder = engines.model_folder(model)
     together = {
         **SETTINGS,
         **model.engine_args,
         "nnodes": 2,
-        "master_addr": addresses[0],
+        "master_addr": machines[0].address,
         "master_port": free_port(),
         "distributed_executor_backend": "mp",
         **arguments,
     }
     transfers = [probe.transfer(server=str(server.socket), **(settings or {})) for server in servers]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_HOST_IP", addresses[1])
+        be_on(patch, machines[1])
         second = subprocess.Popen(
             [
-                *enter,
+                *(machines[1].enter if network is not None else ()),
                 sys.executable,
                 "-m",
                 "tests.vllm.second_node",
@@ -77,13 +78,10 @@ def two_nodes(
             stdin=subprocess.PIPE,
         )
         try:
-            patch.setenv("VLLM_HOST_IP", addresses[0])
-            engine = start_engine(
-                model,
-                folder,
-                has_own_processes=True,
-                **{**together, "node_rank": 0, "kv_transfer_config": transfers[0]},
-            )
+            be_on(patch, machines[0])
+            mine = {**together, "node_rank": 0, "kv_transfer_config": transfers[0]}
+            with nullcontext() if network is None else inside(network.one):
+                engine = start_engine(model, folder, has_own_processes=True, **mine)
             try:
                 yield engine
             finally:
@@ -91,6 +89,12 @@ def two_nodes(
         finally:
             second.kill()
             second.communicate()
+
+
+def be_on(patch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """For an engine's processes: the address and the device that the others reach them by."""
+    patch.setenv("VLLM_HOST_IP", machine.address)
+    patch.setenv("GLOO_SOCKET_IFNAME", machine.device)
 
 
 def count(server: SharedServer) -> CacheStats:
