@@ -210,7 +210,7 @@ def assemble(
         measures=measures,
         clock=clock,
     )
-    kept = KeptPrefixes(cache, groups, shards=sharing.shards, clock=clock)
+    kept = KeptPrefixes(cache, groups, shards=sharing.node_shards, clock=clock)
     times = StepTimes(judge, decoded_tokens=terms.decoded_tokens, clock=clock)
     return SchedulerParts(
         cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events, nodes

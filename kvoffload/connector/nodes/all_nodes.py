@@ -337,7 +337,10 @@ class AllNodes:
             if at not in asked.numbers and asked.rounds <= MAX_ROUNDS:
                 number = asked.numbers[at] = next(self._numbers)
                 self._asked[number] = asked, at
-                other.ask(NodeQuestion(number, self._narrow(asked.ask._replace(limit=boundary)), asked.far))
+                # As far as it matters: every rank of the engine hears it.
+                chain = bytes(asked.ask.chain)[: boundary // self._hash_block_size * HASH_BYTES]
+                ask = asked.ask._replace(chain=chain, limit=boundary)
+                other.ask(NodeQuestion(number, self._narrow(ask), asked.far))
         return len(asked.parts) == len(self._others)
 
     def _found(self, asked: _Acquire, own: AcquiredBlocks) -> None:

@@ -57,6 +57,15 @@ def test_digests_are_those_of_all_shards_in_their_order() -> None:
     assert found.groups[0].digests.reshape(-1).tolist() == list(range(1, 25))
 
 
+def test_a_question_has_only_what_it_is_about() -> None:
+    nodes = Nodes()
+    nodes.save(CHAIN[:64])
+    nodes.settle()
+    nodes.cache.start_acquire(Ask(CHAIN, alignment=BLOCK))
+    (question,) = nodes.cache.complete(StepPlan()).nodes[1].questions
+    assert (question.ask.chain, question.ask.limit) == (CHAIN[:64], 8)
+
+
 def test_what_this_node_does_not_have_costs_the_others_nothing() -> None:
     nodes = Nodes()
     nodes.save_on(1, CHAIN)
