@@ -149,6 +149,18 @@ def test_either_nodes_server_ends_or_hangs(nodes: Nodes, fault: Fault) -> None:
 
 
 @pytest.mark.campaign
+def test_each_machine_starts_a_private_server(engines: EnginePool, tmp_path: Path) -> None:
+    rooms = [tmp_path / "a", tmp_path / "b"]
+    for room in rooms:
+        room.mkdir()
+    with two_nodes(engines, DENSE, rooms, **TWO_RANKS) as engine:
+        check_every_repeat(engine, DENSE)
+        engine.drain()
+        assert probe.faults(engine) == {}
+        assert engine.ask_workers(list_held) == [[], []]
+
+
+@pytest.mark.campaign
 def test_the_smaller_pool_decides(engines: EnginePool, tmp_path: Path) -> None:
     """The second machine's has room for a tenth of what the first one's has."""
     with (

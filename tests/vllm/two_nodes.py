@@ -44,13 +44,14 @@ def node_servers(folder: Path, *memories: str) -> Iterator[tuple[SharedServer, S
 def two_nodes(
     engines: EnginePool,
     model: TinyModel,
-    servers: Sequence[SharedServer],
+    servers: Sequence[SharedServer | Path],
     *,
     network: Network | None = None,
     settings: dict[str, object] | None = None,
     **arguments: object,
 ) -> Iterator[Engine]:
-    """An engine whose first ranks run here, and the others beside it, or each on a machine of the network."""
+    """An engine whose first ranks run here, and the others beside it, or each on a machine of the network. Instead of a
+    server's it is told a folder for temporary files, where a private one is then."""
     machines = (_HERE, _HERE) if network is None else (network.one, network.other)
     folder = engines.model_folder(model)
     together = {
@@ -62,9 +63,9 @@ def two_nodes(
         "distributed_executor_backend": "mp",
         **arguments,
     }
-    transfers = [probe.transfer(server=str(server.socket), **(settings or {})) for server in servers]
+    transfers = [probe.transfer(**find_settings(server), **(settings or {})) for server in servers]
     with pytest.MonkeyPatch.context() as patch:
-        be_on(patch, machines[1])
+        be_on(patch, machines[1], servers[1])
         second = subprocess.Popen(
             [
                 *(machines[1].enter if network is not None else ()),
@@ -78,7 +79,7 @@ def two_nodes(
             stdin=subprocess.PIPE,
         )
         try:
-            be_on(patch, machines[0])
+            be_on(patch, machines[0], servers[0])
             mine = {**together, "node_rank": 0, "kv_transfer_config": transfers[0]}
             with nullcontext() if network is None else inside(network.one):
                 engine = start_engine(model, folder, has_own_processes=True, **mine)
@@ -91,8 +92,15 @@ def two_nodes(
             second.communicate()
 
 
-def be_on(patch: pytest.MonkeyPatch, machine: Machine) -> None:
-    """For an engine's processes: the address and the device that the others reach them by."""
+def find_settings(server: SharedServer | Path) -> dict[str, object]:
+    return {"memory": "128MiB"} if isinstance(server, Path) else {"server": str(server.socket)}
+
+
+def be_on(patch: pytest.MonkeyPatch, machine: Machine, server: SharedServer | Path) -> None:
+    """For an engine's processes: the address and the device that the others reach them by, and where a private server
+    is."""
+    if isinstance(server, Path):
+        patch.setenv("TMPDIR", str(server))
     patch.setenv("VLLM_HOST_IP", machine.address)
     patch.setenv("GLOO_SOCKET_IFNAME", machine.device)
 

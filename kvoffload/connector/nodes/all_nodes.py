@@ -34,7 +34,7 @@ MAX_ROUNDS = 4
 MAX_MEMORIES = 64
 """Combinations of the nodes' memories that are told apart; beyond it the oldest is forgotten."""
 MAX_LACKING = 1 << 16
-"""Blocks that are known to be missing on some node; beyond it none is noted."""
+"""Blocks that are known to be missing on some node. Beyond it they are forgotten, and noted as they are asked for."""
 _WORDS = HASH_BYTES // 8
 _Job = TypeVar("_Job", LoadJob, SaveJob)
 
@@ -378,7 +378,9 @@ class AllNodes:
     def _note_lacking(self, asked: _Acquire, own: AcquiredBlocks) -> None:
         """What this node has and another one lacks is to be saved again."""
         boundary = min((part.boundary for part in asked.parts.values()), default=own.boundary)
-        if boundary < own.boundary and len(self._lacking) < MAX_LACKING:
+        if boundary < own.boundary:
+            if len(self._lacking) >= MAX_LACKING:
+                self._lacking.clear()
             size = self._hash_block_size
             words = _list_words(asked.ask.chain)
             self._lacking.update(words[boundary // size : own.boundary // size])

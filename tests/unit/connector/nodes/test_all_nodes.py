@@ -9,6 +9,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.cache import AcquireOutcome, Ask
+from kvoffload.connector.nodes import all_nodes
 from kvoffload.connector.nodes.all_nodes import MAX_MEMORIES
 from kvoffload.connector.nodes.other_node import ANSWER_WAIT_S
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, SaveJob, StepPlan
@@ -113,6 +114,16 @@ def test_what_another_node_lacks_is_saved_again_on_all() -> None:
     assert nodes.cache.lookup(0, CHAIN).all()
     assert nodes.ask(CHAIN).boundary == 24
     assert [client.stats().readable for client in nodes.clients] == [6, 6]
+
+
+def test_of_what_is_lacking_a_bounded_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_nodes, "MAX_LACKING", 6)
+    nodes = Nodes()
+    chains = [make_chain(seed, 6) for seed in (1, 2)]
+    for chain in chains:
+        nodes.save_on(0, chain)
+        assert not nodes.ask(chain).is_hit
+    assert [nodes.cache.lookup(0, chain).any() for chain in chains] == [True, False]
 
 
 def test_what_another_node_has_nothing_of_is_a_miss_everywhere() -> None:
