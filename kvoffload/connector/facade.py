@@ -101,7 +101,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return side
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
-        side = WorkerSide(start.worker_terms(), start.open_for_worker, start.exchange)
+        side = WorkerSide(start.worker_terms(), start.open_for_worker, start.exchange, start.open_for_node)
         start.begin_for_worker()
         return side
 
@@ -201,10 +201,12 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         # What the last step did not come to. Its forward is launched by now.
         self._submit_loads()
         self._submit_saves()
-        self._loads = replace(connector_metadata, saves=())
+        self._loads = replace(connector_metadata, saves=(), nodes={})
         self._saves = connector_metadata.saves
         self._has_forward = connector_metadata.has_forward
         self._step = connector_metadata.step
+        if self.worker_side is not None and connector_metadata.nodes:
+            self._obey(self.worker_side, connector_metadata)
         if self.worker_side is not None and self._loads.loads:
             self.worker_side.mark()
         if self.worker_side is not None and connector_metadata.sample:
@@ -212,6 +214,13 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._report = replace(self._report, weights={self.worker_side.rank: proof})
         elif self.worker_side is not None and connector_metadata.has_forward and self._weights.has_changed():
             self._report = replace(self._report, weights={self.worker_side.rank: (UNASKED, b"")})
+
+    def _obey(self, worker: WorkerSide, plan: StepPlan) -> None:
+        """Before the forward, so that answers are there when it ends."""
+        try:
+            worker.obey(plan.nodes)
+        except Exception as fault:  # noqa: BLE001  (as in degrade)
+            self.note_fault("bind_connector_metadata", fault)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads are asynchronous, so vLLM calls this after the forward was launched.

@@ -14,12 +14,14 @@ from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.engine.traces import open_traces
 from kvoffload.connector.engine.vllm_compat import GroupKind
 from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingTerms, agree, make_register
+from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingTerms, agree, make_register, name_node
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import PromptNotes
 from kvoffload.connector.loads.restores import Restores, RestoreTerms
 from kvoffload.connector.loads.step_times import StepTimes
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.nodes.all_nodes import AllNodes
+from kvoffload.connector.nodes.other_node import OtherNode
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.kept_prefixes import KeptPrefixes
 from kvoffload.connector.saves.look_out import ROUND_STEPS, LookOut
@@ -27,7 +29,7 @@ from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
 from kvoffload.connector.saves.saves import Saves, SaveTerms
 from kvoffload.connector.saves.worth import GATHERED_TOKENS, SaveWorth
-from kvoffload.connector.step_plan import Place, WorkerFacts
+from kvoffload.connector.step_plan import GroupFacts, Place, WorkerFacts
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
 from kvoffload.protocol.message import Event
@@ -94,17 +96,26 @@ class RankPlaces:
     Owned by the scheduler's thread.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, nodes: AllNodes | None = None, node_ranks: int = 0) -> None:
+        """Takes how many there are; with several nodes, what knows their places together, and how many each has."""
         self._ranks = ranks
+        self._nodes = nodes
+        self._node_ranks = node_ranks or ranks
         self._by_rank: dict[int, tuple[Place, ...]] = {}
+        self._by_node: list[frozenset[Place]] = []
         self._everywhere: frozenset[Place] = frozenset()
+        """On a single node."""
 
     def note(self, places: Mapping[int, Sequence[Place]]) -> None:
         """What ranks have said, each of all its places."""
-        if places:
-            self._by_rank.update({rank: tuple(Place(*place) for place in mine) for rank, mine in places.items()})
-            common = [frozenset(mine) for mine in self._by_rank.values()]
-            self._everywhere = frozenset.intersection(*common) if len(common) == self._ranks else frozenset()
+        if not places:
+            return
+        self._by_rank.update({rank: tuple(Place(*place) for place in mine) for rank, mine in places.items()})
+        if len(self._by_rank) == self._ranks:
+            ranks = [frozenset(mine) for _, mine in sorted(self._by_rank.items())]
+            firsts = range(0, self._ranks, self._node_ranks)
+            self._by_node = [frozenset.intersection(*ranks[at : at + self._node_ranks]) for at in firsts]
+            self._everywhere = self._by_node[0]
 
     @property
     def are_all_known(self) -> bool:
@@ -113,6 +124,11 @@ class RankPlaces:
 
     def has_all(self, place: Place) -> bool:
         return place in self._everywhere
+
+    def have_all_nodes(self, place: Place) -> bool:
+        """The same of a place that is one of each node."""
+        places = () if self._nodes is None else self._nodes.find_places(place.memory_id)
+        return len(places) == len(self._by_node) > 0 and all(map(frozenset.__contains__, self._by_node, places))
 
 
 @dataclass(frozen=True)
@@ -131,6 +147,8 @@ class SchedulerParts:
     policy: SavePolicy
     kept: KeptPrefixes
     events: CacheEvents | None
+    nodes: AllNodes | None
+    """The same as `cache` where the engine's ranks are on several machines."""
 
 
 def assemble(
@@ -156,13 +174,17 @@ def assemble(
         drops_last_block=terms.drops_last_block,
         shards=[sharing.shards_of(group) for group in engine.groups],
     )
-    register = make_register(engine.fingerprint, engine.groups, sharing, description=engine.description)
+    fingerprint = name_node(engine.fingerprint, 0, sharing.nodes)
+    register = make_register(fingerprint, engine.groups, sharing, description=engine.description)
     events = None
     if terms.event_kinds is not None:
-        events = CacheEvents(engine.fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask)
+        events = CacheEvents(fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask)
         events.start()
     cache = open_cache(register, engine, None if events is None else events.hear)
-    places = RankPlaces(sharing.ranks)
+    nodes = _join_nodes(cache, facts, engine.groups, sharing, clock) if sharing.nodes > 1 else None
+    cache = nodes or cache
+    places = RankPlaces(sharing.ranks, nodes=nodes, node_ranks=sharing.node_ranks)
+    is_ready = places.has_all if nodes is None else places.have_all_nodes
     places.note({rank.rank: rank.places for rank in facts.values()})
     worth = SaveWorth(groups, interval=terms.retention_interval, gathered_tokens=terms.gathered_tokens)
     pins = BlockPins(pool, limit=_limit_pins(terms, groups, engine.num_blocks))
@@ -172,9 +194,9 @@ def assemble(
         groups,
         worth,
         pins=pins,
-        terms=SaveTerms(fingerprint=engine.fingerprint, sharing=sharing),
+        terms=SaveTerms(fingerprint=engine.fingerprint, sharing=sharing, node_bytes=engine.node_bytes),
         policy=policy,
-        is_ready=places.has_all,
+        is_ready=is_ready,
         is_known=is_known,
         note_saved=None if events is None else events.note_saved,
         look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=terms.round_steps),
@@ -194,13 +216,35 @@ def assemble(
         ),
         judge=judge,
         notes=PromptNotes(cache, judge, measures, open_traces(terms.traces_endpoint), clock),
-        is_ready=places.has_all,
+        is_ready=is_ready,
         measures=measures,
         clock=clock,
     )
     kept = KeptPrefixes(cache, groups, clock=clock)
     times = StepTimes(judge, decoded_tokens=terms.decoded_tokens, clock=clock)
-    return SchedulerParts(cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events)
+    return SchedulerParts(
+        cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events, nodes
+    )
+
+
+def _join_nodes(
+    own: CacheClient,
+    facts: Mapping[Rank, WorkerFacts],
+    groups: Sequence[GroupFacts],
+    sharing: SharingTerms,
+    clock: Callable[[], float],
+) -> AllNodes:
+    """This node's client and what the lowest ranks of the others have said, as one cache."""
+    others = [OtherNode(groups=len(groups), clock=clock) for _ in range(sharing.nodes - 1)]
+    nodes = AllNodes(
+        own,
+        others,
+        hash_block_size=sharing.hash_block_size,
+        node_shards=sharing.count_node_rows(groups),
+        clock=clock,
+    )
+    nodes.hear({sharing.node_of(one.rank): one.node for one in facts.values() if one.node is not None})
+    return nodes
 
 
 def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:

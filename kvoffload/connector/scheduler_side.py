@@ -120,6 +120,8 @@ class SchedulerSide:
             return not self._has_changed
         if self._clock() < self._joins_until_s and not parts.places.are_all_known:
             return True
+        if parts.nodes is not None and parts.nodes.is_asking:
+            return True
         return self._is_ending(parts) or (parts.saves.has_left and not self._has_waited)
 
     @property
@@ -263,7 +265,7 @@ class SchedulerSide:
             self.parts.restores.doom(request.request_id)
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
-        """This step's loads and saves, for every worker."""
+        """This step's loads and saves, for every worker, and what other nodes are told."""
         tokens = output.total_num_scheduled_tokens
         if self.rested < self._rest:
             self.rested += 1
@@ -299,24 +301,23 @@ class SchedulerSide:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = self._clock()
-        if self._proof.is_open:
-            sample = self._proof.take_question(has_forward=tokens > 0)
-            if sample:
-                return StepPlan(loads, saves, doomed, retired, tokens > 0, step, sample, apart)
-        if not (loads or saves or doomed or retired or apart):
+        sample = self._proof.take_question(has_forward=tokens > 0) if self._proof.is_open else 0
+        if not (loads or saves or doomed or retired or apart or sample or parts.nodes):
             if step:
                 # No rest after it: where it computes prompts, the next one tells what steps take without.
                 return StepPlan(has_forward=tokens > 0, step=step)
             self._rest = self._find_rest(parts)
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
-        return StepPlan(loads, saves, doomed, retired, tokens > 0, step, apart=apart)
+        plan = StepPlan(loads, saves, doomed, retired, tokens > 0, step, sample, apart)
+        return plan if parts.nodes is None else parts.nodes.complete(plan)
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
         """Returns what must be sent although planning failed: queued loads, or their requests would wait for ever."""
         if self.parts is None:
             return NOTHING_TO_DO
         loads, doomed = self.parts.restores.take_jobs()
-        return StepPlan(loads, doomed=doomed, has_forward=output.total_num_scheduled_tokens > 0)
+        plan = StepPlan(loads, doomed=doomed, has_forward=output.total_num_scheduled_tokens > 0)
+        return plan if self.parts.nodes is None else self.parts.nodes.complete(plan)
 
     def end_transfers(self, finished: Set[str], failed: Set[str], report: WorkerReport | None) -> None:
         """What the workers have reported since the last step."""
@@ -330,6 +331,8 @@ class SchedulerSide:
         self._rest = 0
         try:
             if report is not None:
+                if report.nodes and parts.nodes is not None:
+                    parts.nodes.hear(report.nodes)
                 if report.weights:
                     self._judge_weights(report.weights)
                 parts.restores.note_copies(report.copied_s)
@@ -368,6 +371,7 @@ class SchedulerSide:
         """Nothing is begun any more in the session that all of it went to so far."""
         for tracked in self.requests.values():
             tracked.is_tainted = True
+        self._has_changed |= not self.terms.sharing.may_part
         parts.restores.drop_answers()
         parts.kept.let_go()
 

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.cache import GroupRule
+from kvoffload.connector.nodes.orders import NodeOrders, NodeReport
 
 
 class Place(NamedTuple):
@@ -47,7 +48,12 @@ class BlockMoves:
     groups: npt.NDArray[np.int64]
     blocks: npt.NDArray[np.int64]
     addresses: npt.NDArray[np.uint64]
-    """In the memory of the job; all shards of a group's block lie there one behind the other."""
+    """In the memory of the job; all shards of a group's block lie there one behind the other. Of an engine on several
+    nodes with a column for each."""
+
+    def take_node(self, node: int) -> BlockMoves:
+        """Returns the same blocks with the addresses of one node."""
+        return BlockMoves(self.groups, self.blocks, np.ascontiguousarray(self.addresses[:, node]))
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -75,6 +81,13 @@ class LoadJob:
     place: Place
     moves: BlockMoves
     wanted: WantedDigests | None = None
+    places: tuple[Place, ...] = ()
+    """Of an engine on several nodes, one for each; `place` is what the scheduler side calls them together."""
+
+    def take_node(self, node: int, shards: slice) -> LoadJob:
+        """Returns a node's part of it: of its own memory, and of its shards among those of the engine."""
+        wanted = self.wanted and WantedDigests(self.wanted.hashes, self.wanted.digests[shards])
+        return LoadJob(self.request_id, self.places[node], self.moves.take_node(node), wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +101,12 @@ class SaveJob:
     """For each move, which of the ranks that hold the same bytes writes the record. None: no ranks do."""
     compared: npt.NDArray[np.bool_] | None = None
     """Records of which all ranks that hold the same bytes make digests. None: those who write alone."""
+    places: tuple[Place, ...] = ()
+    """As in `LoadJob`."""
+
+    def take_node(self, node: int) -> SaveJob:
+        """Returns a node's part of it."""
+        return replace(self, place=self.places[node], moves=self.moves.take_node(node), places=())
 
 
 @dataclass(frozen=True)
@@ -108,11 +127,13 @@ class StepPlan(KVConnectorMetadata):
     """A number with which every rank reports a proof of the weights that this step computes with; 0: nobody asks."""
     apart: tuple[GroupKey, ...] = ()
     """Groups of which every rank stores its own bytes from here on, in another session. No job is on its way."""
+    nodes: Mapping[int, NodeOrders] = field(default_factory=dict)
+    """What nodes are told, by number, if the engine has several."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing is to be done. The step may be one that is measured."""
-        return not (self.loads or self.saves or self.doomed or self.retired or self.apart)
+        return not (self.loads or self.saves or self.doomed or self.retired or self.apart or self.nodes)
 
 
 NOTHING_TO_DO = StepPlan()
@@ -138,10 +159,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """That this is the end of, if its plan had a number."""
     weights: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
     """By rank: the number that its plan asked with, and the proof of its weights."""
+    nodes: Mapping[int, NodeReport] = field(default_factory=dict)
+    """By number: what nodes have to say of their servers, if the engine has several."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.saved or self.places or self.copied_s or self.step or self.weights)
+        return not (self.saved or self.places or self.copied_s or self.step or self.weights or self.nodes)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """The two ranks' reports as one. Neither is changed: vLLM may still hold them."""
@@ -164,6 +187,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             copied_s,
             max(self.step, other.step),
             {**self.weights, **other.weights} if other.weights else self.weights,
+            _add_reports(self.nodes, other.nodes) if other.nodes else self.nodes,
         )
 
 
@@ -208,3 +232,9 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     places: tuple[Place, ...] = ()
     """Where it may copy already."""
     weights: WeightDigests = WeightDigests()  # noqa: RUF009  (a frozen value)
+    node: NodeReport | None = None
+    """Of the lowest rank of another node than the scheduler side's: how that node stands with its server, and slots."""
+
+
+def _add_reports(one: Mapping[int, NodeReport], later: Mapping[int, NodeReport]) -> Mapping[int, NodeReport]:
+    return {**one, **{node: one[node].add(report) if node in one else report for node, report in later.items()}}

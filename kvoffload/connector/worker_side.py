@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from types import MappingProxyType
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
-from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.cache_client import CacheClient, CopyPlaces
 from kvoffload.connector.engine.geometry import table_of
 from kvoffload.connector.engine.host_memory import HostMemory, RegisteringEngine
 from kvoffload.connector.engine.pipeline import (
@@ -31,8 +31,11 @@ from kvoffload.connector.identity.agreement import (
     describe_weights,
     make_register,
     name_division,
+    name_node,
 )
 from kvoffload.connector.rank_part import RankPart
+from kvoffload.connector.nodes.node_proxy import NodeProxy
+from kvoffload.connector.nodes.orders import NodeOrders, NodeReport
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -116,10 +119,15 @@ class WorkerSide:
         terms: WorkerTerms,
         open_cache: Callable[[Register], CopyPlaces],
         exchange: Exchange = lambda frame: (frame,),
+        open_node: Callable[[Register, Sequence[GroupFacts]], CacheClient] | None = None,
     ) -> None:
-        """Takes its terms; `exchange` is how it hears of the other ranks of the engine."""
+        """Takes its terms; `exchange` is how it hears of the other ranks of the engine, `open_node` opens the cache
+        once more, for what the scheduler side wants of this node's server if it runs on another."""
         self.terms = terms
         self._open_cache = open_cache
+        self._open_node = open_node
+        self.proxy: NodeProxy | None = None
+        """Of the lowest rank of a node that the scheduler side does not run on."""
         self._pipeline = Pipeline(exchange)
         self._registration = Registration()
         self.cache: CopyPlaces | None = None
@@ -154,6 +162,11 @@ class WorkerSide:
     @property
     def rank(self) -> int:
         return self.terms.rank
+
+    @property
+    def node(self) -> int:
+        """The number of the machine that this rank is on, among those of the engine."""
+        return self.terms.sharing.node_of(self.terms.rank)
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -205,7 +218,7 @@ class WorkerSide:
         try:
             if self._identity not in (b"", fingerprint):
                 raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
-            self._join(fingerprint, groups, described, weights)
+            first_report = self._join(fingerprint, groups, described, weights)
             self._begin_memory()
             if self._host_memory is not None:
                 self._host_memory.wait_for_first()
@@ -223,6 +236,7 @@ class WorkerSide:
             claims=tuple(report.claims.items()),
             places=self._find_places(),
             weights=weights,
+            node=first_report,
         )
         if is_first:
             self._told = self._facts.places
@@ -261,15 +275,21 @@ class WorkerSide:
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
         for job in jobs:
             try:
-                self._begin(job, before_forward)
+                self._begin(self._take_part(job), before_forward)
             except Exception as fault:  # noqa: BLE001  (a job that is never reported lets its request wait for ever)
                 # Its words only: its frames hold views of engine memory, which may be about to be freed.
                 self._ended.append(_Ended(job, str(fault) or type(fault).__name__))
-        for memory_id in plan.retired:
-            if self.cache is not None:
-                self.cache.retire(memory_id)
+        self._retire(plan.retired)
         if plan.apart:
             self._store_apart(plan.apart)
+
+    def obey(self, nodes: Mapping[int, NodeOrders]) -> None:
+        """Does what the scheduler side wants of this rank's node."""
+        orders = nodes.get(self.node)
+        if orders is not None:
+            self._retire(orders.retired)
+            if self.proxy is not None:
+                self.proxy.obey(orders)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
         """(loads that ended, those of them that failed, what else there is to say) since the last call."""
@@ -299,7 +319,15 @@ class WorkerSide:
                     failed_saves.add(one.job.job)
                 elif one.digests:
                     digests[one.job.job] = {self.terms.rank: one.digests}
-        report = WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places), copied_s)
+        news = self.proxy.report(is_idle=is_idle) if self.proxy is not None else None
+        report = WorkerReport(
+            saved,
+            frozenset(failed_saves),
+            digests,
+            self._find_news(places),
+            copied_s,
+            nodes={} if news is None else {self.node: news},
+        )
         return finished, failed, report
 
     def unregister(self) -> None:
@@ -325,6 +353,9 @@ class WorkerSide:
     def close(self) -> None:
         """Lets go of everything: the worker ends."""
         self.unregister()
+        proxy, self.proxy = self.proxy, None
+        if proxy is not None:
+            proxy.close()
         cache, self.cache = self.cache, None
         if cache is not None:
             cache.close()
@@ -354,11 +385,12 @@ class WorkerSide:
         groups: tuple[GroupFacts, ...],
         description: Mapping[str, object],
         weights: WeightDigests,
-    ) -> None:
-        """The engine's session, whose memory blocks are copied to and from; once."""
+    ) -> NodeReport | None:
+        """The engine's session, whose memory blocks are copied to and from; once. Returns what the scheduler side has
+        to know of this rank's node, if it runs on another."""
         if self.records is not None:
-            return
-        per_stage = self.terms.sharing.tensor_ranks
+            return None
+        sharing = self.terms.sharing
         ranks = self._pipeline.meet(
             Stage(
                 fingerprint=fingerprint,
@@ -368,20 +400,27 @@ class WorkerSide:
             )
         )
         together = combine_weights([rank.weights for rank in ranks])
-        self._name = name_pipeline([rank.fingerprint for rank in ranks[::per_stage]], together)
+        self._name = name_pipeline([rank.fingerprint for rank in ranks[:: sharing.tensor_ranks]], together)
         self._described = describe_weights(ranks[0].described, together)
-        self.cache = self._open_session(join_ranks(ranks, tensor_ranks=per_stage))
+        first = self.node * sharing.node_ranks
+        mine = ranks[first : first + sharing.node_ranks]
+        self.cache = self._open_session(join_ranks(mine, stage_ranks=sharing.stage_ranks, first=first))
+        if self.node == 0 or self.terms.rank % sharing.node_ranks or self._open_node is None:
+            return None
+        self.proxy = NodeProxy(self._open_node(self._register, self._groups), groups=len(self._groups))
+        return self.proxy.begin()
 
     def _open_session(self, groups: tuple[GroupFacts, ...]) -> CopyPlaces:
-        """As the engine that all ranks are together, with these groups."""
-        self._groups, rank = groups, self.terms.rank
-        register = make_register(
-            name_division(self._name, groups), groups, self.terms.sharing, description=self._described, rank=rank
+        """As the engine that all ranks are together, with these groups of this rank's node."""
+        self._groups, rank, sharing = groups, self.terms.rank, self.terms.sharing
+        name = name_division(self._name, [sharing.replicas_of(group) for group in groups])
+        self._register = register = make_register(
+            name_node(name, self.node, sharing.nodes), groups, sharing, description=self._described, rank=rank
         )
         cache = self._open_cache(add_report(register, self._registration.report, rank))
         keys = [(group.index, group.stage) for group in groups]
         self.records = RankRecords(
-            RankPart.find(rank, groups, self.terms.sharing),
+            RankPart.find(rank, groups, sharing),
             fingerprint=register.fingerprint,
             record_bytes=[group.record_bytes for group in groups],
             own_groups={at: self._own_groups[key] for at, key in enumerate(keys) if key in self._own_groups},
@@ -405,6 +444,21 @@ class WorkerSide:
             self._host_memory.follow(cache)
         if former is not None:
             former.close()
+
+    def _take_part(self, job: SaveJob | LoadJob) -> SaveJob | LoadJob:
+        """This node's part of a job."""
+        if not job.places:
+            return job
+        if isinstance(job, SaveJob):
+            return job.take_node(self.node)
+        rows = self.terms.sharing.count_node_rows(self._groups)
+        return job.take_node(self.node, slice(self.node * rows, (self.node + 1) * rows))
+
+    def _retire(self, memories: Sequence[int]) -> None:
+        """No job uses these former memories any more."""
+        for memory_id in memories:
+            if self.cache is not None:
+                self.cache.retire(memory_id)
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
         """Hands this rank's part of a job to the copy engine. Raises what keeps it from being copied."""

@@ -5,6 +5,7 @@ The wire is a thread that carries packets from one machine's device to the other
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import heapq
 import itertools
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 _TUN = "/dev/net/tun"
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+_CLONE_NEWNET = 0x40000000
 _PACKET_BYTES = 65_000
 _PACKETS_ON_THE_WAY = 4096
 """Beyond it they are lost, as in any router."""
@@ -123,6 +125,28 @@ def two_machines() -> Iterator[Network]:
                 os.close(file)
         for machine in made:
             run("ip", "netns", "del", machine.name)
+
+
+@contextmanager
+def inside(machine: Machine) -> Iterator[None]:
+    """This thread is in the machine, and so is every process that it starts meanwhile."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(file: int) -> None:
+        if libc.setns(file, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    there = os.open(f"/run/netns/{machine.name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter(there)
+        try:
+            yield
+        finally:
+            enter(here)
+    finally:
+        os.close(here)
+        os.close(there)
 
 
 def _make_device(machine: Machine) -> int:

@@ -104,7 +104,7 @@ def construct(engine: Engine, *, transfer: dict[str, object], **parallel: int) -
     ("parallel", "what"),
     [
         ({"decode_context_parallel_size": 2}, "decode context parallel"),
-        ({"nnodes": 2}, "ranks on several machines"),
+        ({"prefill_context_parallel_size": 2}, "prefill context parallel"),
     ],
 )
 def test_an_engine_that_cannot_be_served_is_refused_in_one_line(

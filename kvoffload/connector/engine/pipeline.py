@@ -78,13 +78,14 @@ def combine_weights(ranks: Sequence[bytes]) -> bytes:
     return sha256(_TAG + b"".join(ranks)).digest() if all(ranks) else b""
 
 
-def join_ranks(ranks: Sequence[Stage], *, tensor_ranks: int) -> tuple[GroupFacts, ...]:
-    """Returns the session's groups, of what all ranks said. IdentityError: ranks of one stage have different groups."""
-    for number, rank in enumerate(ranks):
-        first = number // tensor_ranks * tensor_ranks
-        if rank.groups != ranks[first].groups:
-            raise different_groups(first, number)
-    return join_stages([rank.groups for rank in ranks[::tensor_ranks]])
+def join_ranks(ranks: Sequence[Stage], *, stage_ranks: int, first: int = 0) -> tuple[GroupFacts, ...]:
+    """Returns the session's groups, of what the ranks of a machine said, so many of each stage. `first`: the number of
+    the first of them. IdentityError: ranks of one stage have different groups."""
+    for at, rank in enumerate(ranks):
+        of_stage = at // stage_ranks * stage_ranks
+        if rank.groups != ranks[of_stage].groups:
+            raise different_groups(first + of_stage, first + at)
+    return join_stages([rank.groups for rank in ranks[::stage_ranks]])
 
 
 def join_stages(stages: Sequence[Sequence[GroupFacts]]) -> tuple[GroupFacts, ...]:

@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from dataclasses import replace
-from math import ceil
+from math import ceil, gcd
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.connector.cache_access import CacheAccess
@@ -59,7 +59,7 @@ class EngineStart:
         engine = str(self._transfer.engine_id)
         self.access = CacheAccess(
             settings=settings,
-            engine=engine,
+            engine=_name_session(engine, vllm_compat.node_rank(config)),
             machine_key=_DATA_PARALLEL_RANK.sub("", engine),
             engine_bytes=self._cached_bytes(sum(tensor.size for tensor in cache.kv_cache_tensors[:1])),
         )
@@ -148,6 +148,16 @@ class EngineStart:
     def _saves(self) -> bool:
         """An engine that only decodes takes no slots."""
         return bool(self._transfer.is_kv_producer)
+    def open_for_node(self, register: Register, groups: Sequence[GroupFacts]) -> Client:
+        """The cache once more, for the lowest rank of a node that the scheduler does not run on. Half of the slots are
+        held ready here, and half by the scheduler side."""
+        stock_slots = plan_stock(
+            groups,
+            step_tokens=self._config.scheduler_config.max_num_batched_tokens,
+            steps_under_way=vllm_compat.steps_under_way(self._config),
+        )
+        halves = tuple(ceil(slots / 2) for slots in stock_slots)
+        return self.access.open(register, role=Role.SCHEDULER, stock_slots=halves)
 
     def _start_private(self) -> None:
         # Who opens it meets what is wrong again, and then it is the engine's to hear.
@@ -194,7 +204,8 @@ class EngineStart:
     def _cached_bytes(self, rank_bytes: int) -> int:
         """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once, as
         far as the configuration shows them."""
-        engine = rank_bytes * self._sharing_terms().ranks // vllm_compat.kv_replicas(self._cache)
+        sharing = self._sharing_terms()
+        engine = rank_bytes * sharing.node_ranks // gcd(vllm_compat.kv_replicas(self._cache), sharing.stage_ranks)
         return engine * max(self._config.parallel_config.data_parallel_size_local, 1)
 
     def _sharing_terms(self) -> SharingTerms:
@@ -205,7 +216,13 @@ class EngineStart:
             hash_seed=vllm_compat.hash_seed(self._config),
             tensor_ranks=parallel.tensor_parallel_size,
             pipeline_ranks=parallel.pipeline_parallel_size,
+            nodes=vllm_compat.nodes(self._config),
         )
+
+
+def _name_session(engine: str, node: int) -> str:
+    """Each node of an engine has a session of its own, also where they share a server."""
+    return f"{engine}_node{node}" if node else engine
 
 
 def _name_private(client: Client) -> str:
@@ -236,7 +253,6 @@ def _refuse_unsupported(config: VllmConfig) -> None:
             "prefill context parallel engines",
             "use tensor parallelism",
         ),
-        (getattr(parallel, "nnodes", 1) > 1, "engines with ranks on several machines", "keep an engine on one machine"),
     ]
     for is_wrong, what, remedy in wrong:
         if is_wrong:

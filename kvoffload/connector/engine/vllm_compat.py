@@ -156,6 +156,16 @@ def find_projections(modules: Iterable[torch.nn.Module]) -> dict[int, Any]:
     return found
 
 
+def nodes(config: VllmConfig) -> int:
+    """Machines that the ranks of one engine are on."""
+    return int(getattr(config.parallel_config, "nnodes_within_dp", None) or 1)
+
+
+def node_rank(config: VllmConfig) -> int:
+    """Which of them this process runs on; the scheduler runs on the first."""
+    return int(getattr(config.parallel_config, "node_rank_within_dp", None) or 0)
+
+
 def exchange_between_ranks(config: VllmConfig, frame: bytes) -> Sequence[bytes]:
     """Frames of one length, of all ranks of this engine, stage by stage: of the ranks that hold parts of the same
     layers, and then of those that hold the other layers of this one's part.

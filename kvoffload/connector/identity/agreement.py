@@ -11,7 +11,7 @@ from types import MappingProxyType
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.connector.engine.pipeline import combine_weights, different_groups, join_stages, name_pipeline
-from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
+from kvoffload.connector.step_plan import GroupFacts, GroupKey, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
 from kvoffload.keys.identity import compare_identities
@@ -21,6 +21,7 @@ from kvoffload.types import Fingerprint
 
 SHOWN_LETTERS = 120
 """Of a part of an identity; of longer ones a digest is told."""
+_NODE_TAG = b"kvoffload node %d of %d\n"
 Rank = tuple[int, int]
 """(pipeline rank, tensor rank)."""
 _DIVISION_TAG = b"kvoffload division of blocks 1\n"
@@ -53,6 +54,12 @@ class SharingTerms:
     def stage_ranks(self) -> int:
         """Ranks of one stage that share a machine."""
         return min(self.tensor_ranks, self.node_ranks)
+
+    @property
+    def may_part(self) -> bool:
+        """Ranks that hold other bytes than they should may store them apart, in another session: there is one server,
+        and its other engines divide their blocks in ways of their own."""
+        return self.nodes == 1 and self.units is None
 
     @property
     def run(self) -> int:
@@ -90,7 +97,9 @@ class EngineFacts:
     fingerprint: Fingerprint
     description: Mapping[str, object]
     groups: tuple[GroupFacts, ...]
-    """The session's: those of a pipeline are made per stage."""
+    """The session's, of the scheduler's node: those of a pipeline are made per stage."""
+    node_bytes: tuple[tuple[int, ...], ...]
+    """By node and group: of one shard of a record. Machines may have stages of other layers."""
     num_blocks: int
     cache_bytes: int
 
@@ -103,6 +112,7 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
             remedy="run all ranks of an engine on one machine",
         )
     ordered = sorted(facts.items())
+    _refuse_apart([one for _, one in ordered], terms)
     first = ordered[0][1]
     firsts: dict[int, tuple[Rank, WorkerFacts]] = {}
     for rank, other in ordered:
@@ -117,25 +127,70 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
             raise different_groups(stage_rank, rank)
     stages = [stage for _, (_, stage) in sorted(firsts.items())]
     weights = combine_weights([rank.weights.name for _, rank in ordered])
-    groups = join_stages([stage.groups for stage in stages])
+    nodes = _join_nodes(stages, terms)
+    groups = nodes[0]
     return EngineFacts(
-        fingerprint=name_division(name_pipeline([stage.fingerprint for stage in stages], weights), groups),
+        fingerprint=name_division(
+            name_pipeline([stage.fingerprint for stage in stages], weights),
+            [terms.replicas_of(group) for group in groups],
+        ),
         description=describe_weights(first.description, weights),
         groups=groups,
+        node_bytes=tuple(tuple(group.record_bytes for group in of_node) for of_node in nodes),
         num_blocks=first.num_blocks,
         cache_bytes=sum(rank.cache_bytes for rank in facts.values()),
     )
 
 
-def name_division(name: Fingerprint, groups: Sequence[GroupFacts]) -> Fingerprint:
-    """The name of what an engine holds whose ranks store their blocks like this; where each stores its own, as it is.
+def _join_nodes(stages: Sequence[WorkerFacts], terms: SharingTerms) -> list[tuple[GroupFacts, ...]]:
+    """Returns each node's groups. Raises where they are not the same ones."""
+    per_node = terms.node_ranks // terms.stage_ranks
+    joined = []
+    for node in range(terms.nodes):
+        first = node * terms.node_ranks // terms.tensor_ranks
+        joined.append(join_stages([stage.groups for stage in stages[first : first + per_node]]))
+    for node, groups in enumerate(joined):
+        if [(*_key(one), one.rule, one.replicas) for one in groups] != [
+            (*_key(one), one.rule, one.replicas) for one in joined[0]
+        ]:
+            raise IdentityError(
+                f"the layers on machines 0 and {node} of this engine are of different KV cache groups",
+                remedy="give each machine stages with layers of all kinds, or keep the engine on one machine",
+            )
+    return joined
+
+
+def _key(group: GroupFacts) -> GroupKey:
+    return group.index, group.stage
+
+
+def name_division(name: Fingerprint, replicas: Sequence[int]) -> Fingerprint:
+    """The name of what an engine holds of whose groups so many ranks store the same; where each stores its own, as it is.
 
     Slots of one name are divided alike, whatever a later version finds out about a model.
     """
-    replicas = [group.replicas for group in groups]
     if set(replicas) <= {1}:
         return name
     return Fingerprint(sha256(_DIVISION_TAG + name + b"".join(one.to_bytes(4, "little") for one in replicas)).digest())
+
+
+def _refuse_apart(ranks: Sequence[WorkerFacts], terms: SharingTerms) -> None:
+    """Ranks that are told to be on one machine have one memory, as far as they have joined one."""
+    for node in range(terms.nodes):
+        mine = ranks[node * terms.node_ranks : (node + 1) * terms.node_ranks]
+        memories = [{place.memory_id for place in one.places} for one in mine]
+        if all(memories) and not set.intersection(*memories):
+            raise UnsupportedError(
+                f"ranks {mine[0].rank} to {mine[-1].rank} are on one machine and have no server in common",
+                remedy="give them the same `server`, or the same folder for temporary files if the server is private",
+            )
+
+
+def name_node(fingerprint: bytes, node: int, nodes: int) -> Fingerprint:
+    """The name of what one node of an engine keeps: a server makes digests and keys with its own numbers of shards, so
+    no two nodes may use the same name."""
+    name = fingerprint if nodes == 1 else sha256(_NODE_TAG % (node, nodes) + fingerprint).digest()
+    return Fingerprint(name)
 
 
 def describe_weights(description: Mapping[str, object], weights: bytes) -> Mapping[str, object]:

@@ -17,7 +17,7 @@ from kvoffload.cache import Ask, Publication, ReservedSlots
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.identity.agreement import SharingTerms
+from kvoffload.connector.identity.agreement import SharingTerms, name_node
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
@@ -91,6 +91,8 @@ class SaveTerms:
 
     fingerprint: Fingerprint
     sharing: SharingTerms
+    node_bytes: Sequence[Sequence[int]]
+    """By node and group: of one shard of a record."""
     report_wait_s: float = REPORT_WAIT_S
 
 
@@ -129,6 +131,9 @@ class Saves:
         self._pins = pins
         self._terms = terms
         self._rank_digests = RankDigests(groups.facts, terms.sharing)
+        nodes = terms.sharing.nodes
+        self._node_names = [name_node(terms.fingerprint, node, nodes) for node in range(nodes)]
+        self._node_rows = terms.sharing.count_node_rows(groups.facts)
         self.unequal: dict[int, list[int]] = {}
         """Groups of which ranks hold other bytes than those that they should have in common, and which ranks: from then
         on nothing is published."""
@@ -341,10 +346,12 @@ class Saves:
         self.unequal = dict(unequal)
         for group, ranks in unequal.items():
             logger.warning(
-                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
-                "from here on every rank's own are stored, under other names",
+                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and %s",
                 self.groups.facts[group].name,
                 ", ".join(map(str, ranks)),
+                "from here on every rank's own are stored, under other names"
+                if self._terms.sharing.may_part
+                else "nothing is saved or restored any more",
             )
         self.drop_all()
 
@@ -585,37 +592,41 @@ class Saves:
         return self.groups.rules[part.named.group].reuse is not ReuseRule.PREFIX
 
     def _publish(self, job: _Job, sums: npt.NDArray[np.uint64]) -> None:
-        fingerprint = self._terms.fingerprint
         self._measures.observe("kvoffload_save_seconds", self.clock() - job.begun_s)
         for part in job.told:
             named, records = part.named, len(part.slots)
-            record_bytes, shards = self.groups.facts[named.group].record_bytes, self.groups.shards[named.group]
-            digests = b"".join(
-                finish_digests(
-                    sums[shard, part.begin : part.begin + records].tobytes(),
-                    record_bytes,
-                    fingerprint=fingerprint,
-                    block_hashes=named.hashes,
-                    group=named.group,
-                    shard=shard,
-                )
-                for shard in range(shards)
-            )
+            digests = self._make_digests(named, sums[:, part.begin : part.begin + records])
             is_told = self._cache.publish(
                 Publication(
                     part.slots,
                     hashes=named.hashes,
                     parents=named.parents,
                     digests=np.frombuffer(digests, np.uint64),
-                    shards=shards,
+                    shards=len(self._node_names) * self.groups.shards[named.group],
                     tenant=named.tenant,
                 )
             )
             if is_told:
-                self._measures.count("kvoffload_saved_bytes_total", records * record_bytes * shards)
+                size_bytes = self.groups.shards[named.group] * sum(of[named.group] for of in self._terms.node_bytes)
+                self._measures.count("kvoffload_saved_bytes_total", records * size_bytes)
             elif part.is_first:
                 self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
         self.version += 1
+
+    def _make_digests(self, named: NamedBlocks, sums: npt.NDArray[np.uint64]) -> bytes:
+        """Of all shards, one behind the other. Each node has a name and numbers of shards of its own."""
+        return b"".join(
+            finish_digests(
+                sums[node * self._node_rows + shard].tobytes(),
+                self._terms.node_bytes[node][named.group],
+                fingerprint=name,
+                block_hashes=named.hashes,
+                group=named.group,
+                shard=shard,
+            )
+            for node, name in enumerate(self._node_names)
+            for shard in range(self.groups.shards[named.group])
+        )
 
     def _give_up(self, parts: Sequence[_GroupSave]) -> None:
         for part in parts:

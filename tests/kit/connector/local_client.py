@@ -44,6 +44,7 @@ MEMORY = CacheTerms(
 )
 
 MANY_SLOTS = 1 << 20
+STOCK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +265,20 @@ class LocalClient:
         self.is_closed = True
         for session in self.sessions.values():
             session.close()
+
+
+class StockedClient(LocalClient):
+    """Holds a few slots of each group ready, as a real client does: of a small pool fewer."""
+
+    def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
+        super().__init__(register, memory)
+        self.slots = STOCK if memory.memory_bytes >= MEMORY.memory_bytes else STOCK // 8
+
+    def ready_slots(self) -> list[int]:
+        return [min(self.slots, ready) for ready in super().ready_slots()]
+
+    def most_slots(self, group: int) -> int:
+        return self.slots
 
 
 class LocalPlaces:

@@ -12,23 +12,23 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvoffload.cache import CacheTerms, GroupRule
 from kvoffload.connector import facade
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache, table_of
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.identity.agreement import agree, make_register
+from kvoffload.connector.identity.agreement import agree, make_register, name_node
+from kvoffload.connector.nodes.node_proxy import NodeProxy
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -42,7 +42,7 @@ from kvoffload.connector.step_plan import (
 )
 from kvoffload.kvspec import KVGeometry
 from tests.kit.connector.engine_configs import full, make_config, make_tensors, make_vllm_config, window
-from tests.kit.connector.local_client import MEMORY, LocalClient
+from tests.kit.connector.local_client import MEMORY, LocalClient, StockedClient
 
 Group = tuple[Sequence[str], KVCacheSpec]
 
@@ -77,12 +77,12 @@ def make_facts(
         description={"model": "acme/tiny"},
         groups=tuple(
             GroupFacts(
-                index=table_of(group.name),
+                index=index,
                 name=group.name,
                 rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
                 record_bytes=group.record_bytes,
             )
-            for group in geometry.groups
+            for index, group in enumerate(geometry.groups)
             if group.is_stored
         ),
         num_blocks=geometry.num_blocks,
@@ -126,7 +126,6 @@ class ScriptedEngine:
         *groups: Group,
         num_blocks: int = 128,
         ranks: int = 1,
-        stages: Sequence[Sequence[Group]] = (),
         replicas: int = 1,
         memory: CacheTerms = MEMORY,
         retention_interval: int | None = None,
@@ -138,10 +137,10 @@ class ScriptedEngine:
         drops_last_block: bool = False,
         drafting_group: int | None = None,
         weights: WeightDigests | None = None,
+        nodes: int = 1,
     ) -> None:
-        """`weights`: what each rank says of them. `drafting_group`: the one that vLLM knows to have what drafts.
-        `stages`: what each stage of a pipeline has of the groups, one without layers where it has none; a stage has so
-        many `ranks`."""
+        """`weights`: what each rank says of them. `nodes`: machines that the ranks are on. `drafting_group`: the one
+        that vLLM knows to have what drafts."""
         self.config = make_config(*groups, num_blocks=num_blocks)
         if drafting_group is not None:
             self.config.kv_cache_groups[drafting_group].is_eagle_group = True
@@ -163,7 +162,7 @@ class ScriptedEngine:
         self.now_s = 0.0
         self.vllm_config = make_vllm_config(extra=extra)
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
-        self.vllm_config.parallel_config.pipeline_parallel_size = max(len(stages), 1)
+        self.vllm_config.parallel_config.nnodes_within_dp = nodes
         self.vllm_config.speculative_config = SimpleNamespace(
             num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
         )
@@ -180,23 +179,28 @@ class ScriptedEngine:
         ):
             self.connector = KVOffloadConnector(self.vllm_config, KVConnectorRole.SCHEDULER, self.config)
         self.connector.bind_gpu_block_pool(self.pool)
-        self.geometry = self._describe(self.config, self.tensors)
+        self.geometry = describe_cache(
+            EngineCache(
+                config=self.config,
+                tensors=self.tensors,
+                sharing={},
+                layout="LBHNC",
+                hash_block_size=self.hash_block_size,
+            )
+        )
         self.sharing = self.side.terms.sharing
-        geometries = [self.geometry]
-        if stages:
-            configs = [make_config(*stage, num_blocks=num_blocks) for stage in stages]
-            geometries = [self._describe(config, make_tensors(config)) for config in configs]
-        facts = {
-            (stage, rank): make_facts(geometry, rank=stage * ranks + rank)
-            for stage, geometry in enumerate(geometries)
-            for rank in range(ranks)
-        }
+        facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
-        self.cache = LocalClient(make_register(engine.fingerprint, engine.groups, self.sharing), memory)
-        facts = {name: replace(rank, places=self.places) for name, rank in facts.items()}
+        names = [name_node(engine.fingerprint, node, nodes) for node in range(nodes)]
+        registers = [make_register(name, engine.groups, self.sharing) for name in names]
+        self.cache = LocalClient(registers[0], memory)
+        """The one on the scheduler's node."""
+        self.caches = [self.cache, *(StockedClient(register, memory) for register in registers[1:])]
+        self.proxies = [NodeProxy(cache, groups=len(engine.groups)) for cache in self.caches[1:]]
+        facts = {name: self._join(rank) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
-        self.ranks = len(facts)
+        self.ranks = ranks
         self.reserves_whole_prompts = True
         """vLLM's own `scheduler_reserve_full_isl`."""
         self.requests: dict[str, Request] = {}
@@ -206,12 +210,12 @@ class ScriptedEngine:
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
 
-    def _describe(self, config: KVCacheConfig, tensors: dict[str, torch.Tensor]) -> KVGeometry:
-        return describe_cache(
-            EngineCache(
-                config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=self.hash_block_size
-            )
-        )
+    def _join(self, rank: WorkerFacts) -> WorkerFacts:
+        """What it says when it has joined its node's cache."""
+        node = self.sharing.node_of(rank.rank)
+        is_lowest = node > 0 and rank.rank % self.sharing.node_ranks == 0
+        report = self.proxies[node - 1].begin() if is_lowest else None
+        return replace(rank, places=tuple(Place(*place) for place in self.caches[node].places()), node=report)
 
     @property
     def side(self) -> Any:
@@ -227,6 +231,11 @@ class ScriptedEngine:
     def places(self) -> tuple[Place, ...]:
         """Where workers that have joined everything may copy."""
         return tuple(Place(*place) for place in self.cache.places())
+
+    def list_ready(self) -> list[int]:
+        """Slots that are held ready of each other node."""
+        groups = range(len(self.parts.groups))
+        return [sum(map(node.count_ready, groups)) for node in self.parts.nodes.others] if self.proxies else []
 
     @property
     def pinned(self) -> int:
@@ -339,7 +348,7 @@ class ScriptedEngine:
         report = report or WorkerReport()
         report = replace(report, step=max((plan.step for plan in plans), default=report.step))
         for save in (save for plan in plans for save in plan.saves):
-            report = report.aggregate(self._end_save(save, ranks, is_bad=bad_saves))
+            report = report.aggregate(self._end_save(save.job, len(save.moves), ranks, is_bad=bad_saves))
         waiting_failures = failing & set(self.loading)
         for request_id in waiting_failures:
             self.loading[request_id].num_computed_tokens = 0
@@ -363,14 +372,12 @@ class ScriptedEngine:
             )
         )
 
-    def _end_save(self, save: SaveJob, ranks: int | None, *, is_bad: bool) -> WorkerReport:
-        job = save.job
-        stages = [self.parts.groups.facts[group].stage for group in save.moves.groups.tolist()]
+    def _end_save(self, job: int, blocks: int, ranks: int | None, *, is_bad: bool) -> WorkerReport:
         first = self._reported.get(job, 0)
         last = first + (ranks or self.ranks)
         self._reported[job] = last
         digests = {
-            self.sharing.part_of(rank): bytes(DIGEST_BYTES * stages.count(self.sharing.stage_of(rank)))
+            self.sharing.shard_of(rank): bytes(DIGEST_BYTES * blocks)
             for rank in range(first, last)
             if self.sharing.is_writer(rank) and not is_bad
         }
@@ -421,6 +428,9 @@ class ScriptedEngine:
         assert not self.connector.has_pending_push_work()
         stats = self.cache.stats()
         assert (stats.leases, stats.reserved) == (0, 0)
+        for cache, ready in zip(self.caches[1:], self.list_ready(), strict=True):
+            stats = cache.stats()
+            assert (stats.leases, stats.reserved) == (0, ready)
         assert self.parts.saves.blocks_under_way == 0
 
 

@@ -19,6 +19,7 @@ from kvoffload.connector.step_plan import StepPlan, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.kvspec import ReuseRule
 from kvoffload.transfer.plain_copy import PlainCopy
+from tests.kit.connector.engine_configs import make_tensors
 from tests.kit.connector.local_client import LocalClient, LocalPlaces
 from tests.kit.connector.scripted import Group, ScriptedEngine
 
@@ -65,6 +66,9 @@ class LateWorker(WorkerSide):
     def take(self) -> tuple[dict[str, bool], WorkerReport]:
         loaded, self._loaded = self._loaded, {}
         report, self._report = self._report, WorkerReport()
+        if self.proxy is not None:
+            news = self.proxy.report(is_idle=True)
+            report = report if news is None else report.aggregate(WorkerReport(nodes={self.node: news}))
         return loaded, report
 
 
@@ -74,11 +78,13 @@ class SimulatedEngine(ScriptedEngine):
     def __init__(self, *groups: Group, num_blocks: int, random: Random, **options: Any) -> None:
         super().__init__(*groups, num_blocks=num_blocks, **options)
         self.random = random
-        self.worker = LateWorker(WorkerTerms(rank=0, sharing=self.sharing), self.cache)
-        self.worker.register(self.geometry, self.tensors, scale_views={}, identify=_identify)
+        self.workers = [self._start(rank) for rank in range(self.ranks)]
+        self.worker = self.workers[0]
         assert self.worker.facts is not None
         assert self.worker.facts.places == self.places
-        self.copy = PlainCopy(self.worker.registration.page_map, self.worker.registration.memory)
+        self.copies = [PlainCopy(one.registration.page_map, one.registration.memory) for one in self.workers]
+        self._ended: list[dict[str, bool]] = [{} for _ in self.workers]
+        """By rank: loads that it has ended and another one has not."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.to_decode: dict[str, int] = {}
@@ -86,6 +92,15 @@ class SimulatedEngine(ScriptedEngine):
         self.restored_tokens = 0
         self.failed_loads = 0
         self.preemptions = 0
+
+    def _start(self, rank: int) -> LateWorker:
+        """One rank with tensors of its own, on a node of its own if there are several."""
+        worker = LateWorker(WorkerTerms(rank=rank, sharing=self.sharing), self.caches[self.sharing.node_of(rank)])
+        tensors = make_tensors(self.config) if rank else self.tensors
+        worker.register(self.geometry, tensors, scale_views={}, identify=_identify)
+        if worker.node:
+            worker.proxy = self.proxies[worker.node - 1]
+        return worker
 
     def damage_record(self) -> None:
         """One bit of one record that is there now."""
@@ -115,9 +130,11 @@ class SimulatedEngine(ScriptedEngine):
             self._forward(self.requests[name], before[name])
         for name in scheduled:  # a request may read what another one writes in the same step
             self._check_reads(self.requests[name], before[name])
-        self.worker.submit(plan)
-        for _ in range(self.random.randint(0, self.worker.owes)):
-            self.worker.work()
+        for worker in self.workers:
+            worker.obey(plan.nodes)
+            worker.submit(plan)
+            for _ in range(self.random.randint(0, worker.owes)):
+                worker.work()
         self._hear()
         for name in scheduled:
             self._sample(self.requests.get(name))
@@ -134,7 +151,8 @@ class SimulatedEngine(ScriptedEngine):
     def drain(self) -> None:
         """Lets all requests end; an engine that stops moving fails here."""
         for _ in range(PATIENCE_STEPS):
-            if not self.requests and not self.connector.has_pending_push_work() and not self.worker.owes:
+            owes = any(worker.owes for worker in self.workers)
+            if not self.requests and not self.connector.has_pending_push_work() and not owes:
                 return
             self.turn()
         raise NothingMovesError(f"nothing moves: {sorted(self.requests)}, {len(self.loading)} loading")
@@ -178,7 +196,16 @@ class SimulatedEngine(ScriptedEngine):
         self.waiting.extendleft(reversed(skipped))
 
     def _hear(self) -> None:
-        loaded, saves = self.worker.take()
+        saves = WorkerReport()
+        for ended, worker in zip(self._ended, self.workers, strict=True):
+            more, report = worker.take()
+            ended.update(more)
+            saves = saves.aggregate(report)
+        everywhere = [name for name in self._ended[0] if all(name in ended for ended in self._ended)]
+        loaded = {name: all(ended[name] for ended in self._ended) for name in everywhere}
+        for ended in self._ended:
+            for name in everywhere:
+                del ended[name]
         failed = [name for name, is_good in loaded.items() if not is_good]
         self.failed_loads += len(failed)
         back = [self.loading[name] for name in loaded if name in self.requests]
@@ -222,7 +249,8 @@ class SimulatedEngine(ScriptedEngine):
             if blocks:
                 ends = [min(end, (position + 1) * spec.block_size) for position in blocks]
                 rows = torch.stack([self._pattern(request, group, last) for last in ends])
-                self.copy.load(group, list(blocks.values()), rows)
+                for copy in self.copies:
+                    copy.load(group, list(blocks.values()), rows)
 
     def _check_reads(self, request: Request, computed: int) -> None:
         """Everything that the next token reads and that is whole blocks holds what these tokens say."""
@@ -238,11 +266,14 @@ class SimulatedEngine(ScriptedEngine):
             # The null block: of a window that began after `boundary`, which is before `computed`.
             assert facts.rule.reuse is not ReuseRule.PREFIX or all(blocks.values())
             blocks = {position: block for position, block in blocks.items() if block}
-            rows = torch.empty((len(blocks), facts.record_bytes), dtype=torch.uint8)
-            self.copy.save(group, list(blocks.values()), rows)
-            for position, row in zip(blocks, rows, strict=True):
-                wanted = self._pattern(request, group, (position + 1) * facts.rule.block_size)
-                assert torch.equal(row, wanted), f"{request.request_id}, group {group}, block {position} of {computed}"
+            ends = [(position + 1) * facts.rule.block_size for position in blocks]
+            wanted = [self._pattern(request, group, end) for end in ends]
+            for copy in self.copies:
+                rows = torch.empty((len(blocks), facts.record_bytes), dtype=torch.uint8)
+                copy.save(group, list(blocks.values()), rows)
+                for position, row, expected in zip(blocks, rows, wanted, strict=True):
+                    where = f"{request.request_id}, group {group}, block {position} of {computed}"
+                    assert torch.equal(row, expected), where
 
 
 def _identify(geometry: object) -> _Anybody:

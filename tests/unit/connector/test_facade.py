@@ -92,7 +92,7 @@ def test_only_settings_that_exist_are_taken() -> None:
         KVOffloadConnector(make_vllm_config(extra={"memroy": "1GiB"}), KVConnectorRole.WORKER, config)
 
 
-@pytest.mark.parametrize("what", ["decode_context_parallel_size", "nnodes"])
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size"])
 def test_what_is_not_served_yet_is_refused_at_the_start(what: str) -> None:
     vllm_config = make_vllm_config()
     setattr(vllm_config.parallel_config, what, 2)

@@ -11,9 +11,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
+from kvoffload.connector.nodes.orders import NodeOrders
 from kvoffload.connector.step_plan import StepPlan
 from tests.kit.connector.scripted import Admission, ScriptedEngine
-from tests.kit.connector.workers_of_facades import warm_engine
+from tests.kit.connector.workers_of_facades import make_worker, run_step, warm_engine
 
 
 def break_side(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -133,3 +134,17 @@ def test_a_fault_inside_planning_a_load_leaves_no_lease(monkeypatch: pytest.Monk
     engine.report(plan)
     engine.finish(request)
     assert engine.cache.stats().leases == 0
+
+
+def test_orders_of_a_node_that_cannot_be_obeyed_cost_the_workers_step_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = make_worker().connector
+    assert connector.worker_side is not None
+    obeyed: list[object] = []
+    monkeypatch.setattr(connector.worker_side, "obey", obeyed.append)
+    plan = StepPlan(nodes={0: NodeOrders(over=(1,))}, doomed=("a",))
+    assert run_step(connector, plan).failed_recving == {"a"}
+    assert obeyed == [plan.nodes]
+    monkeypatch.setattr(connector.worker_side, "obey", obeyed.index)
+    assert run_step(connector, StepPlan(nodes={1: NodeOrders()}, doomed=("b",))).failed_recving == {"b"}
+    assert connector.faults == {"bind_connector_metadata": 1}
+    connector.shutdown()

@@ -17,9 +17,10 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerTerms, assemble
-from kvoffload.connector.step_plan import Place, WorkerReport
+from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.protocol import Register
 from tests.kit.connector.local_client import MEMORY, LocalClient
+from tests.kit.connector.nodes import Nodes
 from tests.kit.connector.saving import DENSE, make_engine
 from tests.kit.connector.scripted import ScriptedEngine, two_groups
 
@@ -205,3 +206,58 @@ def test_a_rank_that_has_nowhere_to_copy_is_known_not_to() -> None:
     assert not places.are_all_known
     places.note({1: [THERE]})
     assert places.are_all_known
+
+
+# ---- several machines ----
+
+
+def test_a_place_of_several_machines_counts_when_the_ranks_of_each_have_named_theirs() -> None:
+    nodes = Nodes()
+    places = RankPlaces(4, nodes=nodes.cache, node_ranks=2)
+    here, there = nodes.cache.find_places(nodes.cache.memory_id)
+    together = Place(nodes.cache.memory_id, nodes.cache.session)
+    places.note({0: [here], 1: [here], 2: [there]})
+    assert not places.have_all_nodes(together)
+    places.note({3: [HERE]})
+    assert not places.have_all_nodes(together)
+    places.note({3: [HERE, there]})
+    assert places.have_all_nodes(together)
+    assert not places.have_all_nodes(Place(together.memory_id + 1, 0))
+
+
+def test_an_engine_on_two_machines_goes_by_both() -> None:
+    """What is saved lies on each, under names of its own; without the other one's server nothing is saved or found."""
+    engine = make_engine(DENSE, ranks=2, nodes=2)
+    engine.serve("first", range(30))
+    take_step(engine)
+    assert [len(cache.published) for cache in engine.caches] == [7, 7]
+    engine.forget()
+    request = engine.arrive("again", range(30))
+    assert engine.match(request) is None
+    assert engine.connector.has_pending_push_work()
+    take_step(engine)
+    assert engine.match(request) == 28
+    admission = engine.admit(request)
+    assert admission is not None
+    (job,) = take_step(engine).loads
+    assert job.moves.addresses.shape == (7, 2)
+    assert [place.memory_id for place in job.places] == [cache.memory_id for cache in engine.caches]
+    engine.report(StepPlan(loads=(job,)))
+    engine.finish(request)
+    take_step(engine)
+    engine.assert_at_rest()
+    engine.forget()
+    engine.caches[1].is_served = False
+    take_step(engine)
+    assert engine.match(engine.arrive("without", range(30))) == 0
+
+
+def take_step(engine: ScriptedEngine) -> StepPlan:
+    """With what the other node answers."""
+    plan = engine.step()
+    (proxy,) = engine.proxies
+    if 1 in plan.nodes:
+        proxy.obey(plan.nodes[1])
+    news = proxy.report(is_idle=True)
+    engine.hear(WorkerReport(nodes={} if news is None else {1: news}))
+    return plan

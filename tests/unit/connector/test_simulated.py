@@ -146,6 +146,43 @@ def test_damaged_records_are_found_by_the_worker_and_recomputed(model: str, seed
     assert engine.cache.stats().mismatches == 0
 
 
+@pytest.mark.parametrize("memory", [MEMORY, TINY], ids=["with room", "full"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", MODELS)
+def test_ranks_on_two_machines_never_give_wrong_bytes(model: str, seed: int, memory: CacheTerms) -> None:
+    """The second machine's server answers late, not at all for a while, or has lost what it had."""
+    random = Random(seed)
+    engine = SimulatedEngine(
+        *MODELS[model], num_blocks=48, random=random, memory=memory, ranks=2, nodes=2, extra=ALWAYS
+    )
+    other = engine.caches[1]
+    for _ in range(4):
+        other.holds_answers = random.random() < 0.5
+        play(engine, random, turns=20, damage=0.05, reset=0.02)
+        other.holds_answers = False
+        other.answer()
+        engine.drain()
+        engine.assert_at_rest()
+        other.is_served = not other.is_served
+
+
+def test_ranks_on_two_machines_restore_much_and_nothing_while_one_is_not_served() -> None:
+    restored = {True: 0, False: 0}
+    for groups in MODELS.values():
+        for seed in range(3):
+            random = Random(seed)
+            engine = SimulatedEngine(*groups, num_blocks=48, random=random, ranks=2, nodes=2)
+            for is_served in (True, False, True):
+                before = engine.restored_tokens
+                engine.caches[1].is_served = is_served
+                engine.drain()
+                engine.turn()
+                play(engine, random, turns=30)
+                restored[is_served] += engine.restored_tokens - before
+    assert restored[True] > 500
+    assert restored[False] == 0
+
+
 def crowd(model: str, seed: int) -> None:
     """Everybody is loaded into a cache that holds two or three of them, by an engine that reserves nothing."""
     random = Random(seed)

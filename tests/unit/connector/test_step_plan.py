@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kvoffload.cache import GroupRule
+from kvoffload.connector.nodes.orders import NodeOrders, NodeReport, NodeState
 from kvoffload.connector.step_plan import (
     BlockMoves,
     GroupFacts,
@@ -165,3 +166,28 @@ def test_vllms_aggregator_adds_the_reports_of_all_ranks() -> None:
     assert total.kv_connector_output.kv_connector_worker_meta == WorkerReport({1: 2, 2: 1}, frozenset({2}))
     assert total.kv_connector_output.finished_recving == {"a"}
     assert total.kv_connector_output.failed_recving == {"a"}
+
+
+# ---- several machines ----
+
+
+def test_a_node_takes_its_own_part_of_a_job() -> None:
+    addresses = np.array([[64, 640], [128, 1280]], np.uint64)
+    both = BlockMoves(np.arange(2), np.array([5, 9]), addresses)
+    places = (PLACE, Place(8, 2))
+    load = LoadJob("a", Place(1, 0), both, WANTED, places).take_node(1, slice(1, 2))
+    save = SaveJob(3, Place(1, 0), both, places).take_node(0)
+    assert (load.request_id, load.place, load.places) == ("a", Place(8, 2), ())
+    assert load.moves.addresses.tolist() == [640, 1280]
+    assert load.wanted is not None
+    assert load.wanted.digests.tolist() == [[3, 4]]
+    assert (save.job, save.place, save.moves.addresses.tolist()) == (3, PLACE, [64, 128])
+    assert LoadJob("a", Place(1, 0), both, None, places).take_node(0, slice(0, 1)).wanted is None
+
+
+def test_what_nodes_say_adds_up() -> None:
+    one = WorkerReport(nodes={1: NodeReport(NodeState(memory_id=1))})
+    both = one.aggregate(WorkerReport({3: 1})).aggregate(WorkerReport(nodes={2: NodeReport(), 1: NodeReport()}))
+    assert not one.is_empty
+    assert (set(both.nodes), both.nodes[1].state) == ({1, 2}, NodeState(memory_id=1))
+    assert not StepPlan(nodes={1: NodeOrders()}).is_empty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,18 +13,32 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
-from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, join_stages, name_pipeline
-from kvoffload.connector.identity.agreement import agree, make_register
-from kvoffload.connector.step_plan import GroupFacts, StepPlan, WeightDigests, WorkerReport
+from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, name_pipeline
+from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register, name_node
+from kvoffload.connector.nodes.orders import NodeOrders
+from kvoffload.connector.step_plan import (
+    BlockMoves,
+    GroupFacts,
+    LoadJob,
+    Place,
+    SaveJob,
+    StepPlan,
+    WantedDigests,
+    WeightDigests,
+    WorkerReport,
+)
+from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import RegistrationError
 from kvoffload.native import digest_record
+from kvoffload.protocol import Register
+from tests.kit.connector.local_client import StockedClient
 from tests.kit.connector.workers import (
     PAGE,
     Move,
     SharedCache,
+    TestedWorker,
     block_of,
     collect,
-    join_plans,
     load,
     load_job,
     make_worker,
@@ -31,7 +46,6 @@ from tests.kit.connector.workers import (
     name_of,
     replace_engine,
     save,
-    save_job,
     start,
 )
 from tests.kit.transfer.stand_ins import HeldEngine, PassingEngine
@@ -86,55 +100,34 @@ def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_read() -> None:
 
 def beside_a_larger_stage(frame: bytes) -> list[bytes]:
     """The second stage's records have 64 bytes more."""
-    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, groups=larger(decode_stage(frame).groups)))]
+    sizes = decode_stage(frame).record_bytes
+    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, record_bytes=tuple(size + 64 for size in sizes)))]
 
 
-def larger(groups: tuple[GroupFacts, ...]) -> tuple[GroupFacts, ...]:
-    return tuple(replace(group, record_bytes=group.record_bytes + 64) for group in groups)
-
-
-def test_of_a_pipeline_a_rank_copies_its_own_stages_records() -> None:
-    """Groups are numbered by block table, and stage by stage: the second stage has 1 and 3."""
+def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None:
+    """What was in the slot before must be in no digest: whoever loads it would find another."""
     worker, tensors = start(make_worker(pipeline_ranks=2, exchange=beside_a_larger_stage))
     assert worker.facts is not None
-    groups = join_stages([worker.facts.groups, larger(worker.facts.groups)])
+    groups = tuple(replace(group, record_bytes=group.record_bytes + 64) for group in worker.facts.groups)
     name = name_pipeline([worker.facts.fingerprint, b"e" * 32])
     [told] = worker.shared.registers
-    assert replace(told, report=b"", identity=()) == replace(
-        make_register(name, groups, worker.terms.sharing), identity=()
-    )
+    assert replace(told, report=b"") == make_register(name, groups, worker.terms.sharing)
     assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
     assert worker.facts.places == (worker.shared.place,)
     assert worker.take_results(is_idle=False)[2] == WorkerReport()
-    mine, others = (Move(2, 1, 0), Move(0, 2, 1)), (Move(3, 1, 2), Move(1, 2, 3))
-    for move in others:
-        worker.shared.record(move)[:] = 255
-    worker.submit(save_job(worker, mine[0], others[0], mine[1], others[1]))
-    *_, report = collect(worker, 1)
-    assert (report.saved, report.failed) == ({1: 1}, frozenset())
-    worker.shared.keep_digests(mine, report.digests[1][0], shard=0)
-    assert worker.shared.record(mine[0]).tolist() == block_of(tensors, 1)
-    assert worker.shared.record(mine[1]).tolist() == block_of(tensors, 2, 152)
-    for move in others:
-        assert set(worker.shared.record(move).tolist()) == {255}
-    for move in mine:
+    for move in (Move(1, 1, 0), Move(0, 2, 1)):
+        for shard in range(2):
+            worker.shared.record(move, shard=shard)[:] = 255
+    save(worker, Move(1, 1, 0), Move(0, 2, 1))
+    assert worker.shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1) + [0] * 64
+    assert worker.shared.record(Move(0, 2, 1)).tolist() == block_of(tensors, 2, 152) + [0] * 64
+    assert worker.shared.record(Move(1, 1, 0), shard=1).tolist() == [255] * (PAGE + 64)
+    for number, move in enumerate((Move(1, 3, 0), Move(0, 4, 1))):
         record = worker.shared.record(move)
-        digest = digest_record(record, fingerprint=name, block_hash=name_of(move.slot), group=move.group, shard=0)
-        assert worker.shared.digests[move.slot, 0] == digest
-    assert load(worker, Move(2, 3, 0), Move(3, 3, 2), Move(0, 4, 1), Move(1, 4, 3), is_checked=True)
+        digest = digest_record(record, fingerprint=name, block_hash=name_of(number), group=move.group, shard=0)
+        assert worker.shared.digests[number, 0] == digest
+    assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=True)
     assert block_of(tensors, 3) == block_of(tensors, 1)
-    worker.close()
-
-
-def test_a_job_without_records_of_its_stage_ends_for_a_rank_at_once() -> None:
-    worker, tensors = start(make_worker(pipeline_ranks=2, exchange=beside_a_larger_stage))
-    engine = replace_engine(worker, PassingEngine)
-    before = memory_of(tensors).clone()
-    worker.submit(join_plans(save_job(worker, Move(1, 1, 0)), load_job(worker, Move(3, 2, 1), is_checked=True)))
-    finished, failed, report = worker.take_results(is_idle=False)
-    assert (finished, failed, report.saved, report.digests) == ({"r1"}, set(), {1: 1}, {})
-    assert engine.plans == []
-    assert memory_of(tensors).equal(before)
     worker.close()
 
 
@@ -223,9 +216,11 @@ def test_the_end_of_a_worker_parts_from_the_cache() -> None:
 def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_opens(pipeline_ranks: int) -> None:
     """Each knows only its own weights, so they tell each other, stage by stage."""
     weights = [bytes([97 + rank]) * 32 for rank in range(2 * pipeline_ranks)]
+    sizes: list[tuple[int, ...]] = []
 
     def exchange(frame: bytes) -> list[bytes]:
         mine = decode_stage(frame)
+        sizes.append(mine.record_bytes)
         assert mine.weights in weights
         return [encode_stage(replace(mine, weights=one)) for one in weights]
 
@@ -244,3 +239,60 @@ def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_open
     for rank, told in enumerate(shared.registers):
         assert replace(told, report=b"", rank=0) == replace(of_scheduler, rank=0)
         assert told.rank == rank
+
+
+# ---- several machines ----
+
+
+class NodeWorker(TestedWorker):
+    """The second of two ranks, on a machine of its own, with a client for what the scheduler side wants there."""
+
+    def __init__(self) -> None:
+        sharing = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2, nodes=2)
+        super().__init__(WorkerTerms(rank=1, sharing=sharing), SharedCache(), lambda frame: (frame, frame))
+        self._open_node = self.open_node
+        self.opened: list[StockedClient] = []
+
+    def open_node(self, register: Register, groups: Sequence[GroupFacts]) -> StockedClient:
+        assert len(groups) == 2
+        self.opened.append(StockedClient(register))
+        return self.opened[-1]
+
+
+def test_the_lowest_rank_of_another_machine_speaks_for_its_server() -> None:
+    worker, _ = start(NodeWorker())
+    assert isinstance(worker, NodeWorker)
+    (client,) = worker.opened
+    assert worker.facts is not None
+    assert worker.facts.node is not None
+    assert worker.facts.node.state is not None
+    assert worker.facts.node.state.memory_id == client.memory_id
+    assert [group.shards for group in client.register.groups] == [1, 1]
+    assert client.register.fingerprint == name_node(worker.facts.fingerprint, 1, 2)
+    worker.obey({0: NodeOrders(slots={0: 9}), 1: NodeOrders(slots={0: 2}, retired=(worker.shared.place.memory_id,))})
+    report = worker.take_results(is_idle=False)[2]
+    assert [len(slots) for slots in report.nodes[1].slots] == [2]
+    assert worker.cache is not None
+    assert worker.cache.places() == ()
+    worker.close()
+    assert client.is_closed
+
+
+def test_a_rank_takes_the_part_of_its_own_machine() -> None:
+    """All shards there are its own: what the scheduler side calls the second is the first of its slots."""
+    worker, tensors = start(NodeWorker())
+    shared = worker.shared
+    address = shared.slot_of(Move(1, 1, 0))
+    places = (Place(1, 1), shared.place)
+    moves = BlockMoves(np.array([1]), np.array([1]), np.array([[1 << 60, address]], np.uint64))
+    worker.submit(StepPlan(saves=(SaveJob(1, Place(99, 0), moves, places),)))
+    _, _, report = collect(worker, 1)
+    assert (report.failed, set(report.digests[1])) == (frozenset(), {1})
+    assert shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1)
+    shared.keep_digests((Move(1, 1, 0),), report.digests[1][1], shard=0)
+    wanted = WantedDigests(name_of(0), np.array([[7], [shared.digests[0, 0]]], np.uint64))
+    moves = BlockMoves(np.array([1]), np.array([3]), moves.addresses)
+    worker.submit(StepPlan(loads=(LoadJob("a", Place(99, 0), moves, wanted, places),)))
+    assert collect(worker, 1)[:2] == ({"a"}, set())
+    assert block_of(tensors, 3) == block_of(tensors, 1)
+    worker.close()

@@ -64,7 +64,21 @@ def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int
     assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
 
 
-@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"])
+@pytest.mark.parametrize(("replicas", "shards"), [(1, (4, 2)), (2, (2, 1)), (4, (2, 1))])
+def test_ranks_on_two_machines_have_a_share_of_the_shards_each(replicas: int, shards: tuple[int, int]) -> None:
+    """What ranks on both machines hold, both keep."""
+    config = make_vllm_config()
+    config.parallel_config.tensor_parallel_size, config.parallel_config.rank = 4, 3
+    config.parallel_config.nnodes_within_dp, config.parallel_config.node_rank_within_dp = 2, 1
+    config.kv_transfer_config.engine_id = "abc_dp0"
+    start = make_start(config, replicas=replicas)
+    sharing = start.worker_terms().sharing
+    assert (sharing.shards, sharing.node_shards) == shards
+    assert [sharing.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert (start.access.engine, start.access.machine_key) == ("abc_dp0_node1", "abc")
+
+
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size"])
 def test_what_is_not_served_yet_is_refused(what: str) -> None:
     config = make_vllm_config()
     setattr(config.parallel_config, what, 2)
@@ -127,7 +141,8 @@ def test_each_process_joins_as_what_it_is() -> None:
     engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
-    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
+    assert start.open_for_node(REGISTER, engine.groups) is access
+    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0), (Role.SCHEDULER, 0)]
 
 
 @pytest.mark.parametrize("problem", [None, ServerError("the private server did not start", remedy="")])

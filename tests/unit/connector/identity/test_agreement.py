@@ -13,8 +13,8 @@ from tests.kit.connector.facts import GROUPS, facts
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
-from kvoffload.connector.identity.agreement import SharingTerms, add_report, agree, make_register
-from kvoffload.connector.step_plan import WeightDigests
+from kvoffload.connector.identity.agreement import SharingTerms, add_report, agree, make_register, name_node
+from kvoffload.connector.step_plan import Place, WeightDigests
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.kvspec import AllocationReport, CompletenessReport
 from kvoffload.protocol import Reuse
@@ -187,3 +187,35 @@ def test_a_report_goes_with_it_as_far_as_it_fits() -> None:
     assert lines[2].split() == ["model.layers.0.self_attn", "64", "B"]
     assert MAX_REPORT - 100 < len(told.report) <= MAX_REPORT
     assert lines[-1].endswith("64 B")
+
+
+# ---- several machines ----
+
+
+def on(*memories: int) -> dict[str, Any]:
+    return {"places": tuple(Place(memory_id, 1) for memory_id in memories)}
+
+
+def test_ranks_of_one_machine_must_have_a_server_in_common() -> None:
+    sharing = terms(tensor_ranks=4, nodes=2)
+    ranks = {(0, rank): facts(rank, **on(memory)) for rank, memory in enumerate((5, 5, 6, 6))}
+    assert agree(ranks, sharing).fingerprint == b"f" * 32
+    ranks[0, 3] = facts(3, **on(7))
+    with pytest.raises(UnsupportedError, match="ranks 2 to 3 are on one machine and have no server in common"):
+        agree(ranks, sharing)
+    for joined in (on(7, 6), on()):
+        agree({**ranks, (0, 3): facts(3, **joined)}, sharing)
+
+
+def test_what_each_machine_keeps_has_a_name_of_its_own() -> None:
+    name = b"f" * 32
+    names = {name_node(name, node, nodes) for nodes in (1, 2, 3) for node in range(nodes)}
+    assert len(names) == 6
+    assert name_node(name, 0, 1) == name
+
+
+def test_a_machine_registers_its_own_shards() -> None:
+    sharing = terms(tensor_ranks=2, pipeline_ranks=2, nodes=2)
+    assert [group.shards for group in make_register(b"f" * 32, GROUPS, sharing).groups] == [2, 2]
+    assert [sharing.list_shards(node) for node in range(2)] == [slice(0, 2), slice(2, 4)]
+    assert [sharing.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]

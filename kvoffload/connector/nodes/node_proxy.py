@@ -1,0 +1,107 @@
+"""The lowest rank of a node asks its server for the scheduler side, which runs on another machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvoffload.cache import AcquiredBlocks, AcquireOutcome, BlockLease
+from kvoffload.client import PendingAcquire
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.nodes.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
+
+MAX_QUESTIONS = 4096
+"""That are open or have a lease at a time. Any further one is answered as a miss."""
+FIRST_SLOTS_WAIT_S = 1.0
+"""How long the engine's start waits for slots, so that its first request can be saved."""
+_LOOK_S = 0.005
+
+
+class NodeProxy:
+    """Owned by the worker's thread. What it is asked, its server answers or the client's deadline makes a miss."""
+
+    def __init__(self, cache: CacheClient, *, groups: int) -> None:
+        """Takes a client of its own on the node's server, which plays the scheduler there."""
+        self._cache = cache
+        self._groups = groups
+        self._open: dict[int, PendingAcquire] = {}
+        self._leases: dict[int, BlockLease] = {}
+        self._wanted: dict[int, int] = {}
+        self._refused: list[NodeAnswer] = []
+        self._told: NodeState | None = None
+
+    def begin(self, *, sleep: Callable[[float], None] = time.sleep) -> NodeReport:
+        """Returns the first report, which goes with the handshake: how it stands, and slots for the first saves."""
+        for _ in range(int(FIRST_SLOTS_WAIT_S / _LOOK_S)):
+            if not self._cache.is_served or all(self._cache.ready_slots()):
+                break
+            sleep(_LOOK_S)
+        self._wanted = {group: self._cache.most_slots(group) for group in range(self._groups)}
+        return self.report(is_idle=False) or NodeReport()
+
+    def obey(self, orders: NodeOrders) -> None:
+        """Does what the scheduler side wants; what it wants to know comes with a report."""
+        for number in orders.over:
+            pending, lease = self._open.pop(number, None), self._leases.pop(number, None)
+            if pending is not None:
+                self._cache.cancel(pending)
+            if lease is not None:
+                self._cache.release(lease)
+        for publication in orders.published:
+            self._cache.publish(publication)
+        for slots in orders.aborted:
+            self._cache.abort(slots)
+        for group, names in orders.invalid:
+            self._cache.invalidate(group, names)
+        self._wanted.update(orders.slots)
+        for question in orders.questions:
+            self._ask(question)
+
+    def report(self, *, is_idle: bool) -> NodeReport | None:
+        """Returns what is new, None for nothing. `is_idle`: it may wait for answers, as long as a step's budget."""
+        self._cache.begin_step()
+        answers = [*self._refused]
+        self._refused.clear()
+        for number, pending in list(self._open.items()):
+            found = self._cache.poll(pending) or (self._cache.wait_for(pending) if is_idle else None)
+            if found is not None:
+                del self._open[number]
+                if found.lease is not None:
+                    self._leases[number] = found.lease
+                answers.append(NodeAnswer(number, found, pending.came_late))
+        wanted, self._wanted = self._wanted, {}
+        slots = tuple(self._cache.take(group, count) for group, count in wanted.items())
+        state: NodeState | None = self._describe()
+        if state == self._told:
+            state = None
+        else:
+            self._told = state
+        return NodeReport(state, tuple(answers), slots) if state or answers or slots else None
+
+    def list_held(self) -> list[int]:
+        """Returns the questions that are open, or whose lease is held."""
+        return sorted({*self._open, *self._leases})
+
+    def close(self) -> None:
+        """The engine ends; the server takes back what its session holds."""
+        self._cache.close()
+
+    def _ask(self, question: NodeQuestion) -> None:
+        if len(self._open) + len(self._leases) >= MAX_QUESTIONS:
+            found = AcquiredBlocks(AcquireOutcome.OVER_LIMIT, question.ask.local)
+            self._refused.append(NodeAnswer(question.number, found))
+            return
+        self._open[question.number] = self._cache.start_acquire(question.ask, far=question.far)
+
+    def _describe(self) -> NodeState:
+        cache = self._cache
+        # Where slots run low, this asks for more.
+        cache.ready_slots()
+        return NodeState(
+            cache.memory_id,
+            cache.session,
+            cache.is_served,
+            cache.has_room,
+            cache.has_tiers,
+            tuple(cache.most_slots(group) for group in range(self._groups)),
+        )

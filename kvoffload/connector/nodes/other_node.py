@@ -1,0 +1,124 @@
+"""What the scheduler side knows of another node's server, and what it is going to tell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvoffload.cache import Publication, ReservedSlots
+from kvoffload.client.credit_stock import CreditStock
+from kvoffload.connector.nodes.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
+
+ANSWER_WAIT_S = 10.0
+"""How long the node is waited for. It answers with the step that asks it, and vLLM can lose a step's reports."""
+_SECOND_NS = 1_000_000_000
+
+
+class OtherNode:
+    """Owned by the scheduler's thread. Its slots are held here, so that planning a save asks nobody."""
+
+    def __init__(self, *, groups: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.state = NodeState()
+        self._stocks = [CreditStock(group, 0) for group in range(groups)]
+        self._asked_s = 0.0
+        """When slots were asked for last."""
+        self._over: list[int] = []
+        self._published: list[Publication] = []
+        self._aborted: list[ReservedSlots] = []
+        self._invalid: list[tuple[int, bytes]] = []
+        self._slots: dict[int, int] = {}
+        self._questions: list[NodeQuestion] = []
+
+    # ---- what it has said ----
+
+    def hear(self, report: NodeReport) -> tuple[NodeAnswer, ...]:
+        """Takes what the node has said, and returns its answers."""
+        if report.state is not None:
+            former, self.state = self.state, report.state
+            if (former.memory_id, former.session) != (self.state.memory_id, self.state.session):
+                for stock in self._stocks:
+                    stock.clear()
+            for stock, most in zip(self._stocks, self.state.most_slots, strict=False):
+                stock.high = stock.most = stock.wanted = most
+        for slots in report.slots:
+            if slots.group < len(self._stocks):
+                self._put(self._stocks[slots.group], slots)
+        return report.answers
+
+    def count_ready(self, group: int) -> int:
+        return len(self._stocks[group])
+
+    # ---- what it is told with the next plan ----
+
+    @property
+    def is_asking(self) -> bool:
+        """It is to hear something, or owes slots: the engine has to take another step."""
+        if self._over or self._published or self._aborted or self._invalid or self._slots or self._questions:
+            return True
+        is_late = self._clock() >= self._asked_s + ANSWER_WAIT_S
+        return not is_late and any(stock.is_asking for stock in self._stocks)
+
+    def ask(self, question: NodeQuestion) -> None:
+        self._questions.append(question)
+
+    def end(self, number: int) -> None:
+        """Nobody wants the answer of this question any more, nor its lease."""
+        if any(question.number == number for question in self._questions):
+            self._questions = [question for question in self._questions if question.number != number]
+        else:
+            self._over.append(number)
+
+    def take(self, group: int, count: int) -> ReservedSlots:
+        """Slots that are held ready, as many as there are."""
+        return self._stocks[group].take(self.state.memory_id, self.state.session, count)
+
+    def refill(self) -> None:
+        """Asks for slots where few are left."""
+        now_s = self._clock()
+        if not self.state.is_served:
+            return
+        is_late = now_s >= self._asked_s + ANSWER_WAIT_S
+        for stock in self._stocks:
+            if is_late:
+                stock.is_asking = False
+            count = stock.missing(int(now_s * _SECOND_NS))
+            if count:
+                stock.is_asking = True
+                self._slots[stock.group] = count
+                self._asked_s = now_s
+
+    def publish(self, publication: Publication) -> None:
+        self._published.append(publication)
+
+    def abort(self, slots: ReservedSlots) -> None:
+        self._aborted.append(slots)
+
+    def invalidate(self, group: int, names: bytes) -> None:
+        self._invalid.append((group, names))
+
+    def take_orders(self, retired: tuple[int, ...] = ()) -> NodeOrders:
+        """Returns what is to be told, once."""
+        orders = NodeOrders(
+            retired,
+            tuple(self._over),
+            tuple(self._published),
+            tuple(self._aborted),
+            tuple(self._invalid),
+            self._slots,
+            tuple(self._questions),
+        )
+        self._over, self._published, self._aborted, self._invalid, self._questions = [], [], [], [], []
+        self._slots = {}
+        return orders
+
+    # ---- inside ----
+
+    def _put(self, stock: CreditStock, slots: ReservedSlots) -> None:
+        stock.is_asking = False
+        if (slots.memory_id, slots.session) != (self.state.memory_id, self.state.session):
+            return
+        stock.put(slots.tickets, slots.addresses)
+        if 2 * len(stock) < stock.high:
+            # There is no room before somebody releases some.
+            stock.not_before_ns = int((self._clock() + 0.05) * _SECOND_NS)
