@@ -11,31 +11,52 @@ from kvoffload.cache import SegmentMap
 from kvoffload.connector.step_plan import BlockMoves, LoadJob
 from kvoffload.hash_rows import as_rows
 from kvoffload.native import finish_digests
-from kvoffload.transfer.copy_engine import RunDigests
+from kvoffload.transfer.copy_engine import CopyItems, RunDigests
 
 
 class RankRecords:
     """Finds a rank's records in an engine's session. All shards of a block lie in one slot, one behind the other.
 
-    `slot_bytes`: by group, of each shard's part of a slot; more than a record where another rank's is larger.
-    `fingerprint`: the engine's, which digests are made with.
+    `shards`: the rank's, in a row: of each block it has a record for every one of them. `page_groups`: by group, that
+    of the rank's page map which has the first of them; the others' follow. `slot_bytes`: by group, of each shard's part
+    of a slot; more than a record where another rank's is larger. `fingerprint`: the engine's, which digests are made
+    with.
     """
 
     def __init__(
-        self, *, shard: int, fingerprint: bytes, record_bytes: Sequence[int], slot_bytes: Sequence[int]
+        self,
+        *,
+        shards: range,
+        fingerprint: bytes,
+        record_bytes: Sequence[int],
+        slot_bytes: Sequence[int],
+        page_groups: Sequence[int],
     ) -> None:
-        self._shard = shard
+        self._shards = shards
         self._fingerprint = fingerprint
         self._record_bytes = tuple(record_bytes)
         self.slot_bytes = tuple(slot_bytes)
+        self._page_groups = np.array(page_groups, np.int64)
+
+    def find_items(self, memory: SegmentMap, moves: BlockMoves) -> CopyItems:
+        """Returns what to copy: of each block in turn, all of this rank's records. ValueError: one lies nowhere."""
+        local = np.arange(len(self._shards))
+        return CopyItems(
+            group=(self._page_groups[moves.groups][:, None] + local).reshape(-1),
+            block=np.repeat(moves.blocks, len(local)),
+            slot=self.find_slots(memory, moves).reshape(-1),
+        )
 
     def find_slots(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
-        """Returns where each record lies in this process. ValueError: one lies nowhere."""
-        slots = np.empty(len(moves), np.uint64)
+        """Returns where each record lies in this process: a row for each block. ValueError: one lies nowhere."""
+        local = np.arange(len(self._shards), dtype=np.uint64)
+        slots = np.empty((len(moves), len(local)), np.uint64)
         for group, slot_bytes in enumerate(self.slot_bytes):
             mine = moves.groups == group
             if mine.any():
-                slots[mine] = memory.pointers(moves.addresses[mine] + np.uint64(self._shard * slot_bytes), slot_bytes)
+                first = moves.addresses[mine] + np.uint64(self._shards.start * slot_bytes)
+                pointers = memory.pointers(first, len(local) * slot_bytes)
+                slots[mine] = pointers[:, None] + local * np.uint64(slot_bytes)
         return slots
 
     def clear_tails(self, memory: SegmentMap, moves: BlockMoves) -> None:
@@ -43,13 +64,25 @@ class RankRecords:
         for group, (record_bytes, slot_bytes) in enumerate(zip(self._record_bytes, self.slot_bytes, strict=True)):
             if record_bytes < slot_bytes:
                 for address in moves.addresses[moves.groups == group].tolist():
-                    memory.view(address + self._shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
+                    for shard in self._shards:
+                        memory.view(address + shard * slot_bytes + record_bytes, slot_bytes - record_bytes)[:] = 0
+
+    def split_digests(self, totals: RunDigests) -> dict[int, bytes]:
+        """By shard, what a copy of all items has found: the digests of its records, in the order of the blocks."""
+        by_block = totals.reshape(-1, len(self._shards), 2)
+        return {shard: by_block[:, at].tobytes() for at, shard in enumerate(self._shards)}
 
     def compare(self, job: LoadJob, totals: RunDigests) -> str:
         """What is wrong with the first loaded record whose bytes are not those that were saved; empty: all are."""
         assert job.wanted is not None
+        by_block = totals.reshape(-1, len(self._shards), 2)
+        found = (self._compare(job, shard, by_block[:, at]) for at, shard in enumerate(self._shards))
+        return next(filter(None, found), "")
+
+    def _compare(self, job: LoadJob, shard: int, totals: RunDigests) -> str:
+        assert job.wanted is not None
         names = as_rows(job.wanted.hashes)
-        wanted = job.wanted.digests[self._shard]
+        wanted = job.wanted.digests[shard]
         for group, slot_bytes in enumerate(self.slot_bytes):
             mine = np.flatnonzero(job.moves.groups == group)
             if not len(mine):
@@ -60,7 +93,7 @@ class RankRecords:
                 fingerprint=self._fingerprint,
                 block_hashes=names[mine].tobytes(),
                 group=group,
-                shard=self._shard,
+                shard=shard,
             )
             # 0: nobody has made a digest of this record yet.
             bad = (np.frombuffer(found, np.uint64) != wanted[mine]) & (wanted[mine] != 0)

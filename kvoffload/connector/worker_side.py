@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from kvoffload.protocol import Register
 from kvoffload.transfer import (
     CopyDirection,
     CopyEngine,
-    CopyItems,
     FinishedCopy,
     compute_stream,
     open_engine,
@@ -80,7 +79,8 @@ class _Ended:
 
     job: SaveJob | LoadJob
     fault: str
-    digests: bytes = b""
+    digests: Mapping[int, bytes] = field(default_factory=dict)
+    """By shard."""
     copied_s: float = 0.0
 
 
@@ -163,7 +163,7 @@ class WorkerSide:
         self._registration.attach(self.engine)
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
-        self.group_numbers = np.array(stored, np.int64)
+        self.group_numbers = np.array(stored, np.int64) * geometry.records_per_block
         groups = tuple(_group_facts(geometry, index) for index in stored)
         self.record_bytes = [group.record_bytes for group in groups]
         fingerprint, described = identity.fingerprint(), identity.describe()
@@ -261,7 +261,7 @@ class WorkerSide:
                 if one.fault:
                     failed_saves.add(one.job.job)
                 elif one.digests:
-                    digests[one.job.job] = {self.terms.sharing.shard_of(self.terms.rank): one.digests}
+                    digests[one.job.job] = dict(one.digests)
         report = WorkerReport(saved, frozenset(failed_saves), digests, self._find_news(places), copied_s)
         return finished, failed, report
 
@@ -336,10 +336,11 @@ class WorkerSide:
         )
         self.cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
         self.records = RankRecords(
-            shard=terms.sharing.shard_of(terms.rank),
+            shards=terms.sharing.shards_of(terms.rank),
             fingerprint=register.fingerprint,
             record_bytes=self.record_bytes,
             slot_bytes=sizes,
+            page_groups=self.group_numbers.tolist(),
         )
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
@@ -353,11 +354,7 @@ class WorkerSide:
         if self.cache is None or self.records is None or not self.cache.may_copy(job.place):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
         memory = self.cache.memory(job.place.memory_id)
-        items = CopyItems(
-            group=self.group_numbers[job.moves.groups],
-            block=job.moves.blocks,
-            slot=self.records.find_slots(memory, job.moves),
-        )
+        items = self.records.find_items(memory, job.moves)
         if isinstance(job, SaveJob):
             direction, has_digests = CopyDirection.SAVE, True
             self.records.clear_tails(memory, job.moves)
@@ -395,8 +392,9 @@ class WorkerSide:
         """What is to be said of a copy that has ended."""
         job, fault = copy.job, finished.fault
         if isinstance(job, SaveJob):
-            digests = b"" if finished.digests is None else finished.digests.tobytes()
-            return _Ended(job, fault, digests)
+            if finished.digests is None or self.records is None:
+                return _Ended(job, fault)
+            return _Ended(job, fault, self.records.split_digests(finished.digests))
         if not fault and finished.digests is not None and self.records is not None:
             fault = self.records.compare(job, finished.digests)
         return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
@@ -440,7 +438,7 @@ def _group_facts(geometry: KVGeometry, index: int) -> GroupFacts:
         index=index,
         name=group.name,
         rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
-        record_bytes=group.record_bytes,
+        record_bytes=geometry.record_bytes(group),
     )
 
 

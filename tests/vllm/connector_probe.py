@@ -261,7 +261,7 @@ def record_bytes(_worker: Any) -> Json:
 def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
-    shard = side.terms.sharing.shard_of(side.terms.rank)
+    (shard,) = side.terms.sharing.shards_of(side.terms.rank)
     memory = side.cache.memory(side.cache.memory_id)
     assert side.records is not None
     at = address + shard * side.records.slot_bytes[group]

@@ -112,9 +112,9 @@ class Answer:
         return max(abs(mine[0][1] - theirs[0][1]) for mine, theirs in pairs)
 
 
-def answer(engine: Engine, prompt: list[int], *, max_tokens: int = 8) -> Answer:
+def answer(engine: Engine, prompt: list[int], *, max_tokens: int = 8, salt: str = "") -> Answer:
     """Several tokens, so that what was restored is read again and again."""
-    output = engine.generate(prompt, max_tokens=max_tokens, logprobs=3)
+    output = engine.generate(prompt, max_tokens=max_tokens, logprobs=3, salt=salt)
     completion = output.outputs[0]
     assert len(completion.token_ids) == max_tokens
     assert completion.logprobs is not None

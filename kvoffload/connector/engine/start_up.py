@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.identity.model import loads_what_lies_there
 from kvoffload.connector.saves.look_out import MAX_LOOKS
 from kvoffload.connector.saves.worth import GATHERED_TOKENS
 from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
+from kvoffload.kvspec import HeadUnits
 from kvoffload.private_files import PrivateFiles
 from kvoffload.protocol import Role
 from kvoffload.units import describe_size
@@ -52,6 +54,7 @@ class EngineStart:
         assert config.kv_transfer_config is not None
         self._settings = settings
         self._config = config
+        self._units = _find_units(config) if settings.shared_shapes else None
         self._cache = cache
         engine = str(config.kv_transfer_config.engine_id)
         self.access = CacheAccess(
@@ -162,7 +165,8 @@ class EngineStart:
 
     def _cached_bytes(self, rank_bytes: int) -> int:
         """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once."""
-        return rank_bytes * self._sharing_terms().shards * max(self._config.parallel_config.data_parallel_size_local, 1)
+        sharing, replicas = self._sharing_terms(), max(self._config.parallel_config.data_parallel_size_local, 1)
+        return rank_bytes * (sharing.ranks // sharing.replicas) * replicas
 
     def _sharing_terms(self) -> SharingTerms:
         parallel = self._config.parallel_config
@@ -172,8 +176,25 @@ class EngineStart:
             hash_seed=vllm_compat.hash_seed(self._config),
             tensor_ranks=parallel.tensor_parallel_size,
             pipeline_ranks=parallel.pipeline_parallel_size,
-            replicas=vllm_compat.kv_replicas(self._cache),
+            replicas=vllm_compat.kv_replicas(self._cache) if self._units is None else self._units.replicas,
+            units=self._units,
         )
+
+
+def _find_units(config: VllmConfig) -> HeadUnits:
+    """Returns what engines of all tensor-parallel sizes share by. UnsupportedError: what is not certified."""
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise UnsupportedError(
+            "shared_shapes does not serve engines with pipeline stages", remedy="use tensor parallelism alone"
+        )
+    if not loads_what_lies_there(config):
+        # Ranks sample parts of tensors, which differ with their number: the model's files prove that weights are equal.
+        raise UnsupportedError(
+            f"shared_shapes needs weights that are the model's files, and load format {config.load_config.load_format} "
+            "may give others",
+            remedy="load the model by load_format=auto, or turn shared_shapes off",
+        )
+    return HeadUnits(heads=vllm_compat.total_kv_heads(config), ranks=config.parallel_config.tensor_parallel_size)
 
 
 def _name_private(client: Client) -> str:

@@ -108,6 +108,12 @@ def kv_replicas(cache: KVCacheConfig) -> int:
     return int(getattr(cache, "kv_tp_replicas", None) or 1)
 
 
+def total_kv_heads(config: VllmConfig) -> int:
+    """KV heads of a layer over all tensor-parallel ranks. A latent counts as one, which all of them hold."""
+    model = config.model_config
+    return 1 if model.use_mla else int(model.get_total_num_kv_heads())
+
+
 def exchange_between_ranks(config: VllmConfig, frame: bytes) -> Sequence[bytes]:
     """Frames of one length, of all ranks of this engine, stage by stage: of the ranks that hold parts of the same
     layers, and then of those that hold the other layers of this one's part.

@@ -14,7 +14,7 @@ from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
 from kvoffload.keys.identity import compare_identities
-from kvoffload.kvspec import CompletenessReport
+from kvoffload.kvspec import CompletenessReport, HeadUnits
 from kvoffload.protocol import IdentityField, Register
 from kvoffload.types import Fingerprint
 
@@ -35,6 +35,8 @@ class SharingTerms:
     pipeline_ranks: int = 1
     replicas: int = 1
     """Tensor ranks in a row that hold the same bytes."""
+    units: HeadUnits | None = None
+    """They are the shards of a block, in engines of every tensor-parallel size. None: each rank's part is one."""
 
     @property
     def ranks(self) -> int:
@@ -42,14 +44,17 @@ class SharingTerms:
 
     @property
     def shards(self) -> int:
-        """Ranks that hold different bytes of a block."""
-        return self.ranks // self.replicas
+        """Parts of a block that are saved and checked each by itself."""
+        return self.ranks // self.replicas if self.units is None else self.units.count
 
-    def shard_of(self, rank: int) -> int:
-        return rank // self.replicas
+    def shards_of(self, rank: int) -> range:
+        """Those that a rank holds, in a row."""
+        if self.units is not None:
+            return self.units.of_rank(rank)
+        return range(rank // self.replicas, rank // self.replicas + 1)
 
     def is_writer(self, rank: int) -> bool:
-        """Of the ranks that hold a shard, the one that saves it."""
+        """Of the ranks that hold the same shards, the one that saves them."""
         return rank % self.replicas == 0
 
 

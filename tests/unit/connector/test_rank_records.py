@@ -21,8 +21,16 @@ FINGERPRINT = b"f" * 32
 SLOT_BYTES = (152, 256)
 
 
-def make_records(*, shard: int = 1, record_bytes: tuple[int, int] = SLOT_BYTES) -> RankRecords:
-    return RankRecords(shard=shard, fingerprint=FINGERPRINT, record_bytes=record_bytes, slot_bytes=SLOT_BYTES)
+def make_records(
+    *, shard: int = 1, shards: range | None = None, record_bytes: tuple[int, int] = SLOT_BYTES
+) -> RankRecords:
+    return RankRecords(
+        shards=shards or range(shard, shard + 1),
+        fingerprint=FINGERPRINT,
+        record_bytes=record_bytes,
+        slot_bytes=SLOT_BYTES,
+        page_groups=(2, 7),
+    )
 
 
 def make_memory() -> tuple[SharedCache, SegmentMap]:
@@ -45,7 +53,7 @@ def test_a_shards_record_lies_behind_those_of_the_shards_before_it(shard: int) -
     found = make_records(shard=shard).find_slots(memory, moves)
     for at, (group, address) in enumerate(zip(moves.groups.tolist(), moves.addresses.tolist(), strict=True)):
         size_bytes = SLOT_BYTES[group]
-        assert found[at] == memory.view(address + shard * size_bytes, size_bytes).ctypes.data
+        assert found[at].tolist() == [memory.view(address + shard * size_bytes, size_bytes).ctypes.data]
 
 
 def test_a_slot_that_lies_nowhere_is_named() -> None:
@@ -112,3 +120,27 @@ def test_a_record_that_is_not_what_was_saved_is_named_by_its_block() -> None:
     assert load.wanted is not None
     other = replace(load, wanted=replace(load.wanted, hashes=name_of(1) + name_of(0) + name_of(2)))
     assert "loaded into block 2" in make_records().compare(other, totals_of(data))
+
+
+def test_a_rank_of_several_shards_has_a_record_of_each_for_every_block() -> None:
+    shared, memory = make_memory()
+    moves = moves_of(shared)
+    items = make_records(shards=range(2)).find_items(memory, moves)
+    first = [make_records(shard=shard).find_slots(memory, moves)[:, 0].tolist() for shard in range(2)]
+    assert items.slot.reshape(-1, 2).T.tolist() == first
+    assert items.block.reshape(-1, 2).tolist() == [[1, 1], [2, 2], [3, 3]]
+    assert items.group.reshape(-1, 2).tolist() == [[7, 8], [2, 3], [7, 8]]
+
+
+def test_digests_of_several_shards_are_told_and_compared_each_by_itself() -> None:
+    shared, _ = make_memory()
+    moves = moves_of(shared)
+    data = [bytes([at]) * SLOT_BYTES[group] for at, group in enumerate(moves.groups.tolist())]
+    other = [bytes([at + 9]) * SLOT_BYTES[group] for at, group in enumerate(moves.groups.tolist())]
+    both = np.stack([totals_of(other), totals_of(data)], axis=1).reshape(-1, 2)
+    records = make_records(shards=range(2))
+    assert records.split_digests(both) == {0: totals_of(other).tobytes(), 1: totals_of(data).tobytes()}
+    load = make_load(moves, data)
+    assert records.compare(load, both) == ""  # nobody has made a digest of the first shard's
+    both[5] = both[0]
+    assert "loaded into block 3" in records.compare(load, both)
