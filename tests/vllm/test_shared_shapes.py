@@ -17,11 +17,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from kvoffload.errors import UnsupportedError
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, start_engine
 from tests.vllm.equality import answer
-from tests.vllm.tiny_models import DENSE, TinyModel
+from tests.vllm.tiny_models import DENSE, GDN, TinyModel
 
 pytestmark = pytest.mark.vllm
 
@@ -49,13 +50,14 @@ def serving(
     arguments: dict[str, Any] = {"tensor_parallel_size": ranks, "max_num_batched_tokens": 700}
     if ranks > 1:
         arguments |= probe.INSPECTED
-    transfer = probe.transfer(server=str(server.socket), **settings)
-    del transfer["kv_connector_extra_config"]["memory"]  # type: ignore[attr-defined]
+    extra = {"server": str(server.socket), "shared_shapes": True, "verify": "always", **probe.PATIENCE, **settings}
+    transfer = {"kv_connector": "KVOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     engine = start_engine(
         model, engines.model_folder(model), has_own_processes=ranks > 1, kv_transfer_config=transfer, **arguments
     )
     try:
         probe.prepare(engine)
+        engine.ask_workers(note_blocks)
         yield engine
         engine.drain()
     finally:
@@ -141,33 +143,12 @@ def distance(one: Pages, other: Pages) -> float:
     return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
 
 
-# ---- one saves, another restores ----
-
-
-@pytest.mark.parametrize(("saver", "loader"), [(1, 2), (2, 1)])
-def test_what_an_engine_saved_another_size_restores(
-    engines: EnginePool, server: SharedServer, saver: int, loader: int
-) -> None:
-    prompt = make_prompt(seed=1000 + saver, length=LENGTH)
-    with serving(engines, server, DENSE, saver, shared_shapes=True) as engine:
-        engine.ask_workers(note_blocks)
-        assert answer(engine, prompt).cached == 0
-        probe.drain(engine)
-        saved = pages_of(engine, taken_blocks(engine)[:BLOCKS])
-        assert probe.faults(engine) == {}
-    with serving(engines, server, DENSE, loader, shared_shapes=True, verify="always") as engine:
-        engine.ask_workers(note_blocks)
-        restored = answer(engine, prompt)
-        assert restored.cached == RESTORABLE
-        assert np.array_equal(pages_of(engine, taken_blocks(engine)[:BLOCKS]), saved)
-        assert answer(engine, prompt, salt=OWN).cached == 0
-        blocks = taken_blocks(engine)[:BLOCKS]
-        computed, own = pages_of(engine, blocks), answer(engine, prompt, salt=OWN)
-        assert own.cached == RESTORABLE
-        check_numbers(computed, saved)
-        overwrite(engine, blocks, saved)
-        assert answer(engine, prompt, salt=OWN) == restored != own
-        assert probe.faults(engine) == {}
+def save(engine: Engine, prompt: list[int]) -> Pages:
+    """Returns what the engine computed, as it lies in its pages."""
+    taken_blocks(engine)
+    assert answer(engine, prompt).cached == 0
+    probe.drain(engine)
+    return pages_of(engine, taken_blocks(engine)[:BLOCKS])
 
 
 def check_numbers(computed: Pages, saved: Pages) -> None:
@@ -179,3 +160,43 @@ def check_numbers(computed: Pages, saved: Pages) -> None:
     for layer in range(1, len(saved)):
         assert 0 < distance(computed[layer], saved[layer]) < MOST_DISTANCE
         assert distance(swapped[layer], saved[layer]) > 1
+
+
+def check_restores(engine: Engine, prompt: list[int], saved: Pages) -> None:
+    """The saved bytes, cut for this engine's ranks, and what it answers with them in its own pages."""
+    taken_blocks(engine)
+    restored = answer(engine, prompt)
+    assert restored.cached == RESTORABLE
+    assert np.array_equal(pages_of(engine, taken_blocks(engine)[:BLOCKS]), saved)
+    assert answer(engine, prompt, salt=OWN).cached == 0
+    blocks = taken_blocks(engine)[:BLOCKS]
+    computed, own = pages_of(engine, blocks), answer(engine, prompt, salt=OWN)
+    assert own.cached == RESTORABLE
+    check_numbers(computed, saved)
+    overwrite(engine, blocks, saved)
+    assert answer(engine, prompt, salt=OWN) == restored != own
+    assert probe.faults(engine) == {}
+
+
+# ---- one saves, another restores ----
+
+
+def test_what_an_engine_saved_engines_of_other_sizes_restore(engines: EnginePool, server: SharedServer) -> None:
+    first, second = (make_prompt(seed=seed, length=LENGTH) for seed in (1001, 1002))
+    with serving(engines, server, DENSE, 1) as engine:
+        saved = save(engine, first)
+    with serving(engines, server, DENSE, 2) as engine:
+        check_restores(engine, first, saved)
+        saved = save(engine, second)
+    with serving(engines, server, DENSE, 1) as engine:
+        check_restores(engine, second, saved)
+    with serving(engines, server, DENSE, 1, shared_shapes=False) as engine:
+        assert [answer(engine, prompt).cached for prompt in (first, second)] == [0, 0]
+
+
+def test_a_model_that_cannot_be_cut_does_not_start(engines: EnginePool, server: SharedServer) -> None:
+    with (
+        pytest.raises(UnsupportedError, match=r"layer model\.layers\.0\.linear_attn keeps a recurrent state"),
+        serving(engines, server, GDN, 1),
+    ):
+        pass
