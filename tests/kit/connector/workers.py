@@ -26,7 +26,7 @@ from kvoffload.connector.step_plan import (
 )
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.keys.identity import Identity
-from kvoffload.kvspec import KVGeometry
+from kvoffload.kvspec import HeadUnits, KVGeometry
 from kvoffload.native import finish_digests
 from kvoffload.protocol import Register
 from kvoffload.transfer import CopyEngine
@@ -139,6 +139,7 @@ def make_worker(
     shared: SharedCache | None = None,
     exchange: Exchange = lambda frame: (frame,),
     has_late_frees: bool = False,
+    units: HeadUnits | None = None,
 ) -> TestedWorker:
     sharing = SharingTerms(
         hash_block_size=4,
@@ -146,7 +147,8 @@ def make_worker(
         hash_seed="0",
         tensor_ranks=ranks,
         pipeline_ranks=pipeline_ranks,
-        replicas=replicas,
+        replicas=replicas if units is None else units.replicas,
+        units=units,
     )
     terms = WorkerTerms(rank=rank, sharing=sharing, has_late_frees=has_late_frees)
     return TestedWorker(terms, shared or SharedCache(), exchange)

@@ -18,8 +18,9 @@ from kvoffload.connector.identity.agreement import SharingTerms, agree, make_reg
 from kvoffload.connector.scheduler_side import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import ServerError, UnsupportedError
-from kvoffload.kvspec import ReuseRule
+from kvoffload.kvspec import HeadUnits, ReuseRule
 from kvoffload.protocol import Role
+from tests.kit.connector.changes import Change, set_in
 from tests.kit.connector.engine_configs import full, make_config, make_vllm_config, window
 from tests.kit.connector.facts import facts, group_facts
 
@@ -62,6 +63,47 @@ def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int
     sharing = start.scheduler_terms().sharing
     assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.shards) == (tensor, pipeline, shards)
     assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "tensor", "shards", "replicas"), [(4, 1, 4, 1), (4, 2, 4, 1), (2, 4, 2, 2), (32, 4, 16, 1)]
+)
+def test_with_shared_shapes_blocks_have_as_many_shards_whatever_the_number_of_ranks(
+    heads: int, tensor: int, shards: int, replicas: int
+) -> None:
+    config = make_vllm_config()
+    config.model_config.get_total_num_kv_heads = lambda: heads
+    config.parallel_config.tensor_parallel_size = tensor
+    start = make_start(config, shared_shapes=True)
+    sharing = start.scheduler_terms().sharing
+    assert (sharing.shards, sharing.replicas, sharing.units) == (shards, replicas, HeadUnits(heads=heads, ranks=tensor))
+    assert start.worker_terms().sharing == sharing
+    assert make_start(config).scheduler_terms().sharing.units is None
+    assert start.access.engine_bytes == make_start(config, replicas=replicas).access.engine_bytes
+
+
+def test_with_shared_shapes_a_latent_is_one_unit_that_all_ranks_hold() -> None:
+    config = make_vllm_config()
+    config.model_config.use_mla = True
+    config.parallel_config.tensor_parallel_size = 4
+    sharing = make_start(config, shared_shapes=True).scheduler_terms().sharing
+    assert (sharing.shards, sharing.replicas) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_in("parallel_config", pipeline_parallel_size=2), "engines with pipeline stages"),
+        (set_in("parallel_config", tensor_parallel_size=3), "3 tensor-parallel ranks hold parts of the 2 units"),
+        (set_in("load_config", load_format="dummy"), "load format dummy may give others"),
+    ],
+)
+def test_what_is_not_certified_for_shared_shapes_is_refused(change: Change, message: str) -> None:
+    config = make_vllm_config()
+    change(config)
+    make_start(config)
+    with pytest.raises(UnsupportedError, match=message):
+        make_start(config, shared_shapes=True)
 
 
 @pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"])
