@@ -261,11 +261,12 @@ def record_bytes(_worker: Any) -> Json:
 def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
-    (shard,) = side.terms.sharing.shards_of(side.terms.rank)
+    shards = side.terms.sharing.shards_of(side.terms.rank)
     memory = side.cache.memory(side.cache.memory_id)
     assert side.records is not None
-    at = address + shard * side.records.slot_bytes[group]
-    view: npt.NDArray[np.uint8] = memory.view(at, side.record_bytes[group])
+    slot_bytes = side.records.slot_bytes[group]
+    size_bytes = (len(shards) - 1) * slot_bytes + side.record_bytes[group]
+    view: npt.NDArray[np.uint8] = memory.view(address + shards.start * slot_bytes, size_bytes)
     return view
 
 
@@ -281,10 +282,12 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     from kvoffload.transfer.plain_copy import PlainCopy
 
     side = worker_side()
-    page_map, number = side.registration.page_map, int(side.group_numbers[group])
-    rows = torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8)
-    PlainCopy(page_map, side.registration.memory).save(number, list(blocks), rows)
-    return [sha256(row.numpy().data).hex() for row in rows]
+    page_map, first = side.registration.page_map, int(side.group_numbers[group])
+    records = []
+    for number in range(first, first + len(side.terms.sharing.shards_of(side.terms.rank))):
+        records.append(torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8))
+        PlainCopy(page_map, side.registration.memory).save(number, list(blocks), records[-1])
+    return [sha256(row.numpy().data).hex() for row in torch.cat(records, dim=1)]
 
 
 def zero_record(worker: Any, group: int, address: int, rank: int | None = None) -> Json:

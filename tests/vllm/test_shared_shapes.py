@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, start_engine
 from tests.vllm.equality import answer
-from tests.vllm.tiny_models import DENSE, GDN, TinyModel
+from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel, build_dense
 
 pytestmark = pytest.mark.vllm
 
@@ -31,8 +33,17 @@ RESTORABLE = 640
 BLOCKS = RESTORABLE // 128
 OWN = "own"
 """A salt: such a request computes the same bytes, and finds nothing of what others saved."""
+PAGE_BYTES = DENSE.groups[0].page_bytes
 MOST_DISTANCE = 0.05
 """Of keys and values that engines of two sizes compute for one prompt."""
+
+ONE_HEAD = replace(
+    DENSE,
+    name="one head",
+    build=partial(build_dense, kv_heads=1),
+    groups=(replace(DENSE.groups[0], page_bytes=PAGE_BYTES // 2, padded_page_bytes=PAGE_BYTES // 2),),
+)
+"""Both of two ranks hold its only KV head."""
 
 Pages = npt.NDArray[np.uint16]
 """By layer, block, head, token and content: bfloat16 as it lies in memory."""
@@ -192,6 +203,26 @@ def test_what_an_engine_saved_engines_of_other_sizes_restore(engines: EnginePool
         check_restores(engine, second, saved)
     with serving(engines, server, DENSE, 1, shared_shapes=False) as engine:
         assert [answer(engine, prompt).cached for prompt in (first, second)] == [0, 0]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("model", [SLIDING, ONE_HEAD], ids=lambda model: model.name)
+def test_windows_and_heads_that_ranks_have_in_common_are_restored(
+    engines: EnginePool, server: SharedServer, model: TinyModel
+) -> None:
+    """What two ranks saved, one finds: every block that it loads holds the bytes of its record."""
+    prompt = make_prompt(seed=1003, length=LENGTH)
+    with serving(engines, server, model, 2) as engine:
+        assert answer(engine, prompt).cached == 0
+    with serving(engines, server, model, 1) as engine, probe.watch_load_jobs(engine) as jobs:
+        assert answer(engine, prompt).cached == RESTORABLE
+        (job,) = jobs
+        moves = zip(job.moves.groups.tolist(), job.moves.blocks.tolist(), job.moves.addresses.tolist(), strict=True)
+        for group, block, address in moves:
+            record = engine.ask_workers(probe.record_digests, [(group, address)])
+            assert engine.ask_workers(probe.block_digests, group, [block]) == record
+        assert set(job.moves.groups.tolist()) == set(range(len(model.groups)))
+        assert probe.faults(engine) == {}
 
 
 def test_a_model_that_cannot_be_cut_does_not_start(engines: EnginePool, server: SharedServer) -> None:

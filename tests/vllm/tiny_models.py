@@ -85,7 +85,7 @@ class TinyModel:
         return tuple(kind for _, kind in sorted((layer, group.kind) for group in self.groups for layer in group.layers))
 
 
-def build_dense(folder: Path) -> None:
+def build_dense(folder: Path, *, kv_heads: int = 2) -> None:
     """Qwen3: full attention in every layer, one group."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -93,7 +93,7 @@ def build_dense(folder: Path) -> None:
         **_shared_shape(),
         num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=kv_heads,
         head_dim=64,
     )
     _save(folder, config, Qwen3ForCausalLM)
