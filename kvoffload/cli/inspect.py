@@ -195,7 +195,7 @@ def draw_identity(row: Row) -> str:
 
 def _draw_group(group: Row) -> str:
     window = f" of {group['window']} tokens" if group["window"] else ""
-    shards = f" on each of {group['shards']} ranks" if group["shards"] > 1 else ""
+    shards = f" in each of {group['shards']} shards" if group["shards"] > 1 else ""
     return (
         f"{group['record_bytes']:,} bytes a block of {group['block_tokens']} tokens{shards}, "
         f"reuse by {group['reuse']}{window}"

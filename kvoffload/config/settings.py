@@ -400,6 +400,13 @@ class Settings(BaseModel):
         description="Restore a prompt to its end where all of it is cached, and compute one token, in models of full "
         "attention alone. Faster where blocks are long; logits may differ in the last bits from those of a local hit.",
     )
+    shared_shapes: Switch = _setting(
+        False,
+        room="connector",
+        allowed="true or false",
+        description="Save by KV heads, so that engines of one model find each other's blocks whatever their "
+        "tensor-parallel sizes. What was restored is then what another engine computed, not the bits of one's own hit.",
+    )
     self_test: Switch = _setting(
         True,
         room="kvspec",

@@ -146,7 +146,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             layout=vllm_compat.cache_layout(self._kv_cache_config),
             hash_block_size=vllm_compat.hash_block_size(config, self._kv_cache_config),
         )
-        geometry = describe_cache(cache)
+        units = worker.terms.sharing.units
+        geometry = replace(describe_cache(cache), units=units)
         check_layer_dtypes(config, geometry)
         refuse_ruined_scales(config, geometry)
         scaled = [layer for layer in geometry.layers.values() if layer.quantisation.is_per_token_head]
@@ -156,14 +157,20 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         vllm_compat.create_scale_views(config, kv_caches, [layer.name for layer in scaled if layer.alias_of])
         described = with_scale_views(geometry, views)
         identity = describe_engine(config, described)
+        weights = self._weights.take()
+        if units is not None:
+            # Tensors of engines of other sizes are cut otherwise. That the weights are equal the model's files say.
+            weights = weights._replace(name=b"")
         register = functools.partial(
             worker.register,
             described,
             kv_caches,
             scale_views=views,
             identify=lambda _: identity,
-            weights=self._weights.take(),
-            replicas=find_replicas(config, self._kv_cache_config),
+            weights=weights,
+            replicas=find_replicas(config, self._kv_cache_config)
+            if units is None
+            else dict.fromkeys(described.layers, units.replicas),
         )
         register()
         self._register_again = register

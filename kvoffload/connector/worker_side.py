@@ -33,9 +33,9 @@ from kvoffload.connector.identity.agreement import (
     name_division,
     name_node,
 )
-from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.nodes.node_proxy import NodeProxy
 from kvoffload.connector.nodes.orders import NodeOrders, NodeReport
+from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -213,7 +213,10 @@ class WorkerSide:
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
         stage = self.terms.sharing.stage_of(self.terms.rank)
         groups = store_apart([_group_facts(geometry, number, stage, replicas) for number in stored], self._apart)
-        self._own_groups = {(group.index, stage): number for number, group in zip(stored, groups, strict=True)}
+        self._own_groups = {
+            (group.index, stage): number * geometry.records_per_block
+            for number, group in zip(stored, groups, strict=True)
+        }
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
             if self._identity not in (b"", fingerprint):
@@ -553,7 +556,7 @@ def _group_facts(geometry: KVGeometry, number: int, stage: int, replicas: Mappin
         index=table_of(group.name),
         name=group.name,
         rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
-        record_bytes=group.record_bytes,
+        record_bytes=geometry.record_bytes(group),
         replicas=gcd(*(replicas.get(layer.name, 1) for layer in group.layers if not layer.alias_of)),
         stage=stage,
     )

@@ -42,9 +42,11 @@ from kvoffload.kvspec.spec import (
     opaque_layer,
     recurrent_layer,
 )
+from kvoffload.kvspec.units import MAX_UNITS, HeadUnits, UnitPages, cut_placement
 
 __all__ = [
     "LAYOUTS",
+    "MAX_UNITS",
     "Allocation",
     "AllocationReport",
     "BlockRun",
@@ -54,6 +56,7 @@ __all__ = [
     "Exclusion",
     "GroupPages",
     "GroupSpec",
+    "HeadUnits",
     "KVGeometry",
     "LayerKind",
     "LayerSpec",
@@ -72,12 +75,14 @@ __all__ = [
     "ScaleView",
     "StateSpec",
     "TensorFacts",
+    "UnitPages",
     "attention_layer",
     "build_page_map",
     "check_alignment",
     "check_num_blocks",
     "check_storage",
     "check_tensor",
+    "cut_placement",
     "decide_scales",
     "find_layout",
     "find_scheme",

@@ -14,6 +14,7 @@ from kvoffload.kvspec.group import GroupSpec
 from kvoffload.kvspec.placement import BLOCK, Allocation, Placement, Run
 from kvoffload.kvspec.ranges import ByteRange, Exclusion, Padding
 from kvoffload.kvspec.spec import LayerSpec, ScalePlacement
+from kvoffload.kvspec.units import UNITS_VERSION, HeadUnits, UnitPages, cut_placement
 
 DESCRIPTION_VERSION = 1
 
@@ -35,7 +36,8 @@ class KVGeometry:
     """Groups, memory and where each lies in the other. `num_blocks` is the engine's configured count, nothing else.
 
     `overlays`: groups that may lie on the same bytes, because a block id belongs to one of them at a time.
-    `null_block`: a block id that the engine uses for "no block"; it is never moved.
+    `null_block`: a block id that the engine uses for "no block"; it is never moved. `units`: records are of units of
+    heads, so that engines of other tensor-parallel sizes can read them.
     """
 
     num_blocks: int
@@ -49,6 +51,7 @@ class KVGeometry:
     scale_views: tuple[ScaleView, ...] = ()
     layout: str = ""
     null_block: int | None = None
+    units: HeadUnits | None = None
 
     def __post_init__(self) -> None:
         check_num_blocks(self.num_blocks)
@@ -63,6 +66,7 @@ class KVGeometry:
         self._check_layers()
         self._check_memory()
         self._check_overlays()
+        _ = self.cuts  # refuses what cannot be cut into units
 
     @cached_property
     def layers(self) -> dict[str, LayerSpec]:
@@ -86,6 +90,26 @@ class KVGeometry:
         return {name: tuple(parts) for name, parts in found.items()}
 
     @cached_property
+    def cuts(self) -> dict[str, UnitPages]:
+        """By placement's label: what each unit has of it. Empty where records are not of units."""
+        if self.units is None:
+            return {}
+        return {
+            placement.label: cut_placement(self.layers[placement.layer], placement, self.units)
+            for placement in self.placements
+            if self.layers[placement.layer].is_stored
+        }
+
+    @property
+    def records_per_block(self) -> int:
+        """Records that this rank makes of a block of a group: one for each of its units."""
+        return 1 if self.units is None else self.units.local
+
+    def record_bytes(self, group: GroupSpec) -> int:
+        """Of one record."""
+        return group.record_bytes // self.records_per_block
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Bytes of each allocation."""
         return {allocation.name: allocation.size_bytes for allocation in self.allocations}
@@ -96,7 +120,7 @@ class KVGeometry:
         Left out on purpose: the number of blocks, addresses, strides and paddings. An engine that restarts with more
         memory has other ones of these, and the same records.
         """
-        return {
+        described: dict[str, Any] = {
             "version": DESCRIPTION_VERSION,
             "layout": self.layout,
             "hash_block_size": self.hash_block_size,
@@ -106,12 +130,16 @@ class KVGeometry:
                     "block_size": group.block_size,
                     "reuse": str(group.reuse_rule),
                     "window": group.window,
-                    "record_bytes": group.record_bytes,
+                    "record_bytes": self.record_bytes(group),
                     "layers": [self._describe_layer(layer) for layer in group.layers],
                 }
                 for group in self.groups
             ],
         }
+        if self.units is not None:
+            # What is of one rank alone is described by its unit: engines of all sizes say the same.
+            described["units"] = [UNITS_VERSION, self.units.heads, self.units.count]
+        return described
 
     def _describe_layer(self, layer: LayerSpec) -> dict[str, Any]:
         return {
@@ -120,7 +148,8 @@ class KVGeometry:
             "dtype": layer.dtype,
             "quantisation": str(layer.quantisation),
             "scales": str(layer.scales),
-            "page_bytes": layer.page_bytes,
+            # What is not stored is cut into no units, and no engine has to keep as much of it as another.
+            "page_bytes": layer.page_bytes // self.records_per_block if not self._is_left_out(layer) else 0,
             "scale_bytes": layer.scale_bytes,
             "window": layer.window,
             "states": [[state.name, list(state.shape), state.dtype] for state in layer.states],
@@ -128,10 +157,18 @@ class KVGeometry:
             # Not the reason: a reworded one must not empty a cache.
             "excluded": int(bool(layer.excluded)),
             "parts": [
-                [placement.part, placement.bytes_per_block, [[name, size] for name, size in placement.order]]
+                self._describe_part(placement)
                 for placement in self.placements_of[layer.name]
+                if not self._is_left_out(layer)
             ],
         }
+
+    def _is_left_out(self, layer: LayerSpec) -> bool:
+        return self.units is not None and bool(layer.excluded)
+
+    def _describe_part(self, placement: Placement) -> list[Any]:
+        what: Placement | UnitPages = self.cuts.get(placement.label, placement)
+        return [placement.part, what.bytes_per_block, [[name, size] for name, size in what.order]]
 
     def _names(self) -> dict[str, list[str]]:
         return {

@@ -65,7 +65,10 @@ class GroupPages:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageMap:
-    """All groups' pages. A group whose layers are all excluded has records of 0 bytes and no runs."""
+    """All groups' pages. A group whose layers are all excluded has records of 0 bytes and no runs.
+
+    Where records are of units of heads, each group of the geometry has one here for each unit of the rank, in a row.
+    """
 
     num_blocks: int
     null_block: int | None
@@ -112,11 +115,15 @@ def build_page_map(geometry: KVGeometry) -> PageMap:
         num_blocks=geometry.num_blocks,
         null_block=geometry.null_block,
         allocations=geometry.allocations,
-        groups=tuple(_build_group(geometry, group, index) for group in geometry.groups),
+        groups=tuple(
+            _build_group(geometry, group, index, unit)
+            for group in geometry.groups
+            for unit in range(geometry.records_per_block)
+        ),
     )
 
 
-def _build_group(geometry: KVGeometry, group: GroupSpec, index: dict[str, int]) -> GroupPages:
+def _build_group(geometry: KVGeometry, group: GroupSpec, index: dict[str, int], unit: int) -> GroupPages:
     rows: list[tuple[int, int, int, int]] = []
     parts: list[RecordPart] = []
     offset = 0
@@ -124,12 +131,15 @@ def _build_group(geometry: KVGeometry, group: GroupSpec, index: dict[str, int]) 
         if not layer.is_stored:
             continue
         for placement in geometry.placements_of[layer.name]:
-            rows += [(index[run.allocation], run.base, run.stride, run.length) for run in placement.runs]
-            parts.append(RecordPart(layer.name, placement.part, offset, placement.bytes_per_block))
-            offset += placement.bytes_per_block
-    assert offset == group.record_bytes
+            runs = placement.runs if geometry.units is None else geometry.cuts[placement.label].runs[unit]
+            rows += [(index[run.allocation], run.base, run.stride, run.length) for run in runs]
+            length = sum(run.length for run in runs)
+            parts.append(RecordPart(layer.name, placement.part, offset, length))
+            offset += length
+    assert offset == geometry.record_bytes(group)
     columns = _merge(np.array(rows, dtype=np.int64).reshape(-1, 4))
-    return GroupPages(name=group.name, record_bytes=offset, parts=tuple(parts), **columns)
+    name = group.name if geometry.units is None else f"{group.name}, unit {unit} of the rank"
+    return GroupPages(name=name, record_bytes=offset, parts=tuple(parts), **columns)
 
 
 def _merge(rows: Int64s) -> dict[str, Int64s]:

@@ -46,7 +46,7 @@ class GroupTerms:
     block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens of a block"]
     reuse: Annotated[Reuse, Choice(Reuse), "what may be reused"]
     window: Annotated[U32, "tokens that a boundary needs behind it, for WINDOW and CHUNK"] = 0
-    shards: Annotated[int, Whole(2**16 - 1, minimum=1), "ranks that hold different bytes of a block"] = 1
+    shards: Annotated[int, Whole(2**16 - 1, minimum=1), "parts of a block, each with a digest of its own"] = 1
 
 
 @dataclass(frozen=True, kw_only=True)

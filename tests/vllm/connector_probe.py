@@ -261,15 +261,13 @@ def record_bytes(_worker: Any) -> Json:
 def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
+    shards = side.terms.sharing.shards_of(side.terms.rank)
     memory = side.cache.memory(side.cache.memory_id)
-    part = _find_part(side, group)
-    view: npt.NDArray[np.uint8] = memory.view(address + part.begin, part.record_bytes)
+    assert side.records is not None
+    slot_bytes = side.records.slot_bytes[group]
+    size_bytes = (len(shards) - 1) * slot_bytes + side.record_bytes[group]
+    view: npt.NDArray[np.uint8] = memory.view(address + shards.start * slot_bytes, size_bytes)
     return view
-
-
-def _find_part(side: Any, group: int) -> Any:
-    """This rank's part of the session's group."""
-    return next(part for part in side.records.parts if part.group == group)
 
 
 def record_digests(_worker: Any, records: Sequence[tuple[int, int]]) -> Json:
@@ -284,10 +282,12 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     from kvoffload.transfer.plain_copy import PlainCopy
 
     side = worker_side()
-    page_map, number = side.registration.page_map, _find_part(side, group).own_group
-    rows = torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8)
-    PlainCopy(page_map, side.registration.memory).save(number, list(blocks), rows)
-    return [sha256(row.numpy().data).hex() for row in rows]
+    page_map, first = side.registration.page_map, int(side.group_numbers[group])
+    records = []
+    for number in range(first, first + len(side.terms.sharing.shards_of(side.terms.rank))):
+        records.append(torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8))
+        PlainCopy(page_map, side.registration.memory).save(number, list(blocks), records[-1])
+    return [sha256(row.numpy().data).hex() for row in torch.cat(records, dim=1)]
 
 
 def zero_record(worker: Any, group: int, address: int, rank: int | None = None) -> Json:

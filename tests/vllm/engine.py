@@ -106,11 +106,12 @@ class Engine:
         """Slots of the pool whose answers were lost with a server: they stay with the session until the engine ends."""
 
     def generate(
-        self, prompt: list[int], *, max_tokens: int = 8, logprobs: int | None = None, **wishes: Json
+        self, prompt: list[int], *, max_tokens: int = 8, logprobs: int | None = None, salt: str = "", **wishes: Json
     ) -> RequestOutput:
         """Greedy, exactly `max_tokens` tokens. `wishes` are the request's kv_transfer_params."""
         sampling = make_sampling(max_tokens=max_tokens, logprobs=logprobs, **wishes)
-        return self.llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
+        named: Any = {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})}
+        return self.llm.generate(named, sampling, use_tqdm=False)[0]
 
     def ask_workers(self, function: Callable[..., Json], *args: object) -> list[Any]:
         """Runs `function(worker, *args)` in each worker process; its answers, JSON values, come in rank order.

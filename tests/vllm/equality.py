@@ -115,9 +115,9 @@ class Answer:
         return max(abs(mine[0][1] - theirs[0][1]) for mine, theirs in pairs)
 
 
-def answer(engine: Engine, prompt: list[int], *, max_tokens: int = 8) -> Answer:
+def answer(engine: Engine, prompt: list[int], *, max_tokens: int = 8, salt: str = "") -> Answer:
     """Several tokens, so that what was restored is read again and again."""
-    return read_answer(engine.generate(prompt, max_tokens=max_tokens, logprobs=3), max_tokens=max_tokens)
+    return read_answer(engine.generate(prompt, max_tokens=max_tokens, logprobs=3, salt=salt), max_tokens=max_tokens)
 
 
 def read_answer(output: RequestOutput, *, max_tokens: int = 8) -> Answer:

@@ -161,16 +161,12 @@ def decode_stage(frame: bytes) -> Stage:
         raise RegistrationError(f"a rank of the engine said what is none: {broken}", remedy="") from broken
 
 
-def _read_group(
-    index: int, block_size: int, reuse: int, window: int, record_bytes: int, replicas: int
-) -> GroupFacts:
+def _read_group(index: int, block_size: int, reuse: int, window: int, record_bytes: int, replicas: int) -> GroupFacts:
     for number in (index, block_size, reuse, window, record_bytes, replicas - 1):
         if type(number) is not int or number < 0:
             raise TypeError(f"{number!r} is no size")
     rule = GroupRule(block_size=block_size, reuse=_RULES[reuse], window=window)
-    return GroupFacts(
-        index=index, name=group_name(index), rule=rule, record_bytes=record_bytes, replicas=replicas
-    )
+    return GroupFacts(index=index, name=group_name(index), rule=rule, record_bytes=record_bytes, replicas=replicas)
 
 
 def _read_text(text: object) -> str:

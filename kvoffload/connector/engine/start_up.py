@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.identity.model import loads_what_lies_there
 from kvoffload.connector.saves.look_out import MAX_LOOKS
 from kvoffload.connector.saves.worth import GATHERED_TOKENS
 from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
+from kvoffload.kvspec import HeadUnits
 from kvoffload.private_files import PrivateFiles
 from kvoffload.protocol import Role
 from kvoffload.units import describe_size
@@ -55,6 +57,7 @@ class EngineStart:
         self._transfer = config.kv_transfer_config
         self._settings = settings
         self._config = config
+        self._units = _find_units(config) if settings.shared_shapes else None
         self._cache = cache
         engine = str(self._transfer.engine_id)
         self.access = CacheAccess(
@@ -148,6 +151,7 @@ class EngineStart:
     def _saves(self) -> bool:
         """An engine that only decodes takes no slots."""
         return bool(self._transfer.is_kv_producer)
+
     def open_for_node(self, register: Register, groups: Sequence[GroupFacts]) -> Client:
         """The cache once more, for the lowest rank of a node that the scheduler does not run on. Half of the slots are
         held ready here, and half by the scheduler side."""
@@ -217,12 +221,34 @@ class EngineStart:
             tensor_ranks=parallel.tensor_parallel_size,
             pipeline_ranks=parallel.pipeline_parallel_size,
             nodes=vllm_compat.nodes(self._config),
+            units=self._units,
         )
 
 
 def _name_session(engine: str, node: int) -> str:
     """Each node of an engine has a session of its own, also where they share a server."""
     return f"{engine}_node{node}" if node else engine
+
+
+def _find_units(config: VllmConfig) -> HeadUnits:
+    """Returns what engines of all tensor-parallel sizes share by. UnsupportedError: what is not certified."""
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise UnsupportedError(
+            "shared_shapes does not serve engines with pipeline stages", remedy="use tensor parallelism alone"
+        )
+    if vllm_compat.nodes(config) > 1:
+        raise UnsupportedError(
+            "shared_shapes does not serve engines with ranks on several machines",
+            remedy="keep an engine on one machine",
+        )
+    if not loads_what_lies_there(config):
+        # Ranks sample parts of tensors, which differ with their number: the model's files prove that weights are equal.
+        raise UnsupportedError(
+            f"shared_shapes needs weights that are the model's files, and load format {config.load_config.load_format} "
+            "may give others",
+            remedy="load the model by load_format=auto, or turn shared_shapes off",
+        )
+    return HeadUnits(heads=vllm_compat.total_kv_heads(config), ranks=config.parallel_config.tensor_parallel_size)
 
 
 def _name_private(client: Client) -> str:

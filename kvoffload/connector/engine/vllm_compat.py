@@ -166,6 +166,12 @@ def node_rank(config: VllmConfig) -> int:
     return int(getattr(config.parallel_config, "node_rank_within_dp", None) or 0)
 
 
+def total_kv_heads(config: VllmConfig) -> int:
+    """KV heads of a layer over all tensor-parallel ranks. A latent counts as one, which all of them hold."""
+    model = config.model_config
+    return 1 if model.use_mla else int(model.get_total_num_kv_heads())
+
+
 def exchange_between_ranks(config: VllmConfig, frame: bytes) -> Sequence[bytes]:
     """Frames of one length, of all ranks of this engine, stage by stage: of the ranks that hold parts of the same
     layers, and then of those that hold the other layers of this one's part.

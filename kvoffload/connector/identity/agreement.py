@@ -226,7 +226,8 @@ def make_register(
     geometry = CacheGeometry(
         hash_block_size=terms.hash_block_size,
         groups=tuple(
-            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards_of(group)) for group in groups
+            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards_of(group))
+            for group in groups
         ),
     )
     return describe_blocks(

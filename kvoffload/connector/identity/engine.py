@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def describe_layers(config: VllmConfig, geometry: KVGeometry) -> tuple[LayerDtype, ...]:
     """One for each layer that has pages or shares them. Weights are loaded by now: their scales are what they stay."""
     known = vllm_compat.find_layers(config)
-    is_cut = config.parallel_config.tensor_parallel_size > 1
+    is_cut = config.parallel_config.tensor_parallel_size > 1 or geometry.units is not None
     return tuple(describe_layer_content(spec, known.get(spec.name), is_cut=is_cut) for spec in geometry.layers.values())
 
 
@@ -39,7 +39,8 @@ def refuse_ruined_scales(config: VllmConfig, geometry: KVGeometry) -> None:
 
 
 def describe_layer_content(spec: LayerSpec, layer: Any, *, is_cut: bool) -> LayerDtype:
-    """`layer`: the engine's own; None: it has none for this name. `is_cut`: ranks hold different heads of it."""
+    """`layer`: the engine's own; None: it has none for this name. `is_cut`: ranks hold different heads of it,
+    in this engine or in one that reads what it saves."""
     if layer is None and spec.quantisation is not Quantisation.NONE:
         raise IdentityError(
             f"layer {spec.name} is quantised ({spec.quantisation}) and its scales are nowhere to be found",
@@ -50,7 +51,7 @@ def describe_layer_content(spec: LayerSpec, layer: Any, *, is_cut: bool) -> Laye
         # Every rank has the scales of its own heads, and the ranks of an engine have one identity.
         raise IdentityError(
             f"layer {spec.name} has a KV scale for each head, and the ranks of this engine hold different heads",
-            remedy="use a checkpoint with one scale per layer, or no tensor parallelism",
+            remedy="use a checkpoint with one scale per layer, or no tensor parallelism and no shared_shapes",
         )
     return LayerDtype(
         layer=spec.name,
@@ -68,6 +69,13 @@ def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
     `adapters`.
     """
     model, parallel = config.model_config, config.parallel_config
+    shape = ParallelShape(
+        # Units are the same in engines of all sizes, and the geometry says that there are some.
+        tensor=parallel.tensor_parallel_size if geometry.units is None else 1,
+        pipeline=parallel.pipeline_parallel_size,
+        decode_context=parallel.decode_context_parallel_size,
+        prefill_context=getattr(parallel, "prefill_context_parallel_size", 1),
+    )
     return Identity(
         # A version that computes or arranges pages otherwise, or cures a fault of the one before, does not say so.
         engine=f"vllm {vllm.__version__}",
@@ -77,12 +85,7 @@ def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
         model_dtype=dtype_name(model.dtype),
         layers=describe_layers(config, geometry),
         geometry=geometry.describe(),
-        parallel=ParallelShape(
-            tensor=parallel.tensor_parallel_size,
-            pipeline=parallel.pipeline_parallel_size,
-            decode_context=parallel.decode_context_parallel_size,
-            prefill_context=getattr(parallel, "prefill_context_parallel_size", 1),
-        ),
+        parallel=shape,
         hash_algorithm=str(config.cache_config.prefix_caching_hash_algo),
         hash_seed=vllm_compat.hash_seed(config),
     )

@@ -103,11 +103,16 @@ def _depends_on_length(settings: Plain) -> bool:
     return False
 
 
+def loads_what_lies_there(config: VllmConfig) -> bool:
+    """Whether the weights are what the model's files say, in whichever way they are read."""
+    return str(config.load_config.load_format) in _LOADS_WHAT_LIES_THERE
+
+
 def _describe_loading(config: VllmConfig) -> dict[str, Plain]:
+    if loads_what_lies_there(config):
+        return {}
     load = config.load_config
     load_format = str(load.load_format)
-    if load_format in _LOADS_WHAT_LIES_THERE:
-        return {}
     # Such settings may hold the keys of a store.
     told = hashlib.sha256(encode_canonical(_plain(load.model_loader_extra_config))).digest()
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register, Registered, advance
@@ -179,6 +179,9 @@ def _compare(connection: Connection, message: Register) -> Agreement | Error:
     """With what this session said before, or else anybody with this fingerprint."""
     domain, before = connection.session.domain, connection.session.registration
     known = before.register if before is not None else domain.registers.get(message.fingerprint)
+    if before is None and known is not None:
+        # Engines that share units of heads need not have as many ranks; all else is in their fingerprint.
+        known = replace(known, ranks=message.ranks)
     return advance(domain.handshake, connection.agreed, message, known=known)
 
 

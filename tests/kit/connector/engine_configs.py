@@ -133,6 +133,8 @@ def make_vllm_config(
             quantization=None,
             max_model_len=4096,
             seed=0,
+            use_mla=False,
+            get_total_num_kv_heads=lambda: HEADS,
         ),
         quant_config=None,
         load_config=SimpleNamespace(load_format="auto", model_loader_extra_config={}),

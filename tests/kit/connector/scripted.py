@@ -377,9 +377,10 @@ class ScriptedEngine:
         last = first + (ranks or self.ranks)
         self._reported[job] = last
         digests = {
-            self.sharing.shard_of(rank): bytes(DIGEST_BYTES * blocks)
+            shard: bytes(DIGEST_BYTES * blocks)
             for rank in range(first, last)
             if self.sharing.is_writer(rank) and not is_bad
+            for shard in self.sharing.shards_of(rank)
         }
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from typing import NamedTuple, TypeVar
 
@@ -27,7 +26,7 @@ from kvoffload.connector.step_plan import (
 )
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.keys.identity import Identity
-from kvoffload.kvspec import KVGeometry
+from kvoffload.kvspec import HeadUnits, KVGeometry
 from kvoffload.native import finish_digests
 from kvoffload.protocol import Register
 from kvoffload.transfer import CopyEngine
@@ -54,8 +53,6 @@ class SharedCache:
 
     def __init__(self) -> None:
         self.opened: list[LocalPlaces] = []
-        self.clients: dict[bytes, LocalClient] = {}
-        """By fingerprint: an engine that stores some groups apart since its start has another."""
         self.registers: list[Register] = []
         self.digests: dict[tuple[int, int], int] = {}
         """Of saved records, by slot and shard."""
@@ -63,18 +60,15 @@ class SharedCache:
 
     @property
     def client(self) -> LocalClient:
-        """Of the session that was opened last."""
-        return self.opened[-1].client
+        return self.opened[0].client
 
     @property
     def place(self) -> Place:
         return Place(self.client.memory_id, self.client.session)
 
     def open(self, register: Register) -> LocalPlaces:
-        if register.fingerprint not in self.clients:
-            self.clients[register.fingerprint] = LocalClient(register)
-            self._slots.clear()
-        self.opened.append(LocalPlaces(self.clients[register.fingerprint]))
+        client = self.opened[0].client if self.opened else LocalClient(register)
+        self.opened.append(LocalPlaces(client))
         self.registers.append(register)
         return self.opened[-1]
 
@@ -118,10 +112,10 @@ class TestedWorker(WorkerSide):
 
     __test__ = False
 
-    def __init__(self, terms: WorkerTerms, shared: SharedCache, exchange: Exchange, replicas: int = 1) -> None:
+    def __init__(self, terms: WorkerTerms, shared: SharedCache, exchange: Exchange) -> None:
         super().__init__(terms, shared.open, exchange)
         self.shared = shared
-        self.replicas = {"r": replicas, "a": replicas}
+        self.shards = terms.sharing.shards_of(terms.rank)
 
 
 def make_cache(num_blocks: int = NUM_BLOCKS) -> tuple[KVGeometry, Tensors]:
@@ -145,6 +139,7 @@ def make_worker(
     shared: SharedCache | None = None,
     exchange: Exchange = lambda frame: (frame,),
     has_late_frees: bool = False,
+    units: HeadUnits | None = None,
 ) -> TestedWorker:
     sharing = SharingTerms(
         hash_block_size=4,
@@ -152,21 +147,16 @@ def make_worker(
         hash_seed="0",
         tensor_ranks=ranks,
         pipeline_ranks=pipeline_ranks,
+        replicas=replicas if units is None else units.replicas,
+        units=units,
     )
     terms = WorkerTerms(rank=rank, sharing=sharing, has_late_frees=has_late_frees)
-    return TestedWorker(terms, shared or SharedCache(), exchange, replicas)
+    return TestedWorker(terms, shared or SharedCache(), exchange)
 
 
 def start(worker: TestedWorker, weights: WeightDigests | None = None) -> tuple[TestedWorker, Tensors]:
     geometry, tensors = make_cache()
-    worker.register(
-        geometry,
-        tensors,
-        scale_views={},
-        identify=identify,
-        weights=weights or WeightDigests(),
-        replicas=worker.replicas,
-    )
+    worker.register(geometry, tensors, scale_views={}, identify=identify, weights=weights or WeightDigests())
     fill(tensors)
     return worker, tensors
 
@@ -208,28 +198,15 @@ def collect(worker: WorkerSide, jobs: int) -> tuple[set[str], set[str], WorkerRe
     return finished, failed, report
 
 
-def save_job(
-    worker: TestedWorker, *moves: Move, job: int = 1, writers: Sequence[int] = (), compared: Sequence[bool] = ()
-) -> StepPlan:
-    """`writers`, `compared`: of each move, where there are ranks with the same bytes."""
-    return StepPlan(
-        saves=(
-            SaveJob(
-                job,
-                worker.shared.place,
-                worker.shared.make_moves(moves),
-                np.array(writers, np.uint8) if writers else None,
-                np.array(compared, np.bool_) if compared else None,
-            ),
-        )
-    )
+def save_job(worker: TestedWorker, *moves: Move, job: int = 1) -> StepPlan:
+    return StepPlan(saves=(SaveJob(job, worker.shared.place, worker.shared.make_moves(moves)),))
 
 
 def load_job(worker: TestedWorker, *moves: Move, name: str = "r1", is_checked: bool = False) -> StepPlan:
     """Checked against the digests that were saved; a slot that was not saved has none."""
     shared, wanted = worker.shared, None
     if is_checked:
-        shards = range(max(group.shards for group in shared.client.register.groups))
+        shards = range(worker.terms.sharing.shards)
         digests = [[shared.digests.get((move.slot, shard), 0) for move in moves] for shard in shards]
         wanted = WantedDigests(b"".join(name_of(move.slot) for move in moves), np.array(digests, np.uint64))
     return StepPlan(loads=(LoadJob(name, shared.place, shared.make_moves(moves), wanted),))
@@ -242,18 +219,13 @@ def join_plans(*plans: StepPlan) -> StepPlan:
     )
 
 
-def save(worker: TestedWorker, *moves: Move, job: int = 1, writers: Sequence[int] = ()) -> None:
-    plan = save_job(worker, *moves, job=job, writers=writers)
-    worker.submit(plan)
+def save(worker: TestedWorker, *moves: Move, job: int = 1) -> None:
+    worker.submit(save_job(worker, *moves, job=job))
     finished, failed, report = collect(worker, 1)
     assert (finished, failed, report.saved, report.failed) == (set(), set(), {job: 1}, frozenset())
-    assert worker.records is not None
-    written = tuple(itertools.compress(moves, worker.records.part.find_written(plan.saves[0])))
-    for rank, totals in report.digests.get(job, {}).items():
-        assert rank == worker.rank
-        for at, move in enumerate(written):
-            shard = int(worker.records.part.shards[move.group])
-            worker.shared.keep_digests((move,), totals[16 * at : 16 * at + 16], shard=shard)
+    for shard, totals in report.digests.get(job, {}).items():
+        assert shard in worker.shards
+        worker.shared.keep_digests(moves, totals, shard=shard)
 
 
 def load(worker: TestedWorker, *moves: Move, name: str = "r1", is_checked: bool = False) -> bool:

@@ -222,6 +222,7 @@ NOT_SERVED = {
         "save_policy",
         "load_policy",
         "whole_prompts",
+        "shared_shapes",
         "self_test",
         "acquire_deadline",
         "step_budget",

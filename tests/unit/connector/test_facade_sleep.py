@@ -321,6 +321,16 @@ def test_a_rank_that_is_asked_looks_at_its_weights(monkeypatch: pytest.MonkeyPat
     connector.shutdown()
 
 
+def test_with_shared_shapes_weights_prove_a_sleep_and_name_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of other sizes have other tensors of the same model."""
+    monkeypatch.setattr(facade, "find_weights", lambda config: ModelWeights(tensors=(("w", torch.ones(8)),)))
+    connector, _, _ = make_worker(extra={"shared_shapes": True})
+    weights = facts_of(connector).weights
+    assert weights.name == b""
+    assert weights.proof
+    connector.shutdown()
+
+
 def test_weights_that_change_without_a_reset_are_as_good_as_one(caplog: pytest.LogCaptureFixture) -> None:
     """What the step that saw it computed is published under no name, nor what is computed beside old blocks of the
     engine's own."""

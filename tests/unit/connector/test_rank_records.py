@@ -1,4 +1,4 @@
-"""A rank's part of records: the moves that are its own, its shard's place in each slot, and its own digest."""
+"""A rank's part of records: its shard's place in each slot, zeros behind a short record, and its own digest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from kvoffload import native
 from kvoffload.cache import SegmentMap
-from kvoffload.connector.rank_records import RankPart, RankRecords
+from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.native import finish_digests
 from tests.kit.connector.workers import Move, SharedCache, identify, make_cache, make_worker, name_of
@@ -21,13 +21,16 @@ FINGERPRINT = b"f" * 32
 SLOT_BYTES = (152, 256)
 
 
-def make_records(*, shard: int = 1, groups: tuple[int, ...] = (0, 1)) -> RankRecords:
-    """In the rank's own page map there is a group before those of the session, which is not stored."""
-    parts = [
-        RankPart(group=group, own_group=at + 1, shard=shard, record_bytes=SLOT_BYTES[group])
-        for at, group in enumerate(groups)
-    ]
-    return RankRecords(parts, groups=len(SLOT_BYTES), fingerprint=FINGERPRINT)
+def make_records(
+    *, shard: int = 1, shards: range | None = None, record_bytes: tuple[int, int] = SLOT_BYTES
+) -> RankRecords:
+    return RankRecords(
+        shards=shards or range(shard, shard + 1),
+        fingerprint=FINGERPRINT,
+        record_bytes=record_bytes,
+        slot_bytes=SLOT_BYTES,
+        page_groups=(2, 7),
+    )
 
 
 def make_memory() -> tuple[SharedCache, SegmentMap]:
@@ -47,12 +50,10 @@ def moves_of(shared: SharedCache) -> BlockMoves:
 def test_a_shards_record_lies_behind_those_of_the_shards_before_it(shard: int) -> None:
     shared, memory = make_memory()
     moves = moves_of(shared)
-    items = make_records(shard=shard).find_items(memory, moves)
-    assert items.group.tolist() == [2, 1, 2]
-    assert items.block.tolist() == [1, 2, 3]
+    found = make_records(shard=shard).find_slots(memory, moves)
     for at, (group, address) in enumerate(zip(moves.groups.tolist(), moves.addresses.tolist(), strict=True)):
         size_bytes = SLOT_BYTES[group]
-        assert items.slot[at] == memory.view(address + shard * size_bytes, size_bytes).ctypes.data
+        assert found[at].tolist() == [memory.view(address + shard * size_bytes, size_bytes).ctypes.data]
 
 
 def test_a_slot_that_lies_nowhere_is_named() -> None:
@@ -60,18 +61,24 @@ def test_a_slot_that_lies_nowhere_is_named() -> None:
     moves = moves_of(shared)
     moves.addresses[1] = 1 << 40
     with pytest.raises(ValueError, match=str((1 << 40) + 152)):
-        make_records().find_items(memory, moves)
+        make_records().find_slots(memory, moves)
 
 
-def test_moves_of_other_stages_are_not_this_ranks() -> None:
+def test_what_a_short_record_leaves_is_zeros_and_nothing_else_is_touched() -> None:
     shared, memory = make_memory()
     moves = moves_of(shared)
-    items = make_records(groups=(0,)).find_items(memory, moves)
-    assert (items.group.tolist(), items.block.tolist()) == ([1], [2])
-    assert items.slot.tolist() == [memory.view(int(moves.addresses[1]) + 152, 152).ctypes.data]
-    items = make_records(groups=(1,)).find_items(memory, moves)
-    assert (items.group.tolist(), items.block.tolist()) == ([1, 1], [1, 3])
-    assert len(make_records(groups=()).find_items(memory, moves).block) == 0
+    slots = [
+        memory.view(address, 2 * SLOT_BYTES[group])
+        for group, address in zip(moves.groups.tolist(), moves.addresses.tolist(), strict=True)
+    ]
+    for slot in slots:
+        slot[:] = 7
+    make_records(record_bytes=(152, 200)).clear_tails(memory, moves)
+    assert [np.flatnonzero(slot == 0).tolist() for slot in slots] == [
+        list(range(256 + 200, 512)),
+        [],
+        list(range(256 + 200, 512)),
+    ]
 
 
 def make_load(moves: BlockMoves, data: list[bytes]) -> LoadJob:
@@ -115,10 +122,25 @@ def test_a_record_that_is_not_what_was_saved_is_named_by_its_block() -> None:
     assert "loaded into block 2" in make_records().compare(other, totals_of(data))
 
 
-def test_a_record_of_another_stage_is_not_compared() -> None:
+def test_a_rank_of_several_shards_has_a_record_of_each_for_every_block() -> None:
+    shared, memory = make_memory()
+    moves = moves_of(shared)
+    items = make_records(shards=range(2)).find_items(memory, moves)
+    first = [make_records(shard=shard).find_slots(memory, moves)[:, 0].tolist() for shard in range(2)]
+    assert items.slot.reshape(-1, 2).T.tolist() == first
+    assert items.block.reshape(-1, 2).tolist() == [[1, 1], [2, 2], [3, 3]]
+    assert items.group.reshape(-1, 2).tolist() == [[7, 8], [2, 3], [7, 8]]
+
+
+def test_digests_of_several_shards_are_told_and_compared_each_by_itself() -> None:
     shared, _ = make_memory()
     moves = moves_of(shared)
     data = [bytes([at]) * SLOT_BYTES[group] for at, group in enumerate(moves.groups.tolist())]
-    load, records = make_load(moves, data), make_records(groups=(1,))
-    assert records.compare(load, totals_of([data[0], data[2]])) == ""
-    assert "loaded into block 3" in records.compare(load, totals_of([data[0], data[0]]))
+    other = [bytes([at + 9]) * SLOT_BYTES[group] for at, group in enumerate(moves.groups.tolist())]
+    both = np.stack([totals_of(other), totals_of(data)], axis=1).reshape(-1, 2)
+    records = make_records(shards=range(2))
+    assert records.split_digests(both) == {0: totals_of(other).tobytes(), 1: totals_of(data).tobytes()}
+    load = make_load(moves, data)
+    assert records.compare(load, both) == ""  # nobody has made a digest of the first shard's
+    both[5] = both[0]
+    assert "loaded into block 3" in records.compare(load, both)

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
+import torch
 
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, name_pipeline
-from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register, name_node
-from kvoffload.connector.nodes.orders import NodeOrders
-from kvoffload.connector.step_plan import (
-    BlockMoves,
-    GroupFacts,
-    LoadJob,
-    Place,
-    SaveJob,
-    StepPlan,
-    WantedDigests,
-    WeightDigests,
-    WorkerReport,
-)
-from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.connector.identity.agreement import agree, make_register
+from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.errors import RegistrationError
+from kvoffload.kvspec import HeadUnits
 from kvoffload.native import digest_record
-from kvoffload.protocol import Register
-from tests.kit.connector.local_client import StockedClient
+from tests.kit.connector.engine_configs import full, make_config, make_tensors
 from tests.kit.connector.workers import (
     PAGE,
     Move,
@@ -39,6 +29,7 @@ from tests.kit.connector.workers import (
     TestedWorker,
     block_of,
     collect,
+    identify,
     load,
     load_job,
     make_worker,
@@ -96,6 +87,96 @@ def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_read() -> None:
         assert block_of(ranks[other][1], 2) == wanted
     for worker, _ in ranks:
         worker.close()
+
+
+# ---- units of heads ----
+
+LAYERS = ("a", "b")
+
+
+class Sized(NamedTuple):
+    """One rank of an engine whose ranks hold some of the model's heads each."""
+
+    worker: TestedWorker
+    tensors: dict[str, torch.Tensor]
+    heads: slice
+
+    def block(self, number: int) -> torch.Tensor:
+        """Of all layers, as (layer, head, token, content)."""
+        return torch.stack([self.tensors[name][number] for name in LAYERS])
+
+
+def start_sized(shared: SharedCache, ranks: int, *, heads: int = 4) -> list[Sized]:
+    """All ranks of an engine, each with its heads of the same numbers in its blocks."""
+    units = HeadUnits(heads=heads, ranks=ranks)
+    engine = []
+    for rank in range(ranks):
+        held = max(heads // ranks, 1)
+        first = rank * heads // ranks
+        config = make_config((LAYERS, full(num_kv_heads=held)), num_blocks=6)
+        tensors = make_tensors(config)
+        cache = EngineCache(config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=4)
+        geometry = replace(describe_cache(cache), units=units)
+        worker = make_worker(rank=rank, ranks=ranks, shared=shared, units=units)
+        worker.register(geometry, tensors, scale_views={}, identify=identify)
+        for name, numbers in zip(LAYERS, numbers_of(heads), strict=True):
+            tensors[name].copy_(numbers[:, first : first + held])
+        engine.append(Sized(worker, tensors, slice(first, first + held)))
+    return engine
+
+
+def numbers_of(heads: int) -> torch.Tensor:
+    """As (layer, block, head, token, content)."""
+    shape = (len(LAYERS), 6, heads, 4, 16)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("saver", "loader", "heads"), [(1, 2, 4), (2, 1, 4), (4, 2, 4), (2, 2, 4), (1, 4, 2), (4, 1, 2)]
+)
+def test_ranks_of_any_number_read_what_those_of_another_saved(saver: int, loader: int, heads: int) -> None:
+    shared = SharedCache()
+    wanted = numbers_of(heads)[:, 1]
+    for rank in start_sized(shared, saver, heads=heads):
+        save(rank.worker, Move(0, 1, 0), Move(0, 2, 1))
+        rank.worker.close()
+    records = [shared.record(Move(0, 1, 0), shard=head).tobytes() for head in range(heads)]
+    assert records == [wanted[:, head].contiguous().view(torch.uint8).numpy().tobytes() for head in range(heads)]
+    assert len({shared.digests[0, head] for head in range(heads)}) == heads
+    for rank in start_sized(shared, loader, heads=heads):
+        assert load(rank.worker, Move(0, 4, 0), Move(0, 3, 1), is_checked=True)
+        assert torch.equal(rank.block(4), wanted[:, rank.heads])
+        assert torch.equal(rank.block(3), numbers_of(heads)[:, 2, rank.heads])
+        assert torch.equal(rank.block(5), numbers_of(heads)[:, 5, rank.heads])
+        rank.worker.close()
+
+
+def test_a_damaged_unit_is_seen_by_the_ranks_that_load_it_and_by_no_others() -> None:
+    shared = SharedCache()
+    (whole,) = start_sized(shared, 1)
+    save(whole.worker, Move(0, 1, 0))
+    shared.record(Move(0, 1, 0), shard=3)[5] ^= 1
+    assert not load(whole.worker, Move(0, 2, 0), is_checked=True)
+    first, second = start_sized(shared, 2)
+    assert load(first.worker, Move(0, 2, 0), is_checked=True)
+    assert not load(second.worker, Move(0, 2, 0), is_checked=True)
+    for rank in (whole, first, second):
+        rank.worker.close()
+
+
+def test_engines_of_any_number_of_ranks_are_one_to_the_server_but_for_that_number() -> None:
+    shared = SharedCache()
+    for ranks in (1, 2, 4):
+        for rank in start_sized(shared, ranks):
+            rank.worker.close()
+    registers = {replace(told, rank=0, ranks=1, report=b"") for told in shared.registers}
+    assert len(shared.registers) == 7
+    assert len(registers) == 1
+    (group,) = shared.registers[0].groups
+    assert (group.shards, group.record_bytes) == (4, 2 * 4 * 32)
+
+
+# ---- stages ----
 
 
 def beside_a_larger_stage(frame: bytes) -> list[bytes]:
@@ -239,60 +320,3 @@ def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_open
     for rank, told in enumerate(shared.registers):
         assert replace(told, report=b"", rank=0) == replace(of_scheduler, rank=0)
         assert told.rank == rank
-
-
-# ---- several machines ----
-
-
-class NodeWorker(TestedWorker):
-    """The second of two ranks, on a machine of its own, with a client for what the scheduler side wants there."""
-
-    def __init__(self) -> None:
-        sharing = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2, nodes=2)
-        super().__init__(WorkerTerms(rank=1, sharing=sharing), SharedCache(), lambda frame: (frame, frame))
-        self._open_node = self.open_node
-        self.opened: list[StockedClient] = []
-
-    def open_node(self, register: Register, groups: Sequence[GroupFacts]) -> StockedClient:
-        assert len(groups) == 2
-        self.opened.append(StockedClient(register))
-        return self.opened[-1]
-
-
-def test_the_lowest_rank_of_another_machine_speaks_for_its_server() -> None:
-    worker, _ = start(NodeWorker())
-    assert isinstance(worker, NodeWorker)
-    (client,) = worker.opened
-    assert worker.facts is not None
-    assert worker.facts.node is not None
-    assert worker.facts.node.state is not None
-    assert worker.facts.node.state.memory_id == client.memory_id
-    assert [group.shards for group in client.register.groups] == [1, 1]
-    assert client.register.fingerprint == name_node(worker.facts.fingerprint, 1, 2)
-    worker.obey({0: NodeOrders(slots={0: 9}), 1: NodeOrders(slots={0: 2}, retired=(worker.shared.place.memory_id,))})
-    report = worker.take_results(is_idle=False)[2]
-    assert [len(slots) for slots in report.nodes[1].slots] == [2]
-    assert worker.cache is not None
-    assert worker.cache.places() == ()
-    worker.close()
-    assert client.is_closed
-
-
-def test_a_rank_takes_the_part_of_its_own_machine() -> None:
-    """All shards there are its own: what the scheduler side calls the second is the first of its slots."""
-    worker, tensors = start(NodeWorker())
-    shared = worker.shared
-    address = shared.slot_of(Move(1, 1, 0))
-    places = (Place(1, 1), shared.place)
-    moves = BlockMoves(np.array([1]), np.array([1]), np.array([[1 << 60, address]], np.uint64))
-    worker.submit(StepPlan(saves=(SaveJob(1, Place(99, 0), moves, places),)))
-    _, _, report = collect(worker, 1)
-    assert (report.failed, set(report.digests[1])) == (frozenset(), {1})
-    assert shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1)
-    shared.keep_digests((Move(1, 1, 0),), report.digests[1][1], shard=0)
-    wanted = WantedDigests(name_of(0), np.array([[7], [shared.digests[0, 0]]], np.uint64))
-    moves = BlockMoves(np.array([1]), np.array([3]), moves.addresses)
-    worker.submit(StepPlan(loads=(LoadJob("a", Place(99, 0), moves, wanted, places),)))
-    assert collect(worker, 1)[:2] == ({"a"}, set())
-    assert block_of(tensors, 3) == block_of(tensors, 1)
-    worker.close()

@@ -63,6 +63,17 @@ def test_an_engine_is_one_session_with_all_its_processes(server: Server) -> None
     assert server.process("other").join().session != first.session
 
 
+def test_engines_of_one_identity_may_have_other_numbers_of_ranks(server: Server) -> None:
+    """Those that share units of heads. The processes of one engine may not."""
+    one, other = server.process().join(), server.process("other").join(ranks=2)
+    assert one.name_space == other.name_space
+    late = server.process("other")
+    late.greet()
+    late.connect()
+    answer = late.ask(register_of(ranks=1))
+    assert code_of(answer) is ErrorCode.MISMATCH
+
+
 PREFETCH = Prefetch(name_space=0, chain=b"")
 NEED_REGISTER: list[ClientMessage] = [Promote(name_space=0, chain=b""), Explain(queries=())]
 

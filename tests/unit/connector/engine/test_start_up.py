@@ -18,8 +18,9 @@ from kvoffload.connector.identity.agreement import SharingTerms, agree, make_reg
 from kvoffload.connector.scheduler_side import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import ServerError, UnsupportedError
-from kvoffload.kvspec import ReuseRule
+from kvoffload.kvspec import HeadUnits, ReuseRule
 from kvoffload.protocol import Role
+from tests.kit.connector.changes import Change, set_in
 from tests.kit.connector.engine_configs import full, make_config, make_vllm_config, window
 from tests.kit.connector.facts import facts, group_facts
 
@@ -52,7 +53,7 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
     assert make_start().scheduler_terms().verify_always is False
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 2)])
+@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 6)])
 def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int, shards: int) -> None:
     config = make_vllm_config()
     config.parallel_config.tensor_parallel_size = tensor
@@ -64,21 +65,48 @@ def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int
     assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
 
 
-@pytest.mark.parametrize(("replicas", "shards"), [(1, (4, 2)), (2, (2, 1)), (4, (2, 1))])
-def test_ranks_on_two_machines_have_a_share_of_the_shards_each(replicas: int, shards: tuple[int, int]) -> None:
-    """What ranks on both machines hold, both keep."""
+@pytest.mark.parametrize(
+    ("heads", "tensor", "shards", "replicas"), [(4, 1, 4, 1), (4, 2, 4, 1), (2, 4, 2, 2), (32, 4, 16, 1)]
+)
+def test_with_shared_shapes_blocks_have_as_many_shards_whatever_the_number_of_ranks(
+    heads: int, tensor: int, shards: int, replicas: int
+) -> None:
     config = make_vllm_config()
-    config.parallel_config.tensor_parallel_size, config.parallel_config.rank = 4, 3
-    config.parallel_config.nnodes_within_dp, config.parallel_config.node_rank_within_dp = 2, 1
-    config.kv_transfer_config.engine_id = "abc_dp0"
-    start = make_start(config, replicas=replicas)
-    sharing = start.worker_terms().sharing
-    assert (sharing.shards, sharing.node_shards) == shards
-    assert [sharing.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
-    assert (start.access.engine, start.access.machine_key) == ("abc_dp0_node1", "abc")
+    config.model_config.get_total_num_kv_heads = lambda: heads
+    config.parallel_config.tensor_parallel_size = tensor
+    start = make_start(config, shared_shapes=True)
+    sharing = start.scheduler_terms().sharing
+    assert (sharing.shards, sharing.replicas, sharing.units) == (shards, replicas, HeadUnits(heads=heads, ranks=tensor))
+    assert start.worker_terms().sharing == sharing
+    assert make_start(config).scheduler_terms().sharing.units is None
+    assert start.access.engine_bytes == make_start(config, replicas=replicas).access.engine_bytes
 
 
-@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+def test_with_shared_shapes_a_latent_is_one_unit_that_all_ranks_hold() -> None:
+    config = make_vllm_config()
+    config.model_config.use_mla = True
+    config.parallel_config.tensor_parallel_size = 4
+    sharing = make_start(config, shared_shapes=True).scheduler_terms().sharing
+    assert (sharing.shards, sharing.replicas) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_in("parallel_config", pipeline_parallel_size=2), "engines with pipeline stages"),
+        (set_in("parallel_config", tensor_parallel_size=3), "3 tensor-parallel ranks hold parts of the 2 units"),
+        (set_in("load_config", load_format="dummy"), "load format dummy may give others"),
+    ],
+)
+def test_what_is_not_certified_for_shared_shapes_is_refused(change: Change, message: str) -> None:
+    config = make_vllm_config()
+    change(config)
+    make_start(config)
+    with pytest.raises(UnsupportedError, match=message):
+        make_start(config, shared_shapes=True)
+
+
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"])
 def test_what_is_not_served_yet_is_refused(what: str) -> None:
     config = make_vllm_config()
     setattr(config.parallel_config, what, 2)
@@ -141,8 +169,7 @@ def test_each_process_joins_as_what_it_is() -> None:
     engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
-    assert start.open_for_node(REGISTER, engine.groups) is access
-    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0), (Role.SCHEDULER, 0)]
+    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
 
 
 @pytest.mark.parametrize("problem", [None, ServerError("the private server did not start", remedy="")])

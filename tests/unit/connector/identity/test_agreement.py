@@ -16,7 +16,7 @@ from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.identity.agreement import SharingTerms, add_report, agree, make_register, name_node
 from kvoffload.connector.step_plan import Place, WeightDigests
 from kvoffload.errors import IdentityError, UnsupportedError
-from kvoffload.kvspec import AllocationReport, CompletenessReport
+from kvoffload.kvspec import AllocationReport, CompletenessReport, HeadUnits
 from kvoffload.protocol import Reuse
 from kvoffload.protocol.limits import MAX_REPORT
 
@@ -44,11 +44,30 @@ def test_each_shard_has_one_writer(
     tensor: int, pipeline: int, replicas: int, shards: list[int], writers: list[int]
 ) -> None:
     sharing = terms(tensor_ranks=tensor, pipeline_ranks=pipeline, replicas=replicas)
-    assert [sharing.shard_of(rank) for rank in range(sharing.ranks)] == shards
+    assert [list(sharing.shards_of(rank)) for rank in range(sharing.ranks)] == [[shard] for shard in shards]
     assert [rank for rank in range(sharing.ranks) if sharing.is_writer(rank)] == writers
     assert sharing.shards == len(set(shards)) == len(writers) // pipeline
     parts = {sharing.part_of(rank) for rank in range(sharing.ranks)}
     assert parts == set(range(len(writers))) == {sharing.part_of(rank) for rank in writers}
+
+
+@pytest.mark.parametrize(
+    ("heads", "tensor", "shards"),
+    [
+        (4, 1, [[0, 1, 2, 3]]),
+        (4, 2, [[0, 1], [2, 3]]),
+        (2, 4, [[0], [0], [1], [1]]),
+        (1, 2, [[0], [0]]),
+    ],
+)
+def test_units_are_the_shards_of_engines_of_every_size(heads: int, tensor: int, shards: list[list[int]]) -> None:
+    units = HeadUnits(heads=heads, ranks=tensor)
+    sharing = terms(tensor_ranks=tensor, replicas=units.replicas, units=units)
+    assert [list(sharing.shards_of(rank)) for rank in range(tensor)] == shards
+    written = [shard for rank in range(tensor) if sharing.is_writer(rank) for shard in sharing.shards_of(rank)]
+    assert written == list(range(heads))
+    register = make_register(b"f" * 32, GROUPS, sharing)
+    assert (sharing.shards, register.ranks, {group.shards for group in register.groups}) == (heads, tensor, {heads})
 
 
 # ---- agreement ----

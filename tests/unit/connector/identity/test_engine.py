@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.identity.engine import describe_engine, describe_layers, refuse_ruined_scales
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.identity import LayerDtype
-from kvoffload.kvspec import KVGeometry
+from kvoffload.kvspec import HeadUnits, KVGeometry
 from tests.kit.connector.engine_configs import (
     AttentionLayer,
     HfConfig,
@@ -36,6 +37,17 @@ def geometry_of(*, num_blocks: int = 8, layout: str = "LBHNC", **spec: Any) -> K
     return describe_cache(
         EngineCache(config=config, tensors=make_tensors(config), sharing={}, layout=layout, hash_block_size=4)
     )
+
+
+def fingerprint_of_units(ranks: int, *, heads: int = 4, change: Change | None = None, **geometry: Any) -> bytes:
+    """Of an engine of so many ranks that shares with engines of other sizes."""
+    config = make_vllm_config(layers={"a": AttentionLayer(), "b": AttentionLayer()})
+    config.parallel_config.tensor_parallel_size = ranks
+    if change is not None:
+        change(config)
+    held = geometry_of(num_kv_heads=max(heads // ranks, 1), **geometry)
+    units = replace(held, units=HeadUnits(heads=heads, ranks=ranks))
+    return bytes(describe_engine(config, units).fingerprint())
 
 
 def fingerprint(change: Change | None = None, *, layer: AttentionLayer | None = None, **geometry: Any) -> bytes:
@@ -70,6 +82,42 @@ def set_hf(**values: Any) -> Change:
 )
 def test_engines_that_differ_share_nothing(change: Change) -> None:
     assert fingerprint(change) != fingerprint()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_engines_that_save_by_heads_share_whatever_their_number_of_ranks(ranks: int) -> None:
+    assert fingerprint_of_units(ranks) == fingerprint_of_units(1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_engines_that_save_by_heads_share_nothing_with_others(ranks: int) -> None:
+    of_ranks = set_in("parallel_config", tensor_parallel_size=ranks)
+    assert fingerprint_of_units(ranks) != fingerprint(of_ranks, num_kv_heads=4 // ranks)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"heads": 8},
+        {"dtype": torch.float16},
+        {"block_size": 8},
+        {"layout": "BHLNC"},
+        {"change": set_in("model_config", model="acme/other")},
+        {"change": set_in("model_config", revision="1" * 40)},
+        {"change": set_in("cache_config", prefix_caching_hash_algo="sha256_cbor")},
+    ],
+    ids=str,
+)
+def test_engines_that_save_by_heads_and_differ_share_nothing(change: dict[str, Any]) -> None:
+    assert fingerprint_of_units(1, **change) != fingerprint_of_units(1)
+
+
+def test_one_scale_for_each_head_is_not_shared_by_heads() -> None:
+    """An engine of one rank would name all scales, and ranks of another one their own."""
+    layers = {name: AttentionLayer(dtype="fp8", scales=([1.0, 1.0], [1.0, 1.0])) for name in ("a", "b")}
+    geometry = replace(geometry_of(), units=HeadUnits(heads=2))
+    with pytest.raises(IdentityError, match="layer a has a KV scale for each head"):
+        describe_engine(make_vllm_config(layers=layers), geometry)
 
 
 def test_engines_with_other_hash_seeds_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
