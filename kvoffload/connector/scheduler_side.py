@@ -378,9 +378,8 @@ class SchedulerSide:
     def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[GroupKey, ...]]:
         """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
         session for them. Which groups, for the ranks to do the same. Requests that run are not saved any more."""
-        apart = tuple(
-            (facts.index, facts.stage) for facts in map(former.groups.facts.__getitem__, former.saves.unequal)
-        )
+        unequal = [former.groups.facts[group] for group in sorted(former.saves.unequal)]
+        apart = tuple((group.index, group.stage) for group in unequal)
         facts = {
             name: replace(rank, groups=store_apart(rank.groups, apart), places=()) for name, rank in self.facts.items()
         }

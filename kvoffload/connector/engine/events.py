@@ -79,8 +79,8 @@ class CacheEvents:
         self._told: deque[list[KVCacheEvent]] = deque(maxlen=MAX_EVENTS)
         self._name_spaces: set[int] = set()
         self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
-        """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it is
-        the last one's: what that has, the others have."""
+        """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it
+        is the last one's: what that has, the others have."""
         self._saved = [SavedTokens(rule.block_size) for rule in groups.rules]
         self._constants = [
             _keep_known(

@@ -161,10 +161,13 @@ def decode_stage(frame: bytes) -> Stage:
         raise RegistrationError(f"a rank of the engine said what is none: {broken}", remedy="") from broken
 
 
-def _read_group(index: int, block_size: int, reuse: int, window: int, record_bytes: int, replicas: int) -> GroupFacts:
-    for number in (index, block_size, reuse, window, record_bytes, replicas - 1):
+def _read_group(*numbers: int) -> GroupFacts:
+    for number in numbers:
         if type(number) is not int or number < 0:
             raise TypeError(f"{number!r} is no size")
+    index, block_size, reuse, window, record_bytes, replicas = numbers
+    if not replicas:
+        raise ValueError("no rank holds a group")
     rule = GroupRule(block_size=block_size, reuse=_RULES[reuse], window=window)
     return GroupFacts(index=index, name=group_name(index), rule=rule, record_bytes=record_bytes, replicas=replicas)
 

@@ -165,7 +165,8 @@ def _key(group: GroupFacts) -> GroupKey:
 
 
 def name_division(name: Fingerprint, replicas: Sequence[int]) -> Fingerprint:
-    """The name of what an engine holds of whose groups so many ranks store the same; where each stores its own, as it is.
+    """The name of what an engine holds, so many of whose ranks store the same bytes of each group; as it is where each
+    stores its own.
 
     Slots of one name are divided alike, whatever a later version finds out about a model.
     """

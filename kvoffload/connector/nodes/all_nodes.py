@@ -227,6 +227,10 @@ class AllNodes:
             self.release(pending.found.lease)
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
 
+    def prefetch(self, ask: Ask) -> None:
+        """On this node: what the others have below memory they are asked for with a question."""
+        self._own.prefetch(ask)
+
     def release(self, lease: BlockLease) -> None:
         held = self._leases.pop(lease.number, None)
         if held is not None:

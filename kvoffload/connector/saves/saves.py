@@ -346,7 +346,8 @@ class Saves:
         self.unequal = dict(unequal)
         for group, ranks in unequal.items():
             logger.warning(
-                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and %s",
+                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
+                "%s",
                 self.groups.facts[group].name,
                 ", ".join(map(str, ranks)),
                 "from here on every rank's own are stored, under other names"
