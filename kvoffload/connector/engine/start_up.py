@@ -119,11 +119,10 @@ class EngineStart:
             step_tokens=self._config.scheduler_config.max_num_batched_tokens,
             steps_under_way=vllm_compat.steps_under_way(self._config),
         )
-        is_first = not self._fingerprint
         client = self._open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
             client.subscribe()
-        if is_first:
+        if register.fingerprint == self._fingerprint:
             self._tell(client, engine)
         return client
 
