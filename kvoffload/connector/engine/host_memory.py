@@ -120,6 +120,10 @@ class HostMemory:
 
         KVOffloadError: the engine takes no memory.
         """
+        if self._followed is not self._cache:
+            # What has the same number lies elsewhere for another client.
+            self._follow(())
+            self._followed = self._cache
         if places != self._places:
             self._follow(places)
         if self._growing:
@@ -144,11 +148,7 @@ class HostMemory:
     def _update_once(self) -> None:
         """Tries again what the engine refused, told once for as long as it says the same."""
         try:
-            if self._followed is not self._cache:
-                # Memories of one number lie elsewhere for each client.
-                self._follow(())
-                self._followed = self._cache
-            self.update(self._followed.places())
+            self.update(self._cache.places())
             self._refusal = ""
         except KVOffloadError as fault:
             if str(fault) != self._refusal:

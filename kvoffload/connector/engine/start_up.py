@@ -130,11 +130,10 @@ class EngineStart:
             if self._saves
             else ()
         )
-        is_first = not self._fingerprint
         client = self._open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
             client.subscribe()
-        if is_first:
+        if register.fingerprint == self._fingerprint:
             self._tell(client, engine)
         return client
 

@@ -66,6 +66,14 @@ def test_all_processes_of_an_engine_have_one_session_in_one_memory(server: Path)
             assert stranger.session != scheduler.session
 
 
+def test_who_does_not_wait_is_served_later(server: Path, tmp_path: Path) -> None:
+    access, register = make_access(server), make_register("later")
+    with access.open(register, role=Role.WORKER, waits=False) as client:
+        assert client.wait_until_served(WAIT_S)
+    with make_access(tmp_path / "absent").open(register, role=Role.WORKER, waits=False) as client:
+        assert not client.is_served
+
+
 def test_only_the_scheduler_holds_slots_ready(server: Path) -> None:
     access, register = make_access(server), make_register("slots")
     with (

@@ -82,3 +82,10 @@ def test_a_prompt_is_restored_to_its_end_only_if_that_is_wished_and_all_of_it_is
 def test_a_block_size_that_hashes_do_not_divide_is_refused_with_both_numbers() -> None:
     with pytest.raises(BlockAlignmentError, match=r"group 1.*6 tokens.*4 tokens.*prefix caching"):
         GroupTable([group_facts(0, block_size=8), group_facts(1, block_size=6)], hash_block_size=4, alignment=8)
+
+
+def test_a_block_takes_as_many_records_as_ranks_hold_different_bytes_of_it() -> None:
+    groups = [group_facts(0), group_facts(1, block_size=8)]
+    assert GroupTable(groups, **FINE).stored_bytes == (64, 64)
+    table = GroupTable(groups, **FINE, shards=[4, 2])
+    assert (table.shards, table.stored_bytes) == ((4, 2), (256, 128))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from itertools import permutations
 from multiprocessing.reduction import ForkingPickler
 
@@ -27,6 +27,7 @@ from kvoffload.connector.step_plan import (
     WeightDigests,
     WorkerFacts,
     WorkerReport,
+    store_apart,
 )
 from kvoffload.kvspec import ReuseRule
 
@@ -41,9 +42,10 @@ def moves(*blocks: int) -> BlockMoves:
 WANTED = WantedDigests(b"h" * 64, np.array([[1, 2**64 - 1], [3, 4]], np.uint64))
 PLAN = StepPlan(
     loads=(LoadJob("a", PLACE, moves(5, 9), WANTED), LoadJob("b", PLACE, moves())),
-    saves=(SaveJob(3, PLACE, moves(6, 7)),),
+    saves=(SaveJob(3, PLACE, moves(6, 7), np.array([1, 0], np.uint8), np.array([True, False])),),
     doomed=("c",),
     retired=(6,),
+    apart=(1,),
 )
 REPORT = WorkerReport(
     {3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)}, {"a": 0.5}, 7, {0: (3, b"w" * 32)}
@@ -75,7 +77,7 @@ def test_survives_the_way_between_processes(value: object) -> None:
 def test_plans_survive_the_way_between_processes() -> None:
     arrived = ForkingPickler.loads(ForkingPickler.dumps(PLAN))
     assert isinstance(arrived, StepPlan)
-    assert (arrived.doomed, arrived.retired) == (PLAN.doomed, PLAN.retired)
+    assert (arrived.doomed, arrived.retired, arrived.apart) == (PLAN.doomed, PLAN.retired, PLAN.apart)
     jobs, others = [*PLAN.loads, *PLAN.saves], [*arrived.loads, *arrived.saves]
     for job, other in zip(jobs, others, strict=True):
         assert (type(job), job.place) == (type(other), other.place)
@@ -84,7 +86,11 @@ def test_plans_survive_the_way_between_processes() -> None:
             assert one.dtype == another.dtype
             assert np.array_equal(one, another)
     assert [load.request_id for load in arrived.loads] == ["a", "b"]
-    assert arrived.saves[0].job == 3
+    (save,) = arrived.saves
+    assert save.job == 3
+    assert save.writers is not None
+    assert save.compared is not None
+    assert (save.writers.tolist(), save.compared.tolist()) == ([1, 0], [True, False])
     wanted = arrived.loads[0].wanted
     assert wanted is not None
     assert wanted.hashes == WANTED.hashes
@@ -92,10 +98,22 @@ def test_plans_survive_the_way_between_processes() -> None:
     assert arrived.loads[1].wanted is None
 
 
-@pytest.mark.parametrize("part", ["loads", "saves", "doomed", "retired"])
+@pytest.mark.parametrize("part", ["loads", "saves", "doomed", "retired", "apart"])
 def test_a_plan_with_anything_in_it_is_not_empty(part: str) -> None:
     assert StepPlan().is_empty
     assert not StepPlan(**{part: getattr(PLAN, part)}).is_empty
+
+
+def test_some_moves_of_a_job_are_chosen_in_their_order() -> None:
+    chosen = moves(5, 6, 7).choose(np.array([True, False, True]))
+    assert chosen.blocks.tolist() == [5, 7]
+    assert (chosen.groups.tolist(), chosen.addresses.tolist()) == ([0, 2], [0, 2 << 40])
+
+
+def test_groups_that_are_stored_apart_have_no_equal_ranks() -> None:
+    (group,) = FACTS.groups
+    groups = [replace(group, replicas=4)] * 3
+    assert [one.replicas for one in store_apart(groups, {1})] == [4, 1, 4]
 
 
 def test_a_report_is_empty_if_nothing_ended_and_no_place_is_news() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.cache import SegmentMap
 from kvoffload.connector import worker_side
 from kvoffload.connector.engine.host_memory import START_WAIT_S, HostMemory, RegisteringEngine
 from kvoffload.connector.step_plan import StepPlan
@@ -106,6 +107,26 @@ def make_memory() -> tuple[HostMemory, NotingEngine, LocalPlaces]:
 
 def ranges_of(client: LocalClient) -> list[tuple[int, int]]:
     return client.memory(client.memory_id).ranges()
+
+
+def test_the_memory_of_another_client_takes_the_formers_place() -> None:
+    """Both have the same memory of one server, which lies elsewhere for each."""
+
+    class OtherPlaces(LocalPlaces):
+        def places(self) -> tuple[tuple[int, int], ...]:
+            return places.places()
+
+        def memory(self, memory_id: int) -> SegmentMap:
+            assert memory_id == places.client.memory_id
+            return super().memory(self.client.memory_id)
+
+    memory, engine, places = make_memory()
+    memory.update(places.places())
+    assert engine.ranges == ranges_of(places.client)
+    other = OtherPlaces(make_places().client)
+    memory.follow(other)
+    memory.update(other.places())
+    assert engine.ranges == ranges_of(other.client)
 
 
 def test_memory_is_registered_in_order_as_it_becomes_ready() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.config.sources import Settings
+from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.engine.start_up import EngineStart, plan_stock
 from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register
 from kvoffload.connector.scheduler_side import SchedulerTerms
@@ -170,6 +172,27 @@ def test_each_process_joins_as_what_it_is() -> None:
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
     assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
+
+
+def test_an_engine_that_divides_its_blocks_otherwise_than_before_is_another_one_and_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvoffload")
+    opened: list[tuple[str, bool]] = []
+
+    def note(access: CacheAccess, register: Any, *, waits: bool = True, **given: Any) -> Any:
+        opened.append((access.engine, waits))
+        return FakeAccess(1 << 30)
+
+    monkeypatch.setattr(CacheAccess, "open", note)
+    start = make_start()
+    engine, other = agree({(0, 0): facts()}, start.scheduler_terms().sharing), replace(REGISTER, fingerprint=b"g" * 32)
+    for register in (REGISTER, other):
+        start.open_for_worker(register)
+        start.open_for_scheduler(register, engine, None)
+    names = [start.access.engine, f"{start.access.engine} 67676767"]
+    assert opened == [(names[0], True)] * 2 + [(names[1], False)] * 2
+    assert sum("kvoffload keeps KV cache of" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("problem", [None, ServerError("the private server did not start", remedy="")])
