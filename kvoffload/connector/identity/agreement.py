@@ -54,7 +54,7 @@ class SharingTerms:
 
     def part_of(self, rank: int) -> int:
         """Returns what a rank reports as, with those that hold the same bytes: a shard, counted over all stages."""
-        return self.stage_of(rank) * self.shards + self.shard_of(rank)
+        return rank // self.replicas
 
     def is_writer(self, rank: int) -> bool:
         """Of the ranks that hold a shard, the one that saves it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvoffload.connector.engine import events as cache_events
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
 from tests.kit.connector.facts import group_facts
@@ -38,10 +40,13 @@ def masked(names: bytes, mask: bytes) -> bytes:
     return bytes(byte ^ mask[at % 32] for at, byte in enumerate(names))
 
 
-def hearing() -> CacheEvents:
-    groups = GroupTable(
-        [group_facts(1, block_size=8), group_facts(3, ReuseRule.WINDOW, window=6)], hash_block_size=4, alignment=8
-    )
+def hearing(*more: GroupFacts) -> CacheEvents:
+    groups = [group_facts(1, block_size=8), group_facts(3, ReuseRule.WINDOW, window=6), *more]
+    groups.sort(key=lambda group: (group.index, group.stage))
+    return hearing_of(GroupTable(groups, hash_block_size=4, alignment=8))
+
+
+def hearing_of(groups: GroupTable) -> CacheEvents:
     events = CacheEvents(b"f" * 32, groups)
     events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
     events.hear(NamespaceOpened(name_space=OTHERS, fingerprint=b"g" * 32), 1)
@@ -75,6 +80,18 @@ def test_a_stored_block_is_told_with_the_engines_group_its_medium_and_its_parent
         assert (one.group_idx, one.block_size, one.medium) == (index, block_size, MEDIUM_CPU)
         assert (one.token_ids, one.lora_id, one.lora_name) == ([], None, None)
     assert take(events) == []
+
+
+def test_what_all_stages_store_and_lose_is_told_once() -> None:
+    """The second stage has no window."""
+    events = hearing(replace(group_facts(1, block_size=8), stage=1))
+    for group in range(3):
+        events.hear(stored(group=group, hashes=A, parents=bytes(32)), 2)
+        events.hear(removed(group=group, hashes=A), 3)
+    told_events = take(events)
+    assert [one.group_idx for one in told_events] == [1, 1, 3, 3]
+    assert [type(one) for one in told_events] == [BlockStored, BlockRemoved] * 2
+    assert told_events[0].block_size == 8
 
 
 def test_blocks_without_parents_have_none() -> None:
