@@ -23,6 +23,8 @@ MAX_FAULT_LETTERS = 512
 _LENGTH_BYTES = 2
 
 _TAG = b"kvoffload weights of ranks 1\n"
+_STAGES_TAG = b"kvoffload groups per stage 1\n"
+"""Records that former versions kept of a pipeline have other groups, under other names."""
 _RULES = {number: rule for rule, number in RULE_NUMBERS.items()}
 
 Exchange = Callable[[bytes], Sequence[bytes]]
@@ -69,7 +71,7 @@ class Pipeline:
 
 def name_pipeline(fingerprints: Sequence[bytes], weights: bytes = b"") -> Fingerprint:
     """The name of what the stages hold together, in their order, and were computed with; one stage's is its own."""
-    name = fingerprints[0] if len(fingerprints) == 1 else sha256(b"".join(fingerprints)).digest()
+    name = fingerprints[0] if len(fingerprints) == 1 else sha256(_STAGES_TAG + b"".join(fingerprints)).digest()
     return Fingerprint(sha256(name + weights).digest() if weights else name)
 
 
@@ -130,8 +132,13 @@ def encode_stage(stage: Stage) -> bytes:
     ]
     described = tuple(stage.described.items())
     packed: bytes = msgpack.packb((stage.fingerprint, groups, stage.fault, stage.weights, described))
-    if len(groups) > MAX_GROUPS or _LENGTH_BYTES + len(packed) > FRAME_BYTES:
+    if len(groups) > MAX_GROUPS:
         raise RegistrationError(f"{len(groups)} KV cache groups are too many, allowed are {MAX_GROUPS}", remedy="")
+    if _LENGTH_BYTES + len(packed) > FRAME_BYTES:
+        raise RegistrationError(
+            f"what this rank registered takes {len(packed)} bytes to tell, allowed are {FRAME_BYTES - _LENGTH_BYTES}",
+            remedy="",
+        )
     return (len(packed).to_bytes(_LENGTH_BYTES, "little") + packed).ljust(FRAME_BYTES, b"\0")
 
 

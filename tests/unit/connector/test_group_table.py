@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kit.connector.facts import group_facts
@@ -34,6 +36,24 @@ def test_groups_are_found_by_what_they_keep() -> None:
     assert not table.with_states
     assert table.hashes_per_block == (1, 2, 1, 1)
     assert table.of_table == {1: 0, 2: 1, 4: 2, 5: 3}
+
+
+def test_the_first_stage_with_layers_of_it_stands_for_a_block_table() -> None:
+    window = group_facts(3, ReuseRule.WINDOW, window=6)
+    table = GroupTable(
+        [
+            *(replace(group_facts(1), stage=stage) for stage in range(3)),
+            *(replace(window, stage=stage) for stage in (1, 2)),
+            replace(group_facts(4), stage=2),
+        ],
+        **FINE,
+    )
+    assert len(table) == 6
+    assert table.of_table == {1: 0, 3: 3, 4: 5}
+    assert table.other_stages == {0: (1, 2), 3: (4,), 5: ()}
+    assert (table.prefixes, table.windows, table.first_prefix) == ((0, 5), (3,), 0)
+    assert table.table_rules == (table.rules[0], table.rules[3], table.rules[5])
+    assert (table.stages, table.is_staged, table.is_all_prefix) == ((0, 1, 2), True, False)
 
 
 def test_without_full_attention_nothing_is_a_parent() -> None:

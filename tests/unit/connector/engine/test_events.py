@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.engine.saved_tokens import MAX_BLOCKS
 from kvoffload.connector.engine.vllm_compat import GroupKind
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
 from tests.kit.connector.facts import group_facts
@@ -44,10 +46,13 @@ def masked(names: bytes, mask: bytes) -> bytes:
     return bytes(byte ^ mask[at % 32] for at, byte in enumerate(names))
 
 
-def hearing(mask: bytes = NO_MASK) -> CacheEvents:
-    groups = GroupTable(
-        [group_facts(1, block_size=8), group_facts(3, ReuseRule.WINDOW, window=6)], hash_block_size=4, alignment=8
-    )
+def hearing(*more: GroupFacts, mask: bytes = NO_MASK) -> CacheEvents:
+    groups = [group_facts(1, block_size=8), group_facts(3, ReuseRule.WINDOW, window=6), *more]
+    groups.sort(key=lambda group: (group.index, group.stage))
+    return hearing_of(GroupTable(groups, hash_block_size=4, alignment=8), mask)
+
+
+def hearing_of(groups: GroupTable, mask: bytes = NO_MASK) -> CacheEvents:
     events = CacheEvents(b"f" * 32, groups, kinds=KINDS, find_mask=lambda: mask)
     events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
     events.hear(NamespaceOpened(name_space=OTHERS, fingerprint=b"g" * 32), 1)
@@ -86,6 +91,18 @@ def test_a_stored_block_is_told_with_the_engines_group_its_medium_and_its_parent
     assert take(events) == []
 
 
+def test_what_all_stages_store_and_lose_is_told_once() -> None:
+    """The second stage has no window."""
+    events = hearing(replace(group_facts(1, block_size=8), stage=1))
+    for group in range(3):
+        events.hear(stored(group=group, hashes=A, parents=bytes(32)), 2)
+        events.hear(removed(group=group, hashes=A), 3)
+    told_events = take(events)
+    assert [one.group_idx for one in told_events] == [1, 1, 3, 3]
+    assert [type(one) for one in told_events] == [BlockStored, BlockRemoved] * 2
+    assert told_events[0].block_size == 8
+
+
 def test_blocks_without_parents_have_none() -> None:
     events = hearing()
     events.hear(stored(parents=b""), 2)
@@ -103,7 +120,7 @@ def test_removed_blocks_are_told_in_their_order_with_what_was_stored() -> None:
 
 
 def test_names_are_told_as_the_engines_own_hashes() -> None:
-    events = hearing(MASK)
+    events = hearing(mask=MASK)
     parents = bytes(32) + masked(A, MASK)
     events.hear(stored(hashes=masked(A + B, MASK), parents=parents), 2)
     events.hear(removed(hashes=masked(A, MASK)), 3)
@@ -234,7 +251,7 @@ def test_a_salt_is_a_key_of_the_first_block() -> None:
 
 def adapted(positions: range, names: bytes) -> tuple[CacheEvents, bytes]:
     """Blocks of an adapter are stored; as what."""
-    events = hearing(MASK)
+    events = hearing(mask=MASK)
     both = bytes(one ^ other for one, other in zip(MASK, CONTENT, strict=True))
     adapter = LoRARequest("poet", 5, "/poet")
     events.note_saved(saving(range(24), mask=both, lora_request=adapter), 0, positions, masked(names, both))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
@@ -93,6 +94,11 @@ def test_what_is_no_stage_is_refused(content: bytes) -> None:
         decode_stage((len(content).to_bytes(2, "little") + content).ljust(FRAME_BYTES, b"\0"))
 
 
+def test_more_than_a_frame_holds_is_refused() -> None:
+    with pytest.raises(RegistrationError, match="takes 20140 bytes to tell, allowed are 16382"):
+        encode_stage(Stage(described={str(at): "v" * 1000 for at in range(20)}))
+
+
 def test_stages_meet_in_their_order() -> None:
     assert Pipeline(lambda frame: [encode_stage(OTHER), frame]).meet(STAGE) == [OTHER, STAGE]
 
@@ -160,6 +166,8 @@ def test_who_cannot_register_says_so_once_and_only_if_the_others_wait() -> None:
 
 def test_a_pipeline_has_the_name_of_all_its_stages_in_their_order() -> None:
     assert name_pipeline([b"f" * 32]) == b"f" * 32
+    # Former versions kept other groups under this name.
+    assert name_pipeline([b"f" * 32, b"g" * 32]) != sha256(b"f" * 32 + b"g" * 32).digest()
     assert len({name_pipeline(names) for names in ([b"f", b"g"], [b"g", b"f"], [b"f"], [b"g"])}) == 4
 
 

@@ -108,7 +108,7 @@ def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
     }
     engine = agree(ranks, sharing)
     assert engine == agree(dict(reversed(ranks.items())), sharing)
-    assert engine.fingerprint == sha256(b"f" * 32 + b"g" * 32).digest()
+    assert engine.fingerprint == name_pipeline([b"f" * 32, b"g" * 32])
     assert engine.groups == (GROUPS[0], replace(larger[0], stage=1), GROUPS[1])
     assert engine.cache_bytes == 4000
     ranks[1, 1] = facts(3, fingerprint=b"h" * 32, groups=larger, description={"model": "acme/other"})
