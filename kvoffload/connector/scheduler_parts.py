@@ -224,7 +224,7 @@ def _join_nodes(
     groups = len(next(iter(facts.values())).groups)
     others = [OtherNode(groups=groups, clock=clock) for _ in range(sharing.nodes - 1)]
     nodes = AllNodes(own, others, hash_block_size=sharing.hash_block_size, node_shards=sharing.node_shards, clock=clock)
-    nodes.hear({sharing.node_of(one.rank): one.node for one in facts.values() if one.node is not None})
+    nodes.hear({sharing.node_of(one.rank): one.node_report for one in facts.values() if one.node_report is not None})
     return nodes
 
 

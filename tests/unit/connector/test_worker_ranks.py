@@ -264,9 +264,9 @@ def test_the_lowest_rank_of_another_machine_speaks_for_its_server() -> None:
     assert isinstance(worker, NodeWorker)
     (client,) = worker.opened
     assert worker.facts is not None
-    assert worker.facts.node is not None
-    assert worker.facts.node.state is not None
-    assert worker.facts.node.state.memory_id == client.memory_id
+    assert worker.facts.node_report is not None
+    assert worker.facts.node_report.state is not None
+    assert worker.facts.node_report.state.memory_id == client.memory_id
     assert [group.shards for group in client.register.groups] == [1, 1]
     assert client.register.fingerprint == name_node(worker.facts.fingerprint, 1, 2)
     worker.obey({0: NodeOrders(slots={0: 9}), 1: NodeOrders(slots={0: 2}, retired=(worker.shared.place.memory_id,))})
