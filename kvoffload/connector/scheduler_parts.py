@@ -243,7 +243,7 @@ def _join_nodes(
         node_shards=sharing.count_node_rows(groups),
         clock=clock,
     )
-    nodes.hear({sharing.node_of(one.rank): one.node for one in facts.values() if one.node is not None})
+    nodes.hear({sharing.node_of(one.rank): one.node_report for one in facts.values() if one.node_report is not None})
     return nodes
 
 

@@ -232,7 +232,7 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     places: tuple[Place, ...] = ()
     """Where it may copy already."""
     weights: WeightDigests = WeightDigests()  # noqa: RUF009  (a frozen value)
-    node: NodeReport | None = None
+    node_report: NodeReport | None = None
     """Of the lowest rank of another node than the scheduler side's: how that node stands with its server, and slots."""
 
 

@@ -239,7 +239,7 @@ class WorkerSide:
             claims=tuple(report.claims.items()),
             places=self._find_places(),
             weights=weights,
-            node=first_report,
+            node_report=first_report,
         )
         if is_first:
             self._told = self._facts.places

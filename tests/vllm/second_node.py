@@ -1,20 +1,21 @@
 """The other machine of an engine with ranks on two: what `vllm serve --headless` runs there.
 
-Called with the engine's arguments as JSON. Ends when its standard input does.
+Called with the engine's arguments as JSON, at the head of a process group. Ends with all that are in it when its
+standard input does: vLLM's workers go on when the one that started them is killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 
 
 def end_with_input() -> None:
-    """Its worker processes end by themselves when it is gone."""
     sys.stdin.read()
-    os._exit(0)
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -77,6 +78,7 @@ def two_nodes(
             cwd=ROOT,
             env=os.environ,
             stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         try:
             be_on(patch, machines[0], servers[0])
@@ -88,7 +90,7 @@ def two_nodes(
             finally:
                 engine.close()
         finally:
-            second.kill()
+            os.killpg(second.pid, signal.SIGKILL)
             second.communicate()
 
 

@@ -215,7 +215,7 @@ class ScriptedEngine:
         node = self.sharing.node_of(rank.rank)
         is_lowest = node > 0 and rank.rank % self.sharing.node_ranks == 0
         report = self.proxies[node - 1].begin() if is_lowest else None
-        return replace(rank, places=tuple(Place(*place) for place in self.caches[node].places()), node=report)
+        return replace(rank, places=tuple(Place(*place) for place in self.caches[node].places()), node_report=report)
 
     @property
     def side(self) -> Any:

@@ -320,3 +320,60 @@ def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_open
     for rank, told in enumerate(shared.registers):
         assert replace(told, report=b"", rank=0) == replace(of_scheduler, rank=0)
         assert told.rank == rank
+
+
+# ---- several machines ----
+
+
+class NodeWorker(TestedWorker):
+    """The second of two ranks, on a machine of its own, with a client for what the scheduler side wants there."""
+
+    def __init__(self) -> None:
+        sharing = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2, nodes=2)
+        super().__init__(WorkerTerms(rank=1, sharing=sharing), SharedCache(), lambda frame: (frame, frame))
+        self._open_node = self.open_node
+        self.opened: list[StockedClient] = []
+
+    def open_node(self, register: Register, groups: Sequence[GroupFacts]) -> StockedClient:
+        assert len(groups) == 2
+        self.opened.append(StockedClient(register))
+        return self.opened[-1]
+
+
+def test_the_lowest_rank_of_another_machine_speaks_for_its_server() -> None:
+    worker, _ = start(NodeWorker())
+    assert isinstance(worker, NodeWorker)
+    (client,) = worker.opened
+    assert worker.facts is not None
+    assert worker.facts.node_report is not None
+    assert worker.facts.node_report.state is not None
+    assert worker.facts.node_report.state.memory_id == client.memory_id
+    assert [group.shards for group in client.register.groups] == [1, 1]
+    assert client.register.fingerprint == name_node(worker.facts.fingerprint, 1, 2)
+    worker.obey({0: NodeOrders(slots={0: 9}), 1: NodeOrders(slots={0: 2}, retired=(worker.shared.place.memory_id,))})
+    report = worker.take_results(is_idle=False)[2]
+    assert [len(slots) for slots in report.nodes[1].slots] == [2]
+    assert worker.cache is not None
+    assert worker.cache.places() == ()
+    worker.close()
+    assert client.is_closed
+
+
+def test_a_rank_takes_the_part_of_its_own_machine() -> None:
+    """All shards there are its own: what the scheduler side calls the second is the first of its slots."""
+    worker, tensors = start(NodeWorker())
+    shared = worker.shared
+    address = shared.slot_of(Move(1, 1, 0))
+    places = (Place(1, 1), shared.place)
+    moves = BlockMoves(np.array([1]), np.array([1]), np.array([[1 << 60, address]], np.uint64))
+    worker.submit(StepPlan(saves=(SaveJob(1, Place(99, 0), moves, places=places),)))
+    _, _, report = collect(worker, 1)
+    assert (report.failed, set(report.digests[1])) == (frozenset(), {1})
+    assert shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1)
+    shared.keep_digests((Move(1, 1, 0),), report.digests[1][1], shard=0)
+    wanted = WantedDigests(name_of(0), np.array([[7], [shared.digests[0, 0]]], np.uint64))
+    moves = BlockMoves(np.array([1]), np.array([3]), moves.addresses)
+    worker.submit(StepPlan(loads=(LoadJob("a", Place(99, 0), moves, wanted, places),)))
+    assert collect(worker, 1)[:2] == ({"a"}, set())
+    assert block_of(tensors, 3) == block_of(tensors, 1)
+    worker.close()
