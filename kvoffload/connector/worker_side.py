@@ -336,7 +336,7 @@ class WorkerSide:
         )
         self.cache = self._open_cache(add_report(register, self._registration.report, terms.rank))
         self.records = RankRecords(
-            shards=terms.sharing.shards_of(terms.rank),
+            shards=terms.sharing.shards_held_by(terms.rank),
             fingerprint=register.fingerprint,
             record_bytes=self.record_bytes,
             slot_bytes=sizes,

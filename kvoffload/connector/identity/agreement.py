@@ -47,7 +47,7 @@ class SharingTerms:
         """Parts of a block that are saved and checked each by itself."""
         return self.ranks // self.replicas if self.units is None else self.units.count
 
-    def shards_of(self, rank: int) -> range:
+    def shards_held_by(self, rank: int) -> range:
         """Those that a rank holds, in a row."""
         if self.units is not None:
             return self.units.of_rank(rank)
