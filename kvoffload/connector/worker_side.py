@@ -140,6 +140,7 @@ class WorkerSide:
         self._apart: set[GroupKey] = set()
         """Groups of which every rank stores its own bytes, whatever their layers say."""
         self._name = Fingerprint(b"")
+        self._register: Register | None = None
         self._described: Mapping[str, object] = {}
         """What people are told of the engine."""
         self._identity = b""
@@ -410,6 +411,7 @@ class WorkerSide:
         self.cache = self._open_session(join_ranks(mine, stage_ranks=sharing.stage_ranks, first=first))
         if self.node == 0 or self.terms.rank % sharing.node_ranks or self._open_node is None:
             return None
+        assert self._register is not None
         self.proxy = NodeProxy(self._open_node(self._register, self._groups), groups=len(self._groups))
         return self.proxy.begin()
 

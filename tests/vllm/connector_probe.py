@@ -261,7 +261,7 @@ def record_bytes(_worker: Any) -> Json:
 def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
-    shards = side.terms.sharing.shards_of(side.terms.rank)
+    shards = side.terms.sharing.shards_held_by(side.terms.rank)
     memory = side.cache.memory(side.cache.memory_id)
     assert side.records is not None
     slot_bytes = side.records.slot_bytes[group]
@@ -284,7 +284,7 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     side = worker_side()
     page_map, first = side.registration.page_map, int(side.group_numbers[group])
     records = []
-    for number in range(first, first + len(side.terms.sharing.shards_of(side.terms.rank))):
+    for number in range(first, first + len(side.terms.sharing.shards_held_by(side.terms.rank))):
         records.append(torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8))
         PlainCopy(page_map, side.registration.memory).save(number, list(blocks), records[-1])
     return [sha256(row.numpy().data).hex() for row in torch.cat(records, dim=1)]

@@ -380,7 +380,7 @@ class ScriptedEngine:
             shard: bytes(DIGEST_BYTES * blocks)
             for rank in range(first, last)
             if self.sharing.is_writer(rank) and not is_bad
-            for shard in self.sharing.shards_of(rank)
+            for shard in self.sharing.shards_held_by(rank)
         }
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
 

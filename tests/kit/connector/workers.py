@@ -115,7 +115,7 @@ class TestedWorker(WorkerSide):
     def __init__(self, terms: WorkerTerms, shared: SharedCache, exchange: Exchange) -> None:
         super().__init__(terms, shared.open, exchange)
         self.shared = shared
-        self.shards = terms.sharing.shards_of(terms.rank)
+        self.shards = terms.sharing.shards_held_by(terms.rank)
 
 
 def make_cache(num_blocks: int = NUM_BLOCKS) -> tuple[KVGeometry, Tensors]:

@@ -44,7 +44,7 @@ def test_each_shard_has_one_writer(
     tensor: int, pipeline: int, replicas: int, shards: list[int], writers: list[int]
 ) -> None:
     sharing = terms(tensor_ranks=tensor, pipeline_ranks=pipeline, replicas=replicas)
-    assert [list(sharing.shards_of(rank)) for rank in range(sharing.ranks)] == [[shard] for shard in shards]
+    assert [list(sharing.shards_held_by(rank)) for rank in range(sharing.ranks)] == [[shard] for shard in shards]
     assert [rank for rank in range(sharing.ranks) if sharing.is_writer(rank)] == writers
     assert sharing.shards == len(set(shards)) == len(writers) // pipeline
     parts = {sharing.part_of(rank) for rank in range(sharing.ranks)}
@@ -63,8 +63,8 @@ def test_each_shard_has_one_writer(
 def test_units_are_the_shards_of_engines_of_every_size(heads: int, tensor: int, shards: list[list[int]]) -> None:
     units = HeadUnits(heads=heads, ranks=tensor)
     sharing = terms(tensor_ranks=tensor, replicas=units.replicas, units=units)
-    assert [list(sharing.shards_of(rank)) for rank in range(tensor)] == shards
-    written = [shard for rank in range(tensor) if sharing.is_writer(rank) for shard in sharing.shards_of(rank)]
+    assert [list(sharing.shards_held_by(rank)) for rank in range(tensor)] == shards
+    written = [shard for rank in range(tensor) if sharing.is_writer(rank) for shard in sharing.shards_held_by(rank)]
     assert written == list(range(heads))
     register = make_register(b"f" * 32, GROUPS, sharing)
     assert (sharing.shards, register.ranks, {group.shards for group in register.groups}) == (heads, tensor, {heads})
