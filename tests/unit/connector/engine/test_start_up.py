@@ -56,7 +56,7 @@ def test_roles_are_vllms(role: str, saves: bool, hands_over: bool) -> None:
         ("kv_both", {}, False),
         ("kv_producer", {}, True),
         ("kv_consumer", {}, True),
-        ("kv_consumer", {"server": "/run/shared"}, False),
+        ("kv_consumer", {"server": "kv.socket"}, False),
         ("kv_consumer", {"linger": "3s"}, False),
         ("kv_consumer", {"valkey": "valkey://10.0.0.1:1"}, False),
     ],
