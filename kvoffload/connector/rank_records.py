@@ -42,9 +42,9 @@ class RankRecords:
         self.record_bytes = tuple(record_bytes)
         self._sizes = np.array(record_bytes, np.int64)
         self._groups = tuple(own_groups)
-        self._own_groups = np.zeros(len(record_bytes), np.int64)
+        self.own_groups = np.zeros(len(record_bytes), np.int64)
         for group, own in own_groups.items():
-            self._own_groups[group] = own
+            self.own_groups[group] = own
 
     def begin_of(self, group: int) -> int:
         """Where this rank's records begin in a slot of the group."""
@@ -106,7 +106,7 @@ class RankRecords:
 
     def _make_items(self, moves: BlockMoves, firsts: npt.NDArray[np.uint64]) -> CopyItems:
         """Of each block in turn, all of this rank's records, one behind the other."""
-        own = self._own_groups[moves.groups]
+        own = self.own_groups[moves.groups]
         if self.part.run == 1:
             return CopyItems(group=own, block=moves.blocks, slot=firsts)
         local = np.arange(self.part.run)

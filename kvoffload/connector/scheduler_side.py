@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvoffload.cache import Ask
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import Rank, refuse_changes
@@ -365,7 +366,19 @@ class SchedulerSide:
             tracked.chain.follow(request.block_hashes)
             tokens = min(request.num_computed_tokens, tracked.chain.tokens)
             parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
-        return parts.saves.find_saved(tracked) if self.terms.hands_over else 0
+        return self._count_expected(parts, tracked)
+
+    def _count_expected(self, parts: SchedulerParts, tracked: TrackedRequest) -> int:
+        """Returns how many tokens of a request that has ended are saved or on their way, for others to load."""
+        if not self.terms.hands_over or tracked.is_tainted or tracked.terms.skip_save:
+            return 0
+        groups = parts.groups
+        tokens = groups.align(min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.lost_from))
+        if not groups.with_states or not tokens:
+            return tokens
+        # Where states are is up to the engine, and what it had itself it does not hand off again.
+        there = parts.cache.find_boundary(Ask(tracked.chain.data, limit=tokens, alignment=groups.alignment))
+        return max(there, groups.align(min(tokens, tracked.progress.states_end)))
 
     def _begin_parting(self, parts: SchedulerParts) -> None:
         """Nothing is begun any more in the session that all of it went to so far."""

@@ -30,11 +30,12 @@ SERVED_TIMEOUT_S = 120.0
 
 
 def transfer(**overrides: object) -> dict[str, object]:
-    """The engine argument that selects our connector with these settings. `policy` is kv_load_failure_policy."""
-    policy = overrides.pop("policy", None)
+    """The engine argument that selects our connector with these settings. `policy` is kv_load_failure_policy, `role` is
+    kv_role."""
+    policy, role = overrides.pop("policy", None), overrides.pop("role", "kv_both")
     return {
         "kv_connector": "KVOffloadConnector",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_connector_extra_config": {"memory": "512MiB", **PATIENCE, **overrides},
         **({"kv_load_failure_policy": policy} if policy else {}),
     }
@@ -261,12 +262,9 @@ def record_bytes(_worker: Any) -> Json:
 def record(group: int, address: int) -> npt.NDArray[np.uint8]:
     """This rank's part of a record, as it lies in the server's memory; for functions that run in a worker."""
     side: Any = worker_side()
-    shards = side.terms.sharing.shards_held_by(side.terms.rank)
-    memory = side.cache.memory(side.cache.memory_id)
-    assert side.records is not None
-    slot_bytes = side.records.slot_bytes[group]
-    size_bytes = (len(shards) - 1) * slot_bytes + side.record_bytes[group]
-    view: npt.NDArray[np.uint8] = memory.view(address + shards.start * slot_bytes, size_bytes)
+    memory, records = side.cache.memory(side.cache.memory_id), side.records
+    size_bytes = records.part.run * records.record_bytes[group]
+    view: npt.NDArray[np.uint8] = memory.view(address + records.begin_of(group), size_bytes)
     return view
 
 
@@ -282,9 +280,10 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     from kvoffload.transfer.plain_copy import PlainCopy
 
     side = worker_side()
-    page_map, first = side.registration.page_map, int(side.group_numbers[group])
+    assert side.records is not None
+    page_map, first = side.registration.page_map, int(side.records.own_groups[group])
     records = []
-    for number in range(first, first + len(side.terms.sharing.shards_held_by(side.terms.rank))):
+    for number in range(first, first + side.records.part.run):
         records.append(torch.empty((len(blocks), page_map.groups[number].record_bytes), dtype=torch.uint8))
         PlainCopy(page_map, side.registration.memory).save(number, list(blocks), records[-1])
     return [sha256(row.numpy().data).hex() for row in torch.cat(records, dim=1)]

@@ -197,6 +197,14 @@ class EngineStart:
             "what it has" if share is None else f"{share:.0%}",
             describe_size(own),
         )
+        settings = self._settings
+        is_apart = self._transfer.kv_role != "kv_both"
+        if is_apart and not (settings.server or settings.linger or settings.valkey or settings.s3 or settings.mooncake):
+            logger.warning(
+                "kvoffload's server is this engine's own, and its kv_role is %s: nobody else can use it; "
+                "set `server` to one that they share",
+                self._transfer.kv_role,
+            )
         if share is not None and share < _LITTLE_SHARE:
             logger.warning(
                 "kvoffload's memory is %.0f%% of what the engines that share it cache themselves: little will be found "

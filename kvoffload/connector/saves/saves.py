@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import Ask, Publication, ReservedSlots
+from kvoffload.cache import Publication, ReservedSlots
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
@@ -259,18 +259,6 @@ class Saves:
         if computed >= tracked.progress.due:
             for one in self.policy.choose(self._collect(tracked, computed, tables)):
                 self._pin_ended(one)
-
-    def find_saved(self, tracked: TrackedRequest) -> int:
-        """Returns how many tokens of a request that has ended are saved, or on their way."""
-        if not self._may_save(tracked):
-            return 0
-        most = min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.lost_from)
-        tokens = self.groups.align(most)
-        if not self.groups.with_states or not tokens:
-            return tokens
-        # Where states are is up to the engine, and what it had itself it does not hand off again.
-        there = self._cache.find_boundary(Ask(tracked.chain.data, limit=tokens, alignment=self.groups.alignment))
-        return max(there, self.groups.align(min(tokens, tracked.progress.states_end)))
 
     def end_jobs(self, report: WorkerReport) -> None:
         """Takes what ranks have done since the last report. The last rank's word publishes, or aborts if any rank

@@ -12,23 +12,25 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvoffload.cache import CacheTerms, GroupRule
 from kvoffload.connector import facade
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache, table_of
 from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.identity.agreement import agree, make_register, name_node
 from kvoffload.connector.nodes.node_proxy import NodeProxy
+from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import (
     GroupFacts,
@@ -41,6 +43,7 @@ from kvoffload.connector.step_plan import (
     WorkerReport,
 )
 from kvoffload.kvspec import KVGeometry
+from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, make_config, make_tensors, make_vllm_config, window
 from tests.kit.connector.local_client import MEMORY, LocalClient, StockedClient
 
@@ -68,7 +71,13 @@ def make_request(
 
 
 def make_facts(
-    geometry: KVGeometry, *, rank: int = 0, fingerprint: bytes = b"f" * 32, places: Sequence[Place] = ()
+    geometry: KVGeometry,
+    *,
+    rank: int = 0,
+    fingerprint: bytes = b"f" * 32,
+    places: Sequence[Place] = (),
+    replicas: int = 1,
+    stage: int = 0,
 ) -> WorkerFacts:
     """What a rank that registered this geometry tells the scheduler side."""
     return WorkerFacts(
@@ -77,12 +86,14 @@ def make_facts(
         description={"model": "acme/tiny"},
         groups=tuple(
             GroupFacts(
-                index=index,
+                index=table_of(group.name),
                 name=group.name,
                 rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
                 record_bytes=group.record_bytes,
+                replicas=replicas,
+                stage=stage,
             )
-            for index, group in enumerate(geometry.groups)
+            for group in geometry.groups
             if group.is_stored
         ),
         num_blocks=geometry.num_blocks,
@@ -126,10 +137,12 @@ class ScriptedEngine:
         *groups: Group,
         num_blocks: int = 128,
         ranks: int = 1,
+        stages: Sequence[Sequence[Group]] = (),
         replicas: int = 1,
         memory: CacheTerms = MEMORY,
         retention_interval: int | None = None,
         extra: dict[str, Any] | None = None,
+        role: str = "kv_both",
         round_steps: int = 1,
         gathered_tokens: int = 1,
         max_model_len: int = 256,
@@ -140,11 +153,11 @@ class ScriptedEngine:
         nodes: int = 1,
     ) -> None:
         """`weights`: what each rank says of them. `nodes`: machines that the ranks are on. `drafting_group`: the one
-        that vLLM knows to have what drafts."""
+        that vLLM knows to have what drafts. `stages`: what each stage of a pipeline has of the groups, one without
+        layers where it has none; a stage has so many `ranks`."""
         self.config = make_config(*groups, num_blocks=num_blocks)
         if drafting_group is not None:
             self.config.kv_cache_groups[drafting_group].is_eagle_group = True
-        self.config.kv_tp_replicas = replicas
         self.config.prefix_cache_retention_interval = retention_interval
         self.tensors = make_tensors(self.config)
         assert self.config.hash_block_size is not None
@@ -160,8 +173,9 @@ class ScriptedEngine:
         )
         self.pool = self.manager.block_pool
         self.now_s = 0.0
-        self.vllm_config = make_vllm_config(extra=extra)
+        self.vllm_config = make_vllm_config(extra=extra, role=role)
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
+        self.vllm_config.parallel_config.pipeline_parallel_size = max(len(stages), 1)
         self.vllm_config.parallel_config.nnodes_within_dp = nodes
         self.vllm_config.speculative_config = SimpleNamespace(
             num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
@@ -169,7 +183,9 @@ class ScriptedEngine:
         self.vllm_config.cache_config.prefix_cache_retention_interval = retention_interval
         scheduler_terms = EngineStart.scheduler_terms
         with (
-            patch.object(EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.cache),
+            patch.object(
+                EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.open_cache(register)
+            ),
             patch.object(
                 EngineStart,
                 "scheduler_terms",
@@ -179,19 +195,22 @@ class ScriptedEngine:
         ):
             self.connector = KVOffloadConnector(self.vllm_config, KVConnectorRole.SCHEDULER, self.config)
         self.connector.bind_gpu_block_pool(self.pool)
-        self.geometry = describe_cache(
-            EngineCache(
-                config=self.config,
-                tensors=self.tensors,
-                sharing={},
-                layout="LBHNC",
-                hash_block_size=self.hash_block_size,
-            )
-        )
+        self.geometry = self._describe(self.config, self.tensors)
         self.sharing = self.side.terms.sharing
-        facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
+        geometries = [self.geometry]
+        if stages:
+            configs = [make_config(*stage, num_blocks=num_blocks) for stage in stages]
+            geometries = [self._describe(config, make_tensors(config)) for config in configs]
+        facts = {
+            (stage, rank): make_facts(geometry, rank=stage * ranks + rank, stage=stage, replicas=replicas)
+            for stage, geometry in enumerate(geometries)
+            for rank in range(ranks)
+        }
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
+        self.former: list[LocalClient] = []
+        """Of sessions that the engine has left, for one in which ranks store apart what they do not have in common."""
+        self._memory = memory
         names = [name_node(engine.fingerprint, node, nodes) for node in range(nodes)]
         registers = [make_register(name, engine.groups, self.sharing) for name in names]
         self.cache = LocalClient(registers[0], memory)
@@ -200,15 +219,30 @@ class ScriptedEngine:
         self.proxies = [NodeProxy(cache, groups=len(engine.groups)) for cache in self.caches[1:]]
         facts = {name: self._join(rank) for name, rank in facts.items()}
         self.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
-        self.ranks = ranks
+        self.ranks = len(facts)
         self.reserves_whole_prompts = True
         """vLLM's own `scheduler_reserve_full_isl`."""
         self.requests: dict[str, Request] = {}
         self.loading: dict[str, Request] = {}
         self.all_free = self.pool.get_num_free_blocks()
+        self.told: dict[str, dict[str, Any] | None] = {}
+        """By request that has ended: what goes to the client with its answer."""
         self._scheduled: dict[str, int] = {}
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
+
+    def open_cache(self, register: Register) -> LocalClient:
+        if register.fingerprint != self.cache.register.fingerprint:
+            self.former.append(self.cache)
+            self.cache = LocalClient(register, self._memory)
+        return self.cache
+
+    def _describe(self, config: KVCacheConfig, tensors: dict[str, torch.Tensor]) -> KVGeometry:
+        return describe_cache(
+            EngineCache(
+                config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=self.hash_block_size
+            )
+        )
 
     def _join(self, rank: WorkerFacts) -> WorkerFacts:
         """What it says when it has joined its node's cache."""
@@ -348,7 +382,7 @@ class ScriptedEngine:
         report = report or WorkerReport()
         report = replace(report, step=max((plan.step for plan in plans), default=report.step))
         for save in (save for plan in plans for save in plan.saves):
-            report = report.aggregate(self._end_save(save.job, len(save.moves), ranks, is_bad=bad_saves))
+            report = report.aggregate(self._end_save(save, ranks, is_bad=bad_saves))
         waiting_failures = failing & set(self.loading)
         for request_id in waiting_failures:
             self.loading[request_id].num_computed_tokens = 0
@@ -372,17 +406,20 @@ class ScriptedEngine:
             )
         )
 
-    def _end_save(self, job: int, blocks: int, ranks: int | None, *, is_bad: bool) -> WorkerReport:
-        first = self._reported.get(job, 0)
+    def _end_save(self, save: SaveJob, ranks: int | None, *, is_bad: bool) -> WorkerReport:
+        job, first = save.job, self._reported.get(save.job, 0)
         last = first + (ranks or self.ranks)
         self._reported[job] = last
         digests = {
-            shard: bytes(DIGEST_BYTES * blocks)
-            for rank in range(first, last)
-            if self.sharing.is_writer(rank) and not is_bad
-            for shard in self.sharing.shards_held_by(rank)
+            rank: bytes(DIGEST_BYTES * part.run * int(part.find_digested(save).sum()))
+            for rank, part in ((rank, self.part_of(rank)) for rank in range(first, last))
+            if not is_bad
         }
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
+
+    def part_of(self, rank: int) -> RankPart:
+        """What this rank has of a block, as the engine stores it now."""
+        return RankPart.find(rank, self.parts.groups.facts, self.sharing)
 
     def preempt(self, request: Request) -> None:
         """Preempts a request; no hook is called."""
@@ -397,8 +434,8 @@ class ScriptedEngine:
         self._scheduled.pop(request.request_id, None)
         self.manager.remove_skipped_blocks(request.request_id, request.num_computed_tokens)
         blocks = self.manager.get_block_ids_for_computed_tokens(request.request_id, request.num_computed_tokens)
-        answer = self.connector.request_finished_all_groups(request, blocks)
-        assert answer == (False, None)
+        is_delayed, self.told[request.request_id] = self.connector.request_finished_all_groups(request, blocks)
+        assert not is_delayed
         if request.request_id not in self.loading:
             self.manager.free(request)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple, TypeVar
 
@@ -53,6 +54,8 @@ class SharedCache:
 
     def __init__(self) -> None:
         self.opened: list[LocalPlaces] = []
+        self.clients: dict[bytes, LocalClient] = {}
+        """By fingerprint: an engine that stores some groups apart since its start has another."""
         self.registers: list[Register] = []
         self.digests: dict[tuple[int, int], int] = {}
         """Of saved records, by slot and shard."""
@@ -60,15 +63,18 @@ class SharedCache:
 
     @property
     def client(self) -> LocalClient:
-        return self.opened[0].client
+        """Of the session that was opened last."""
+        return self.opened[-1].client
 
     @property
     def place(self) -> Place:
         return Place(self.client.memory_id, self.client.session)
 
     def open(self, register: Register) -> LocalPlaces:
-        client = self.opened[0].client if self.opened else LocalClient(register)
-        self.opened.append(LocalPlaces(client))
+        if register.fingerprint not in self.clients:
+            self.clients[register.fingerprint] = LocalClient(register)
+            self._slots.clear()
+        self.opened.append(LocalPlaces(self.clients[register.fingerprint]))
         self.registers.append(register)
         return self.opened[-1]
 
@@ -112,10 +118,10 @@ class TestedWorker(WorkerSide):
 
     __test__ = False
 
-    def __init__(self, terms: WorkerTerms, shared: SharedCache, exchange: Exchange) -> None:
+    def __init__(self, terms: WorkerTerms, shared: SharedCache, exchange: Exchange, replicas: int = 1) -> None:
         super().__init__(terms, shared.open, exchange)
         self.shared = shared
-        self.shards = terms.sharing.shards_held_by(terms.rank)
+        self.replicas = {"r": replicas, "a": replicas}
 
 
 def make_cache(num_blocks: int = NUM_BLOCKS) -> tuple[KVGeometry, Tensors]:
@@ -137,7 +143,7 @@ def make_worker(
     pipeline_ranks: int = 1,
     replicas: int = 1,
     shared: SharedCache | None = None,
-    exchange: Exchange = lambda frame: (frame,),
+    exchange: Exchange | None = None,
     has_late_frees: bool = False,
     units: HeadUnits | None = None,
 ) -> TestedWorker:
@@ -147,16 +153,24 @@ def make_worker(
         hash_seed="0",
         tensor_ranks=ranks,
         pipeline_ranks=pipeline_ranks,
-        replicas=replicas if units is None else units.replicas,
         units=units,
     )
     terms = WorkerTerms(rank=rank, sharing=sharing, has_late_frees=has_late_frees)
-    return TestedWorker(terms, shared or SharedCache(), exchange)
+    same = lambda frame: (frame,) * sharing.ranks  # noqa: E731
+    held_alike = replicas if units is None else units.replicas
+    return TestedWorker(terms, shared or SharedCache(), exchange or same, held_alike)
 
 
 def start(worker: TestedWorker, weights: WeightDigests | None = None) -> tuple[TestedWorker, Tensors]:
     geometry, tensors = make_cache()
-    worker.register(geometry, tensors, scale_views={}, identify=identify, weights=weights or WeightDigests())
+    worker.register(
+        geometry,
+        tensors,
+        scale_views={},
+        identify=identify,
+        weights=weights or WeightDigests(),
+        replicas=worker.replicas,
+    )
     fill(tensors)
     return worker, tensors
 
@@ -198,15 +212,28 @@ def collect(worker: WorkerSide, jobs: int) -> tuple[set[str], set[str], WorkerRe
     return finished, failed, report
 
 
-def save_job(worker: TestedWorker, *moves: Move, job: int = 1) -> StepPlan:
-    return StepPlan(saves=(SaveJob(job, worker.shared.place, worker.shared.make_moves(moves)),))
+def save_job(
+    worker: TestedWorker, *moves: Move, job: int = 1, writers: Sequence[int] = (), compared: Sequence[bool] = ()
+) -> StepPlan:
+    """`writers`, `compared`: of each move, where there are ranks with the same bytes."""
+    return StepPlan(
+        saves=(
+            SaveJob(
+                job,
+                worker.shared.place,
+                worker.shared.make_moves(moves),
+                np.array(writers, np.uint8) if writers else None,
+                np.array(compared, np.bool_) if compared else None,
+            ),
+        )
+    )
 
 
 def load_job(worker: TestedWorker, *moves: Move, name: str = "r1", is_checked: bool = False) -> StepPlan:
     """Checked against the digests that were saved; a slot that was not saved has none."""
     shared, wanted = worker.shared, None
     if is_checked:
-        shards = range(worker.terms.sharing.shards)
+        shards = range(max(group.shards for group in shared.client.register.groups))
         digests = [[shared.digests.get((move.slot, shard), 0) for move in moves] for shard in shards]
         wanted = WantedDigests(b"".join(name_of(move.slot) for move in moves), np.array(digests, np.uint64))
     return StepPlan(loads=(LoadJob(name, shared.place, shared.make_moves(moves), wanted),))
@@ -219,13 +246,22 @@ def join_plans(*plans: StepPlan) -> StepPlan:
     )
 
 
-def save(worker: TestedWorker, *moves: Move, job: int = 1) -> None:
-    worker.submit(save_job(worker, *moves, job=job))
+def save(worker: TestedWorker, *moves: Move, job: int = 1, writers: Sequence[int] = ()) -> None:
+    plan = save_job(worker, *moves, job=job, writers=writers)
+    worker.submit(plan)
     finished, failed, report = collect(worker, 1)
     assert (finished, failed, report.saved, report.failed) == (set(), set(), {job: 1}, frozenset())
-    for shard, totals in report.digests.get(job, {}).items():
-        assert shard in worker.shards
-        worker.shared.keep_digests(moves, totals, shard=shard)
+    assert worker.records is not None
+    part = worker.records.part
+    written = tuple(itertools.compress(moves, part.find_written(plan.saves[0])))
+    for rank, totals in report.digests.get(job, {}).items():
+        assert rank == worker.rank
+        reports = part.read_digests(totals, len(written))
+        assert reports is not None
+        for move, sums in zip(written, reports, strict=True):
+            for offset, of_shard in enumerate(sums):
+                shard = int(part.shards[move.group]) + offset
+                worker.shared.keep_digests((move,), of_shard.tobytes(), shard=shard)
 
 
 def load(worker: TestedWorker, *moves: Move, name: str = "r1", is_checked: bool = False) -> bool:

@@ -39,6 +39,42 @@ def make_start(config: Any = None, *, replicas: int = 1, **settings: Any) -> Eng
     return EngineStart(Settings(memory="64MiB", **settings), config or make_vllm_config(), cache)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("role", "saves", "hands_over"),
+    [("kv_both", True, False), ("kv_producer", True, True), ("kv_consumer", False, False)],
+)
+def test_roles_are_vllms(role: str, saves: bool, hands_over: bool) -> None:
+    start = make_start(make_vllm_config(role=role))
+    terms = start.scheduler_terms()
+    assert (terms.saves, terms.hands_over) == (saves, hands_over)
+    start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    access.saves = saves
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, terms.sharing), None)
+    assert access.opened == [(Role.SCHEDULER, 0)]
+
+
+@pytest.mark.parametrize(
+    ("role", "settings", "is_told"),
+    [
+        ("kv_both", {}, False),
+        ("kv_producer", {}, True),
+        ("kv_consumer", {}, True),
+        ("kv_consumer", {"server": "kv.socket"}, False),
+        ("kv_consumer", {"linger": "3s"}, False),
+        ("kv_consumer", {"valkey": "valkey://10.0.0.1:1"}, False),
+    ],
+)
+def test_an_engine_of_one_role_with_a_server_of_its_own_is_a_warning(
+    caplog: pytest.LogCaptureFixture, role: str, settings: dict[str, Any], is_told: bool
+) -> None:
+    start = make_start(make_vllm_config(role=role), **settings)
+    start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    terms = start.scheduler_terms()
+    access.saves = terms.saves
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, terms.sharing), None)
+    assert any(f"its kv_role is {role}" in record.getMessage() for record in caplog.records) == is_told
+
+
 def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
     config = make_vllm_config()
     config.cache_config.prefix_cache_retention_interval = 64
