@@ -418,7 +418,7 @@ class WorkerSide:
     def _open_session(self, groups: tuple[GroupFacts, ...]) -> CopyPlaces:
         """As the engine that all ranks are together, with these groups of this rank's node."""
         self._groups, rank, sharing = groups, self.terms.rank, self.terms.sharing
-        name = name_division(self._name, [sharing.replicas_of(group) for group in groups])
+        name = name_division(self._name, sharing.list_divisions(groups))
         self._register = register = make_register(
             name_node(name, self.node, sharing.nodes), groups, sharing, description=self._described, rank=rank
         )

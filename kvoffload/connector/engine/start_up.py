@@ -121,15 +121,7 @@ class EngineStart:
     def open_for_scheduler(
         self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
     ) -> Client:
-        stock_slots = (
-            plan_stock(
-                engine.groups,
-                step_tokens=self._config.scheduler_config.max_num_batched_tokens,
-                steps_under_way=vllm_compat.steps_under_way(self._config),
-            )
-            if self._saves
-            else ()
-        )
+        stock_slots = self._plan_stock(engine.groups)
         client = self._open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
             client.subscribe()
@@ -154,13 +146,17 @@ class EngineStart:
     def open_for_node(self, register: Register, groups: Sequence[GroupFacts]) -> Client:
         """The cache once more, for the lowest rank of a node that the scheduler does not run on. Half of the slots are
         held ready here, and half by the scheduler side."""
-        stock_slots = plan_stock(
+        halves = tuple(ceil(slots / 2) for slots in self._plan_stock(groups))
+        return self.access.open(register, role=Role.SCHEDULER, stock_slots=halves)
+
+    def _plan_stock(self, groups: Sequence[GroupFacts]) -> tuple[int, ...]:
+        if not self._saves:
+            return ()
+        return plan_stock(
             groups,
             step_tokens=self._config.scheduler_config.max_num_batched_tokens,
             steps_under_way=vllm_compat.steps_under_way(self._config),
         )
-        halves = tuple(ceil(slots / 2) for slots in stock_slots)
-        return self.access.open(register, role=Role.SCHEDULER, stock_slots=halves)
 
     def _start_private(self) -> None:
         # Who opens it meets what is wrong again, and then it is the engine's to hear.
@@ -172,9 +168,10 @@ class EngineStart:
         sharing, deployed = self._sharing_terms(), max(self._config.parallel_config.data_parallel_size_local, 1)
         block_bytes = [sharing.shards_of(group) * group.record_bytes for group in engine.groups]
         per_token = sum(n / group.rule.block_size for n, group in zip(block_bytes, engine.groups, strict=True))
-        # Ranks that hold the same bytes count once.
-        all_bytes = sum(sharing.tensor_ranks * group.record_bytes / group.rule.block_size for group in engine.groups)
-        own = int(engine.cache_bytes * deployed * per_token / all_bytes)
+        # Of this machine's ranks, those that hold the same bytes count once.
+        shards = sharing.stage_ranks * sharing.run
+        all_bytes = sum(shards * group.record_bytes / group.rule.block_size for group in engine.groups)
+        own = int(engine.cache_bytes / sharing.nodes * deployed * per_token / all_bytes)
         share = None
         try:
             pool = client.stats().capacity_bytes
@@ -216,7 +213,8 @@ class EngineStart:
         """Of blocks that differ, by this deployment's engines on this machine: ranks that hold the same count once, as
         far as the configuration shows them."""
         sharing = self._sharing_terms()
-        engine = rank_bytes * sharing.node_ranks // gcd(vllm_compat.kv_replicas(self._cache), sharing.stage_ranks)
+        replicas = vllm_compat.kv_replicas(self._cache) if sharing.units is None else sharing.units.replicas
+        engine = rank_bytes * sharing.node_ranks // gcd(replicas, sharing.stage_ranks)
         return engine * max(self._config.parallel_config.data_parallel_size_local, 1)
 
     def _sharing_terms(self) -> SharingTerms:
@@ -279,12 +277,19 @@ def _count_filled(rule: GroupRule, step_tokens: int) -> int:
 
 def _refuse_unsupported(config: VllmConfig) -> None:
     parallel = config.parallel_config
+    tensor, nodes = parallel.tensor_parallel_size, vllm_compat.nodes(config)
+    ranks_of_node, rest = divmod(tensor * parallel.pipeline_parallel_size, nodes)
     wrong: list[tuple[bool, str, str]] = [
         (parallel.decode_context_parallel_size > 1, "decode context parallel engines", "use tensor parallelism"),
         (
             getattr(parallel, "prefill_context_parallel_size", 1) > 1,
             "prefill context parallel engines",
             "use tensor parallelism",
+        ),
+        (
+            bool(rest) or bool(ranks_of_node % tensor and tensor % ranks_of_node),
+            f"{nodes} machines with {parallel.pipeline_parallel_size} stages of {tensor} ranks",
+            "give each machine as many whole stages, or an equal part of one",
         ),
     ]
     for is_wrong, what, remedy in wrong:

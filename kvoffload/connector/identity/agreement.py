@@ -77,6 +77,11 @@ class SharingTerms:
         """Ranks in a row that hold the same bytes of a group, and share a machine: each keeps what its ranks read."""
         return gcd(group.replicas, self.stage_ranks)
 
+    def list_divisions(self, groups: Sequence[GroupFacts]) -> list[int]:
+        """Returns by group how many ranks store the same bytes, where names tell it: units are the same ones for
+        engines of every size."""
+        return [1 if self.units else self.replicas_of(group) for group in groups]
+
     def shards_of(self, group: GroupFacts) -> int:
         """Says how many parts of a block of this group a server keeps, each with a digest of its own."""
         return self.stage_ranks // self.replicas_of(group) * self.run
@@ -132,7 +137,7 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
     return EngineFacts(
         fingerprint=name_division(
             name_pipeline([stage.fingerprint for stage in stages], weights),
-            [terms.replicas_of(group) for group in groups],
+            terms.list_divisions(groups),
         ),
         description=describe_weights(first.description, weights),
         groups=groups,

@@ -33,7 +33,8 @@ class NodeProxy:
     def begin(self, *, sleep: Callable[[float], None] = time.sleep) -> NodeReport:
         """Returns the first report, which goes with the handshake: how it stands, and slots for the first saves."""
         for _ in range(int(FIRST_SLOTS_WAIT_S / _LOOK_S)):
-            if not self._cache.is_served or all(self._cache.ready_slots()):
+            ready = enumerate(self._cache.ready_slots())
+            if not self._cache.is_served or all(count or not self._cache.most_slots(group) for group, count in ready):
                 break
             sleep(_LOOK_S)
         self._wanted = {group: self._cache.most_slots(group) for group in range(self._groups)}

@@ -27,7 +27,7 @@ class RankDigests:
 
     def __init__(self, groups: Sequence[GroupFacts], sharing: SharingTerms) -> None:
         self._parts = [RankPart.find(rank, groups, sharing) for rank in range(sharing.ranks)]
-        self._replicas = np.array([group.replicas for group in groups], np.int64)
+        self._replicas = np.array([sharing.replicas_of(group) for group in groups], np.int64)
         self._has_replicas = bool((self._replicas > 1).any())
         self._rows = sharing.count_rows(groups)
         self._left: list[int] = []

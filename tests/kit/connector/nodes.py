@@ -31,6 +31,7 @@ class Nodes:
         self.sharing = SharingTerms(
             hash_block_size=BLOCK, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2 * nodes, nodes=nodes
         )
+        self.groups = groups
         self.clients = [
             StockedClient(make_register(name_node(b"f" * 32, node, nodes), groups, self.sharing))
             for node in range(nodes)
@@ -38,7 +39,11 @@ class Nodes:
         self.proxies = [NodeProxy(client, groups=len(groups)) for client in self.clients[1:]]
         self.others = [OtherNode(groups=len(groups), clock=lambda: self.now_s) for _ in self.proxies]
         self.cache = AllNodes(
-            self.clients[0], self.others, hash_block_size=BLOCK, node_shards=2, clock=lambda: self.now_s
+            self.clients[0],
+            self.others,
+            hash_block_size=BLOCK,
+            node_shards=self.sharing.count_node_rows(groups),
+            clock=lambda: self.now_s,
         )
         self.cache.hear({node: proxy.begin() for node, proxy in enumerate(self.proxies, 1)})
 
@@ -70,7 +75,7 @@ class Nodes:
 
     def save(self, chain: bytes, *, group: int = 0, blocks: range | None = None) -> bool:
         """Publishes blocks of a chain on all nodes."""
-        shards = self.sharing.shards
+        shards = self.sharing.nodes * self.sharing.shards_of(self.groups[group])
         return self.cache.publish(make_publication(self.cache, chain, group=group, blocks=blocks, shards=shards))
 
     def save_on(self, node: int, chain: bytes, *, group: int = 0, blocks: range | None = None) -> None:

@@ -39,7 +39,8 @@ class LateWorker(WorkerSide):
     """A worker whose copies are done one at a time, when somebody asks for the next one."""
 
     def __init__(self, terms: WorkerTerms, cache: LocalClient) -> None:
-        super().__init__(terms, lambda register: LocalPlaces(cache))
+        ranks = terms.sharing.ranks
+        super().__init__(terms, lambda register: LocalPlaces(cache), lambda frame: (frame,) * ranks)
         self._late: deque[StepPlan] = deque()
         self._loaded: dict[str, bool] = {}
         self._report = WorkerReport()

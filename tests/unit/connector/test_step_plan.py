@@ -45,7 +45,7 @@ PLAN = StepPlan(
     saves=(SaveJob(3, PLACE, moves(6, 7), np.array([1, 0], np.uint8), np.array([True, False])),),
     doomed=("c",),
     retired=(6,),
-    apart=(1,),
+    apart=((1, 0),),
 )
 REPORT = WorkerReport(
     {3: 1, 4: 1}, frozenset({4}), {3: {0: b"d" * 16}}, {0: (PLACE,)}, {"a": 0.5}, 7, {0: (3, b"w" * 32)}
@@ -78,7 +78,8 @@ def test_plans_survive_the_way_between_processes() -> None:
     arrived = ForkingPickler.loads(ForkingPickler.dumps(PLAN))
     assert isinstance(arrived, StepPlan)
     assert (arrived.doomed, arrived.retired, arrived.apart) == (PLAN.doomed, PLAN.retired, PLAN.apart)
-    jobs, others = [*PLAN.loads, *PLAN.saves], [*arrived.loads, *arrived.saves]
+    jobs: list[LoadJob | SaveJob] = [*PLAN.loads, *PLAN.saves]
+    others: list[LoadJob | SaveJob] = [*arrived.loads, *arrived.saves]
     for job, other in zip(jobs, others, strict=True):
         assert (type(job), job.place) == (type(other), other.place)
         for name in ("groups", "blocks", "addresses"):
@@ -112,8 +113,10 @@ def test_some_moves_of_a_job_are_chosen_in_their_order() -> None:
 
 def test_groups_that_are_stored_apart_have_no_equal_ranks() -> None:
     (group,) = FACTS.groups
-    groups = [replace(group, replicas=4)] * 3
-    assert [one.replicas for one in store_apart(groups, {1})] == [4, 1, 4]
+    groups = [replace(group, index=index, stage=stage, replicas=4) for index in range(2) for stage in range(2)]
+    apart = store_apart(groups, {(1, 0)})
+    assert [one.replicas for one in apart] == [4, 4, 1, 4]
+    assert [replace(one, replicas=4) for one in apart] == groups
 
 
 def test_a_report_is_empty_if_nothing_ended_and_no_place_is_news() -> None:
@@ -194,12 +197,15 @@ def test_a_node_takes_its_own_part_of_a_job() -> None:
     both = BlockMoves(np.arange(2), np.array([5, 9]), addresses)
     places = (PLACE, Place(8, 2))
     load = LoadJob("a", Place(1, 0), both, WANTED, places).take_node(1, slice(1, 2))
-    save = SaveJob(3, Place(1, 0), both, places).take_node(0)
+    writers, compared = np.array([1, 0], np.uint8), np.array([True, False])
+    save = SaveJob(3, Place(1, 0), both, writers, compared, places).take_node(0)
     assert (load.request_id, load.place, load.places) == ("a", Place(8, 2), ())
     assert load.moves.addresses.tolist() == [640, 1280]
     assert load.wanted is not None
     assert load.wanted.digests.tolist() == [[3, 4]]
-    assert (save.job, save.place, save.moves.addresses.tolist()) == (3, PLACE, [64, 128])
+    assert (save.job, save.place, save.places, save.moves.addresses.tolist()) == (3, PLACE, (), [64, 128])
+    assert save.writers is writers
+    assert save.compared is compared
     assert LoadJob("a", Place(1, 0), both, None, places).take_node(0, slice(0, 1)).wanted is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,13 +16,27 @@ import numpy as np
 import torch
 
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
-from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, name_pipeline
-from kvoffload.connector.identity.agreement import agree, make_register
-from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
-from kvoffload.errors import RegistrationError
+from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, join_stages, name_pipeline
+from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register, name_node
+from kvoffload.connector.nodes.orders import NodeOrders
+from kvoffload.connector.step_plan import (
+    BlockMoves,
+    GroupFacts,
+    LoadJob,
+    Place,
+    SaveJob,
+    StepPlan,
+    WantedDigests,
+    WeightDigests,
+    WorkerReport,
+)
+from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.errors import RegistrationError, ServerError
 from kvoffload.kvspec import HeadUnits
 from kvoffload.native import digest_record
+from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, make_config, make_tensors
+from tests.kit.connector.local_client import LocalPlaces, StockedClient
 from tests.kit.connector.workers import (
     PAGE,
     Move,
@@ -30,6 +45,7 @@ from tests.kit.connector.workers import (
     block_of,
     collect,
     identify,
+    join_plans,
     load,
     load_job,
     make_worker,
@@ -37,6 +53,7 @@ from tests.kit.connector.workers import (
     name_of,
     replace_engine,
     save,
+    save_job,
     start,
 )
 from tests.kit.transfer.stand_ins import HeldEngine, PassingEngine
@@ -72,21 +89,92 @@ def test_what_one_rank_finds_damaged_another_may_load() -> None:
     second.close()
 
 
-def test_of_ranks_that_hold_the_same_bytes_one_writes_and_all_read() -> None:
+def test_of_ranks_that_hold_the_same_bytes_one_writes_a_block_and_all_read() -> None:
     shared = SharedCache()
     ranks = [start(make_worker(rank=rank, ranks=4, replicas=2, shared=shared)) for rank in range(4)]
-    wanted = block_of(ranks[0][1], 1)
-    for shard, (writer, other) in enumerate([(0, 1), (2, 3)]):
-        save(ranks[writer][0], Move(1, 1, 0))
-        memory_of(ranks[other][1]).fill_(0)
-        engine = replace_engine(ranks[other][0], PassingEngine)
-        save(ranks[other][0], Move(1, 1, 0))
-        assert engine.plans == []
-        assert shared.record(Move(1, 1, 0), shard=shard).tolist() == wanted
-        assert load(ranks[other][0], Move(1, 2, 0), is_checked=True)
-        assert block_of(ranks[other][1], 2) == wanted
+    moves, wanted = (Move(1, 1, 0), Move(1, 2, 1)), [block_of(ranks[0][1], block) for block in (1, 2)]
+    for worker, _ in ranks:
+        save(worker, *moves, writers=[1, 0])
+    for rank, (worker, tensors) in enumerate(ranks):
+        for move, block in zip(moves, wanted, strict=True):
+            assert shared.record(move, shard=rank // 2).tolist() == block
+        memory_of(tensors).fill_(0)
+        assert load(worker, Move(1, 3, 0), Move(1, 4, 1), is_checked=True)
+        assert [block_of(tensors, block) for block in (3, 4)] == wanted
+        worker.close()
+
+
+def test_a_rank_touches_no_record_that_another_writes() -> None:
+    shared = SharedCache()
+    ranks = [start(make_worker(rank=rank, ranks=2, replicas=2, shared=shared)) for rank in range(2)]
+    engine = replace_engine(ranks[1][0], PassingEngine)
+    save(ranks[1][0], Move(1, 1, 0), writers=[0])
+    assert engine.plans == []
+    shared.record(Move(1, 1, 0))[:] = 7
+    ranks[1][0].submit(save_job(ranks[1][0], Move(1, 1, 0), Move(1, 2, 1), writers=[0, 1], compared=[True, True]))
+    _, _, report = collect(ranks[1][0], 1)
+    assert shared.record(Move(1, 1, 0)).tolist() == [7] * PAGE
+    assert shared.record(Move(1, 2, 1)).tolist() == block_of(ranks[1][1], 2)
+    # What it compares it has made digests of: the same that the writer makes.
+    ranks[0][0].submit(save_job(ranks[0][0], Move(1, 1, 0), Move(1, 2, 1), writers=[0, 1], compared=[True, True]))
+    assert collect(ranks[0][0], 1)[2].digests[1][0] == report.digests[1][1]
+    assert len(report.digests[1][1]) == 2 * 16
     for worker, _ in ranks:
         worker.close()
+
+
+def test_ranks_that_store_a_group_apart_do_so_in_another_session() -> None:
+    shared = SharedCache()
+    ranks = [start(make_worker(rank=rank, ranks=2, replicas=2, shared=shared)) for rank in range(2)]
+    former, wanted = shared.client, []
+    for worker, tensors in ranks:
+        memory_of(tensors).add_(worker.rank)
+        wanted.append(block_of(tensors, 1))
+        worker.submit(StepPlan(apart=((1, 0),)))
+    assert wanted[0] != wanted[1]
+    assert shared.client is not former
+    assert all(places.is_closed is (places.client is former) for places in shared.opened)
+    assert [group.shards for group in shared.client.register.groups] == [1, 2]
+    for worker, tensors in ranks:
+        # The scheduler side hears where it may copy now.
+        assert worker.take_results(is_idle=False)[2].places == {worker.rank: (shared.place,)}
+        save(worker, Move(1, 1, 0))
+        memory_of(tensors).fill_(0)
+        assert load(worker, Move(1, 2, 0), is_checked=True)
+        assert block_of(tensors, 2) == wanted[worker.rank]
+    for worker, _ in ranks:
+        worker.unregister()
+        start(worker)  # as after a sleep
+        assert worker.facts is not None
+        assert [group.replicas for group in worker.facts.groups] == [2, 1]
+        worker.close()
+
+
+def test_a_rank_that_cannot_join_another_session_copies_nothing_and_says_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = start(make_worker(ranks=2, replicas=2))
+
+    def refuse(register: object) -> LocalPlaces:
+        raise ServerError("it is full", remedy="")
+
+    monkeypatch.setattr(worker, "_open_cache", refuse)
+    worker.submit(StepPlan(apart=((0, 0), (1, 0))))
+    assert "ranks are not stored apart: it is full" in caplog.text
+    assert worker.take_results(is_idle=False)[2].places == {0: ()}
+    worker.submit(save_job(worker, Move(1, 1, 0)))
+    assert collect(worker, 1)[2].failed == {1}
+    worker.close()
+
+
+def test_groups_of_an_engine_have_as_many_equal_ranks_as_all_their_layers() -> None:
+    worker = make_worker(ranks=4, replicas=4)
+    worker.replicas = {"a": 2}
+    start(worker)
+    assert worker.facts is not None
+    assert [group.replicas for group in worker.facts.groups] == [1, 2]
+    assert [group.shards for group in worker.shared.registers[0].groups] == [4, 2]
+    worker.close()
 
 
 # ---- units of heads ----
@@ -118,7 +206,8 @@ def start_sized(shared: SharedCache, ranks: int, *, heads: int = 4) -> list[Size
         cache = EngineCache(config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=4)
         geometry = replace(describe_cache(cache), units=units)
         worker = make_worker(rank=rank, ranks=ranks, shared=shared, units=units)
-        worker.register(geometry, tensors, scale_views={}, identify=identify)
+        alike = dict.fromkeys(LAYERS, units.replicas)
+        worker.register(geometry, tensors, scale_views={}, identify=identify, replicas=alike)
         for name, numbers in zip(LAYERS, numbers_of(heads), strict=True):
             tensors[name].copy_(numbers[:, first : first + held])
         engine.append(Sized(worker, tensors, slice(first, first + held)))
@@ -138,7 +227,7 @@ def test_ranks_of_any_number_read_what_those_of_another_saved(saver: int, loader
     shared = SharedCache()
     wanted = numbers_of(heads)[:, 1]
     for rank in start_sized(shared, saver, heads=heads):
-        save(rank.worker, Move(0, 1, 0), Move(0, 2, 1))
+        save(rank.worker, Move(0, 1, 0), Move(0, 2, 1), writers=[0, max(saver // heads, 1) - 1])
         rank.worker.close()
     records = [shared.record(Move(0, 1, 0), shard=head).tobytes() for head in range(heads)]
     assert records == [wanted[:, head].contiguous().view(torch.uint8).numpy().tobytes() for head in range(heads)]
@@ -164,16 +253,17 @@ def test_a_damaged_unit_is_seen_by_the_ranks_that_load_it_and_by_no_others() -> 
         rank.worker.close()
 
 
-def test_engines_of_any_number_of_ranks_are_one_to_the_server_but_for_that_number() -> None:
+@pytest.mark.parametrize("heads", [2, 4])
+def test_engines_of_any_number_of_ranks_are_one_to_the_server_but_for_that_number(heads: int) -> None:
     shared = SharedCache()
     for ranks in (1, 2, 4):
-        for rank in start_sized(shared, ranks):
+        for rank in start_sized(shared, ranks, heads=heads):
             rank.worker.close()
     registers = {replace(told, rank=0, ranks=1, report=b"") for told in shared.registers}
     assert len(shared.registers) == 7
     assert len(registers) == 1
     (group,) = shared.registers[0].groups
-    assert (group.shards, group.record_bytes) == (4, 2 * 4 * 32)
+    assert (group.shards, group.record_bytes) == (heads, 2 * 4 * 32)
 
 
 # ---- stages ----
@@ -181,34 +271,55 @@ def test_engines_of_any_number_of_ranks_are_one_to_the_server_but_for_that_numbe
 
 def beside_a_larger_stage(frame: bytes) -> list[bytes]:
     """The second stage's records have 64 bytes more."""
-    sizes = decode_stage(frame).record_bytes
-    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, record_bytes=tuple(size + 64 for size in sizes)))]
+    return [frame, encode_stage(Stage(fingerprint=b"e" * 32, groups=larger(decode_stage(frame).groups)))]
 
 
-def test_records_of_a_pipeline_are_filled_up_with_zeros_to_the_largest() -> None:
-    """What was in the slot before must be in no digest: whoever loads it would find another."""
+def larger(groups: tuple[GroupFacts, ...]) -> tuple[GroupFacts, ...]:
+    return tuple(replace(group, record_bytes=group.record_bytes + 64) for group in groups)
+
+
+def test_of_a_pipeline_a_rank_copies_its_own_stages_records() -> None:
+    """Groups are numbered by block table, and stage by stage: the second stage has 1 and 3."""
     worker, tensors = start(make_worker(pipeline_ranks=2, exchange=beside_a_larger_stage))
     assert worker.facts is not None
-    groups = tuple(replace(group, record_bytes=group.record_bytes + 64) for group in worker.facts.groups)
+    groups = join_stages([worker.facts.groups, larger(worker.facts.groups)])
     name = name_pipeline([worker.facts.fingerprint, b"e" * 32])
     [told] = worker.shared.registers
-    assert replace(told, report=b"") == make_register(name, groups, worker.terms.sharing)
+    assert replace(told, report=b"", identity=()) == replace(
+        make_register(name, groups, worker.terms.sharing), identity=()
+    )
     assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
     assert worker.facts.places == (worker.shared.place,)
     assert worker.take_results(is_idle=False)[2] == WorkerReport()
-    for move in (Move(1, 1, 0), Move(0, 2, 1)):
-        for shard in range(2):
-            worker.shared.record(move, shard=shard)[:] = 255
-    save(worker, Move(1, 1, 0), Move(0, 2, 1))
-    assert worker.shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1) + [0] * 64
-    assert worker.shared.record(Move(0, 2, 1)).tolist() == block_of(tensors, 2, 152) + [0] * 64
-    assert worker.shared.record(Move(1, 1, 0), shard=1).tolist() == [255] * (PAGE + 64)
-    for number, move in enumerate((Move(1, 3, 0), Move(0, 4, 1))):
-        record = worker.shared.record(move)
-        digest = digest_record(record, fingerprint=name, block_hash=name_of(number), group=move.group, shard=0)
-        assert worker.shared.digests[number, 0] == digest
-    assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=True)
+    mine, others = (Move(2, 1, 0), Move(0, 2, 1)), (Move(3, 1, 2), Move(1, 2, 3))
+    for move in others:
+        worker.shared.record(move)[:] = 255
+    worker.submit(save_job(worker, mine[0], others[0], mine[1], others[1]))
+    *_, report = collect(worker, 1)
+    assert (report.saved, report.failed) == ({1: 1}, frozenset())
+    worker.shared.keep_digests(mine, report.digests[1][0], shard=0)
+    assert worker.shared.record(mine[0]).tolist() == block_of(tensors, 1)
+    assert worker.shared.record(mine[1]).tolist() == block_of(tensors, 2, 152)
+    for move in others:
+        assert set(worker.shared.record(move).tolist()) == {255}
+    for move in mine:
+        record = worker.shared.record(move).tobytes()
+        digest = digest_record(record, fingerprint=name, block_hash=name_of(move.slot), group=move.group, shard=0)
+        assert worker.shared.digests[move.slot, 0] == digest
+    assert load(worker, Move(2, 3, 0), Move(3, 3, 2), Move(0, 4, 1), Move(1, 4, 3), is_checked=True)
     assert block_of(tensors, 3) == block_of(tensors, 1)
+    worker.close()
+
+
+def test_a_job_without_records_of_its_stage_ends_for_a_rank_at_once() -> None:
+    worker, tensors = start(make_worker(pipeline_ranks=2, exchange=beside_a_larger_stage))
+    engine = replace_engine(worker, PassingEngine)
+    before = memory_of(tensors).clone()
+    worker.submit(join_plans(save_job(worker, Move(1, 1, 0)), load_job(worker, Move(3, 2, 1), is_checked=True)))
+    finished, failed, report = worker.take_results(is_idle=False)
+    assert (finished, failed, report.saved, report.digests) == ({"r1"}, set(), {1: 1}, {})
+    assert engine.plans == []
+    assert memory_of(tensors).equal(before)
     worker.close()
 
 
@@ -297,11 +408,9 @@ def test_the_end_of_a_worker_parts_from_the_cache() -> None:
 def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_opens(pipeline_ranks: int) -> None:
     """Each knows only its own weights, so they tell each other, stage by stage."""
     weights = [bytes([97 + rank]) * 32 for rank in range(2 * pipeline_ranks)]
-    sizes: list[tuple[int, ...]] = []
 
     def exchange(frame: bytes) -> list[bytes]:
         mine = decode_stage(frame)
-        sizes.append(mine.record_bytes)
         assert mine.weights in weights
         return [encode_stage(replace(mine, weights=one)) for one in weights]
 
@@ -326,11 +435,14 @@ def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_open
 
 
 class NodeWorker(TestedWorker):
-    """The second of two ranks, on a machine of its own, with a client for what the scheduler side wants there."""
+    """The last rank, on the second of two machines, with a client for what the scheduler side wants there."""
 
-    def __init__(self) -> None:
-        sharing = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2, nodes=2)
-        super().__init__(WorkerTerms(rank=1, sharing=sharing), SharedCache(), lambda frame: (frame, frame))
+    def __init__(self, ranks: int = 2, *, replicas: int = 1, units: HeadUnits | None = None) -> None:
+        sharing = SharingTerms(
+            hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, nodes=2, units=units
+        )
+        terms = WorkerTerms(rank=ranks - 1, sharing=sharing)
+        super().__init__(terms, SharedCache(), lambda frame: (frame,) * ranks, replicas)
         self._open_node = self.open_node
         self.opened: list[StockedClient] = []
 
@@ -359,21 +471,44 @@ def test_the_lowest_rank_of_another_machine_speaks_for_its_server() -> None:
     assert client.is_closed
 
 
-def test_a_rank_takes_the_part_of_its_own_machine() -> None:
-    """All shards there are its own: what the scheduler side calls the second is the first of its slots."""
-    worker, tensors = start(NodeWorker())
+@pytest.mark.parametrize(("ranks", "replicas", "shard"), [(2, 1, 0), (4, 1, 1), (4, 2, 0), (4, 4, 0)])
+def test_a_rank_takes_the_part_of_its_own_machine(ranks: int, replicas: int, shard: int) -> None:
+    """A server counts its shards from 0, the scheduler side all of them."""
+    worker, tensors = start(NodeWorker(ranks, replicas=replicas))
+    assert isinstance(worker, NodeWorker)
+    assert len(worker.opened) == (ranks == 2), "the lowest rank alone"
     shared = worker.shared
     address = shared.slot_of(Move(1, 1, 0))
     places = (Place(1, 1), shared.place)
     moves = BlockMoves(np.array([1]), np.array([1]), np.array([[1 << 60, address]], np.uint64))
     worker.submit(StepPlan(saves=(SaveJob(1, Place(99, 0), moves, places=places),)))
     _, _, report = collect(worker, 1)
-    assert (report.failed, set(report.digests[1])) == (frozenset(), {1})
-    assert shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1)
-    shared.keep_digests((Move(1, 1, 0),), report.digests[1][1], shard=0)
-    wanted = WantedDigests(name_of(0), np.array([[7], [shared.digests[0, 0]]], np.uint64))
+    assert (report.failed, set(report.digests[1])) == (frozenset(), {ranks - 1})
+    assert shared.record(Move(1, 1, 0), shard=shard).tolist() == block_of(tensors, 1)
+    shared.keep_digests((Move(1, 1, 0),), report.digests[1][ranks - 1], shard=shard)
     moves = BlockMoves(np.array([1]), np.array([3]), moves.addresses)
-    worker.submit(StepPlan(loads=(LoadJob("a", Place(99, 0), moves, wanted, places),)))
-    assert collect(worker, 1)[:2] == ({"a"}, set())
+    for is_whole in (True, False):
+        digests = np.full((2 * (shard + 1), 1), 7, np.uint64)
+        digests[-1] = shared.digests[0, shard] ^ (not is_whole)
+        wanted = WantedDigests(name_of(0), digests)
+        worker.submit(StepPlan(loads=(LoadJob("a", Place(99, 0), moves, wanted, places),)))
+        assert collect(worker, 1)[:2] == ({"a"}, set() if is_whole else {"a"})
     assert block_of(tensors, 3) == block_of(tensors, 1)
+    worker.close()
+
+
+def test_ranks_of_several_machines_write_once_on_each_what_they_all_hold() -> None:
+    """There are four ranks with the same bytes, two of them on each machine."""
+    worker, tensors = start(NodeWorker(4, replicas=4))
+    shared = worker.shared
+    assert [group.shards for group in shared.client.register.groups] == [1, 1]
+    places = (Place(1, 1), shared.place)
+    addresses = np.array([[0, shared.slot_of(Move(1, at, at))] for at in (1, 2)], np.uint64)
+    moves = BlockMoves(np.array([1, 1]), np.array([1, 2]), addresses)
+    job = SaveJob(1, Place(99, 0), moves, np.array([0, 1], np.uint8), None, places)
+    shared.record(Move(1, 1, 1))[:] = 7
+    worker.submit(StepPlan(saves=(job,)))
+    assert len(collect(worker, 1)[2].digests[1][3]) == 16
+    assert shared.record(Move(1, 1, 1)).tolist() == [7] * PAGE
+    assert shared.record(Move(1, 2, 2)).tolist() == block_of(tensors, 2)
     worker.close()

@@ -28,14 +28,16 @@ from kvoffload.protocol.limits import MAX_GROUPS, MAX_IDENTITY
 from tests.kit.connector.facts import group_facts
 
 
-def sized(group: GroupFacts, record_bytes: int) -> GroupFacts:
-    return replace(group, record_bytes=record_bytes)
+def sized(group: GroupFacts, record_bytes: int, replicas: int = 1) -> GroupFacts:
+    return replace(group, record_bytes=record_bytes, replicas=replicas)
 
 
 WINDOW = group_facts(1, ReuseRule.WINDOW, block_size=8, window=1 << 40)
-STAGE = Stage(fingerprint=b"f" * 32, groups=(sized(group_facts(0), 64), sized(WINDOW, 1 << 40)))
-OTHER = Stage(fingerprint=b"g" * 32, groups=(sized(group_facts(0), 65), sized(WINDOW, 1)))
-MANY = tuple(sized(replace(WINDOW, index=at, name=f"group {at}"), 1 << 40) for at in range(MAX_GROUPS))
+STAGE = Stage(fingerprint=b"f" * 32, groups=(sized(group_facts(0), 64, 2), sized(WINDOW, 1 << 40)))
+OTHER = Stage(fingerprint=b"g" * 32, groups=(sized(group_facts(0), 65, 2), sized(WINDOW, 1, 4)))
+MANY = tuple(sized(replace(WINDOW, index=at, name=f"group {at}"), 1 << 40, 8) for at in range(MAX_GROUPS))
+ONE_GROUP = b"\x95\xc4\x00\x91\x96\x00\x01\x00\x00\x01\x01\xa0\xc4\x00\x90"
+"""A rank's word with one group of six numbers."""
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,15 @@ def test_more_groups_than_a_frame_holds_are_refused() -> None:
         encode_stage(Stage(groups=(*MANY, group_facts(MAX_GROUPS))))
 
 
+def frame_of(content: bytes) -> bytes:
+    return (len(content).to_bytes(2, "little") + content).ljust(FRAME_BYTES, b"\0")
+
+
+def test_a_group_is_six_numbers() -> None:
+    (group,) = decode_stage(frame_of(ONE_GROUP)).groups
+    assert (group.index, group.rule.block_size, group.record_bytes, group.replicas) == (0, 1, 1, 1)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -69,12 +80,14 @@ def test_more_groups_than_a_frame_holds_are_refused() -> None:
         b"\x95\xc4\x00\x90",
         b"\x92\xc4\x00\x90",
         b"\x95\xa0\x90\xa0\xc4\x00\x90",
-        b"\x95\xc4\x00\x91\x95\x00\x01\x00\x00\xff\xa0\xc4\x00\x90",
-        b"\x95\xc4\x00\x91\x95\x00\x01\x00\x00\xa0\xa0\xc4\x00\x90",
-        b"\x95\xc4\x00\x91\x95\x00\x01\x00\x00\xc3\xa0\xc4\x00\x90",
-        b"\x95\xc4\x00\x91\x95\x00\x01\x63\x00\x01\xa0\xc4\x00\x90",
-        b"\x95\xc4\x00\x91\x94\x00\x01\x00\x00\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x96\x00\x01\x00\x00\xff\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x96\x00\x01\x00\x00\xa0\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x96\x00\x01\x00\x00\xc3\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x96\x00\x01\x63\x00\x01\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x95\x00\x01\x00\x00\x01\xa0\xc4\x00\x90",
         b"\x95\xc4\x00\x91\x01\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x96\x00\x01\x00\x00\x01\x00\xa0\xc4\x00\x90",
+        b"\x95\xc4\x00\x91\x96\x00\x01\x00\x00\x01\xa1\x31\xa0\xc4\x00\x90",
         b"\x95\xc4\x21" + b"f" * 33 + b"\x90\xa0\xc4\x00\x90",
         b"\x95\xc4\x00\xdd\xff\xff\xff\xff\xa0\xc4\x00\x90",
         b"\x95\xc4\x00\x90\xa0\xa0\x90",
@@ -85,13 +98,13 @@ def test_more_groups_than_a_frame_holds_are_refused() -> None:
     ],
     ids=[
         *("empty", "no-msgpack", "cut", "two", "text", "negative", "text-size", "flag-size", "no-rule", "cut-group"),
-        *("no-group", "long-name", "huge-array", "weights-text", "long-weights"),
+        *("no-group", "no-replica", "replicas-text", "long-name", "huge-array", "weights-text", "long-weights"),
         *("described-number", "described-alone", "nothing-described"),
     ],
 )
 def test_what_is_no_stage_is_refused(content: bytes) -> None:
     with pytest.raises(RegistrationError, match="what is none"):
-        decode_stage((len(content).to_bytes(2, "little") + content).ljust(FRAME_BYTES, b"\0"))
+        decode_stage(frame_of(content))
 
 
 def test_more_than_a_frame_holds_is_refused() -> None:
@@ -104,10 +117,16 @@ def test_stages_meet_in_their_order() -> None:
 
 
 def test_ranks_of_a_stage_with_other_groups_are_refused() -> None:
-    assert len(join_ranks([STAGE, STAGE, OTHER, OTHER], tensor_ranks=2)) == 4
-    for other in (OTHER, Stage(fingerprint=b"f" * 32, groups=STAGE.groups[:1])):
+    assert join_ranks([STAGE, STAGE, OTHER, OTHER], stage_ranks=2) == join_stages([STAGE.groups, OTHER.groups])
+    replicas = tuple(replace(group, replicas=1) for group in STAGE.groups)
+    for groups in (OTHER.groups, STAGE.groups[:1], replicas):
         with pytest.raises(IdentityError, match="ranks 2 and 3 have different KV cache groups"):
-            join_ranks([STAGE, STAGE, STAGE, other], tensor_ranks=2)
+            join_ranks([STAGE, STAGE, STAGE, Stage(fingerprint=b"f" * 32, groups=groups)], stage_ranks=2)
+
+
+def test_ranks_of_another_machine_are_told_by_their_numbers_in_the_engine() -> None:
+    with pytest.raises(IdentityError, match="ranks 6 and 7 have different KV cache groups"):
+        join_ranks([STAGE, STAGE, STAGE, OTHER], stage_ranks=2, first=4)
 
 
 # ---- the session's groups ----
@@ -133,6 +152,10 @@ def test_a_group_without_layers_on_a_stage_is_none_of_that_stages() -> None:
         (1, 0, 1 << 40),
         (1, 2, 1 << 40),
     ]
+
+
+def test_each_stage_has_equal_ranks_of_its_own() -> None:
+    assert [group.replicas for group in join_stages([STAGE.groups, OTHER.groups])] == [2, 2, 1, 4]
 
 
 def test_stages_that_keep_blocks_by_different_rules_are_refused() -> None:

@@ -17,11 +17,12 @@ from kvoffload.config.sources import Settings
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.engine.start_up import EngineStart, plan_stock
 from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register
-from kvoffload.connector.scheduler_side import SchedulerTerms
+from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import HeadUnits, ReuseRule
 from kvoffload.protocol import Role
+from kvoffload.units import describe_size
 from tests.kit.connector.changes import Change, set_in
 from tests.kit.connector.engine_configs import full, make_config, make_vllm_config, window
 from tests.kit.connector.facts import facts, group_facts
@@ -78,7 +79,9 @@ def test_an_engine_of_one_role_with_a_server_of_its_own_is_a_warning(
 def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
     config = make_vllm_config()
     config.cache_config.prefix_cache_retention_interval = 64
-    terms = make_start(config, verify="always", whole_prompts=True, promote_deadline="7s").scheduler_terms()
+    terms = make_start(
+        config, verify="always", whole_prompts=True, promote_deadline="7s", arrival_deadline="3s"
+    ).scheduler_terms()
     assert terms == SchedulerTerms(
         sharing=terms.sharing,
         hit_alignment=8,
@@ -86,21 +89,54 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
         retention_interval=64,
         whole_prompts=True,
         promote_wait_s=7.0,
+        arrival_wait_s=3.0,
     )
     assert (terms.sharing.hash_block_size, terms.sharing.hash_algorithm, terms.sharing.ranks) == (4, "sha256", 1)
     assert make_start().scheduler_terms().verify_always is False
 
 
-@pytest.mark.parametrize(("tensor", "pipeline", "replicas", "shards"), [(4, 1, 1, 4), (4, 1, 2, 2), (2, 3, 1, 6)])
-def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, replicas: int, shards: int) -> None:
+@pytest.mark.parametrize(("tensor", "pipeline", "ranks"), [(4, 1, 4), (2, 3, 6)])
+def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, ranks: int) -> None:
     config = make_vllm_config()
     config.parallel_config.tensor_parallel_size = tensor
     config.parallel_config.pipeline_parallel_size = pipeline
     config.parallel_config.rank = 1
-    start = make_start(config, replicas=replicas, self_test=False, copy_threads=3)
+    start = make_start(config, self_test=False, copy_threads=3)
     sharing = start.scheduler_terms().sharing
-    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.shards) == (tensor, pipeline, shards)
+    assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.ranks) == (tensor, pipeline, ranks)
     assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
+
+
+def on_two_machines(**changes: Any) -> Any:
+    config = make_vllm_config()
+    set_in("parallel_config", nnodes_within_dp=2, **changes)(config)
+    return config
+
+
+@pytest.mark.parametrize(("replicas", "rows", "shards"), [(1, 4, 2), (2, 2, 1), (4, 2, 1)])
+def test_ranks_on_two_machines_have_a_share_of_the_shards_each(replicas: int, rows: int, shards: int) -> None:
+    """What ranks on both machines hold, both keep."""
+    config = on_two_machines(tensor_parallel_size=4, rank=3, node_rank_within_dp=1)
+    config.kv_transfer_config.engine_id = "abc_dp0"
+    start = make_start(config, replicas=replicas)
+    sharing, group = start.worker_terms().sharing, replace(group_facts(0), replicas=replicas)
+    assert (sharing.count_rows([group]), sharing.shards_of(group)) == (rows, shards)
+    assert [sharing.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert (start.access.engine, start.access.machine_key) == ("abc_dp0_node1", "abc")
+    assert start.access.engine_bytes == shards * make_start().access.engine_bytes
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 3), (3, 1), (4, 3)])
+def test_machines_with_unequal_parts_of_a_stage_are_refused(tensor: int, pipeline: int) -> None:
+    config = on_two_machines(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    with pytest.raises(UnsupportedError, match="whole stages"):
+        make_start(config)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 1), (1, 2), (2, 2), (2, 4)])
+def test_machines_with_whole_stages_or_equal_parts_of_one_are_served(tensor: int, pipeline: int) -> None:
+    config = on_two_machines(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    assert make_start(config).scheduler_terms().sharing.nodes == 2
 
 
 @pytest.mark.parametrize(
@@ -113,8 +149,9 @@ def test_with_shared_shapes_blocks_have_as_many_shards_whatever_the_number_of_ra
     config.model_config.get_total_num_kv_heads = lambda: heads
     config.parallel_config.tensor_parallel_size = tensor
     start = make_start(config, shared_shapes=True)
-    sharing = start.scheduler_terms().sharing
-    assert (sharing.shards, sharing.replicas, sharing.units) == (shards, replicas, HeadUnits(heads=heads, ranks=tensor))
+    sharing, group = start.scheduler_terms().sharing, replace(group_facts(0), replicas=replicas)
+    assert sharing.units == HeadUnits(heads=heads, ranks=tensor)
+    assert (sharing.shards_of(group), sharing.units.replicas) == (shards, replicas)
     assert start.worker_terms().sharing == sharing
     assert make_start(config).scheduler_terms().sharing.units is None
     assert start.access.engine_bytes == make_start(config, replicas=replicas).access.engine_bytes
@@ -125,7 +162,9 @@ def test_with_shared_shapes_a_latent_is_one_unit_that_all_ranks_hold() -> None:
     config.model_config.use_mla = True
     config.parallel_config.tensor_parallel_size = 4
     sharing = make_start(config, shared_shapes=True).scheduler_terms().sharing
-    assert (sharing.shards, sharing.replicas) == (1, 4)
+    assert sharing.units is not None
+    assert (sharing.units.count, sharing.units.replicas) == (1, 4)
+    assert sharing.shards_of(replace(group_facts(0), replicas=4)) == 1
 
 
 @pytest.mark.parametrize(
@@ -133,6 +172,7 @@ def test_with_shared_shapes_a_latent_is_one_unit_that_all_ranks_hold() -> None:
     [
         (set_in("parallel_config", pipeline_parallel_size=2), "engines with pipeline stages"),
         (set_in("parallel_config", tensor_parallel_size=3), "3 tensor-parallel ranks hold parts of the 2 units"),
+        (set_in("parallel_config", tensor_parallel_size=2, nnodes_within_dp=2), "ranks on several machines"),
         (set_in("load_config", load_format="dummy"), "load format dummy may give others"),
     ],
 )
@@ -144,7 +184,7 @@ def test_what_is_not_certified_for_shared_shapes_is_refused(change: Change, mess
         make_start(config, shared_shapes=True)
 
 
-@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"])
+@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size"])
 def test_what_is_not_served_yet_is_refused(what: str) -> None:
     config = make_vllm_config()
     setattr(config.parallel_config, what, 2)
@@ -171,6 +211,7 @@ class FakeAccess:
         self.starts = 0
         self.may_start = threading.Event()
         self.problem: ServerError | None = None
+        self.saves = True
         self.socket = Path("private/s")
 
     def open(
@@ -183,7 +224,7 @@ class FakeAccess:
         stock_slots: tuple[int, ...] = (),
     ) -> FakeAccess:
         assert register is REGISTER
-        assert bool(stock_slots) == (role is Role.SCHEDULER), "only the scheduler gives slots away"
+        assert bool(stock_slots) == (role is Role.SCHEDULER and self.saves), "only the scheduler gives slots away"
         self.opened.append((role, rank))
         return self
 
@@ -207,7 +248,18 @@ def test_each_process_joins_as_what_it_is() -> None:
     engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
-    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0)]
+    assert start.open_for_node(REGISTER, engine.groups) is access
+    assert access.opened == [(Role.WORKER, 3), (Role.SCHEDULER, 0), (Role.SCHEDULER, 0)]
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer", "kv_consumer"])
+def test_on_every_machine_an_engine_that_only_decodes_takes_no_slots(role: str) -> None:
+    start = make_start(make_vllm_config(role=role))
+    start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    access.saves = start.scheduler_terms().saves
+    assert access.saves == (role != "kv_consumer")
+    start.open_for_node(REGISTER, (group_facts(0),))
+    assert access.opened == [(Role.SCHEDULER, 0)]
 
 
 def test_an_engine_that_divides_its_blocks_otherwise_than_before_is_another_one_and_waits_for_nobody(
@@ -281,6 +333,47 @@ def test_one_line_says_what_is_kept_and_where(
     assert message.endswith(
         f"24 bytes per token, which adds {added} to what the engines that share it cache themselves, 1000B"
     )
+
+
+@pytest.mark.parametrize(
+    ("terms", "heads", "own"),
+    [
+        ({"tensor_parallel_size": 4}, 0, 2000),  # Two ranks in a row hold the same.
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 0, 2000),
+        ({"tensor_parallel_size": 4, "nnodes_within_dp": 2}, 0, 1000),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "nnodes_within_dp": 2}, 0, 1000),
+        ({"tensor_parallel_size": 4}, 2, 2000),
+    ],
+    ids=["tensor", "pipeline", "machines", "stages-on-machines", "units"],
+)
+def test_what_a_machines_ranks_cache_counts_once(
+    terms: dict[str, int], heads: int, own: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvoffload")
+    config = make_vllm_config()
+    set_in("parallel_config", **terms)(config)
+    start = make_start(config, shared_shapes=heads > 0)
+    start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    sharing = start.scheduler_terms().sharing
+    groups = (replace(group_facts(0), replicas=2),)
+    ranks = {divmod(rank, sharing.tensor_ranks): facts(rank, groups=groups) for rank in range(sharing.ranks)}
+    start.open_for_scheduler(REGISTER, agree(ranks, sharing), None)
+    (message,) = [record.getMessage() for record in caplog.records if "keeps KV cache of" in record.getMessage()]
+    assert message.endswith(f"the engines that share it cache themselves, {describe_size(own)}")
+
+
+def test_ranks_with_several_units_cache_what_all_their_units_are(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvoffload")
+    config = make_vllm_config()
+    config.model_config.get_total_num_kv_heads = lambda: 8
+    config.parallel_config.tensor_parallel_size = 2
+    start = make_start(config, shared_shapes=True)
+    start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    ranks = {(0, rank): facts(rank) for rank in range(2)}
+    start.open_for_scheduler(REGISTER, agree(ranks, start.scheduler_terms().sharing), None)
+    (message,) = [record.getMessage() for record in caplog.records if "keeps KV cache of" in record.getMessage()]
+    assert "group 0 (prefix, 4 tokens, 512 bytes)" in message
+    assert message.endswith(f"the engines that share it cache themselves, {describe_size(2000)}")
 
 
 def test_little_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.identity.agreement import SharingTerms, add_report, agree, make_register, name_node
-from kvoffload.connector.step_plan import Place, WeightDigests
+from kvoffload.connector.rank_part import RankPart
+from kvoffload.connector.step_plan import GroupFacts, Place, WeightDigests
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.kvspec import AllocationReport, CompletenessReport, HeadUnits
 from kvoffload.protocol import Reuse
@@ -26,29 +27,58 @@ def terms(**changes: Any) -> SharingTerms:
     return SharingTerms(**{**given, **changes})
 
 
+def halved(*replicas: int) -> tuple[GroupFacts, ...]:
+    return tuple(replace(group, replicas=count) for group, count in zip(GROUPS, replicas, strict=True))
+
+
+def rows_of(sharing: SharingTerms, groups: tuple[GroupFacts, ...]) -> list[list[int]]:
+    """The shards that each rank holds of its stage's first group, among those of all servers."""
+    found = []
+    for rank in range(sharing.ranks):
+        part = RankPart.find(rank, groups, sharing)
+        first = int(part.rows[part.is_mine.argmax()])
+        found.append(list(range(first, first + part.run)))
+    return found
+
+
 # ---- ranks ----
 
 
 @pytest.mark.parametrize(
-    ("tensor", "pipeline", "replicas", "shards", "writers"),
+    ("tensor", "pipeline", "nodes", "replicas", "held"),
     [
-        (1, 1, 1, [0], [0]),
-        (2, 1, 1, [0, 1], [0, 1]),
-        (4, 1, 2, [0, 0, 1, 1], [0, 2]),
-        (4, 1, 4, [0, 0, 0, 0], [0]),
-        (2, 2, 2, [0, 0, 0, 0], [0, 2]),
-        (2, 2, 1, [0, 1, 0, 1], [0, 1, 2, 3]),
+        (1, 1, 1, 1, [0]),
+        (2, 1, 1, 1, [0, 1]),
+        (4, 1, 1, 2, [0, 0, 1, 1]),
+        (4, 1, 1, 4, [0, 0, 0, 0]),
+        (2, 2, 1, 2, [0, 0, 0, 0]),
+        (2, 2, 1, 1, [0, 1, 0, 1]),
+        (4, 1, 2, 1, [0, 1, 2, 3]),
+        (4, 1, 2, 2, [0, 0, 1, 1]),
+        (4, 1, 2, 4, [0, 0, 1, 1]),  # What ranks on both machines hold, both keep.
+        (2, 2, 2, 1, [0, 1, 2, 3]),
+        (2, 2, 2, 2, [0, 0, 1, 1]),
+        (2, 4, 2, 1, [0, 1, 0, 1, 2, 3, 2, 3]),
     ],
 )
-def test_each_shard_has_one_writer(
-    tensor: int, pipeline: int, replicas: int, shards: list[int], writers: list[int]
+def test_each_stage_divides_a_block_among_its_ranks_and_each_machine_keeps_its_own(
+    tensor: int, pipeline: int, nodes: int, replicas: int, held: list[int]
 ) -> None:
-    sharing = terms(tensor_ranks=tensor, pipeline_ranks=pipeline, replicas=replicas)
-    assert [list(sharing.shards_held_by(rank)) for rank in range(sharing.ranks)] == [[shard] for shard in shards]
-    assert [rank for rank in range(sharing.ranks) if sharing.is_writer(rank)] == writers
-    assert sharing.shards == len(set(shards)) == len(writers) // pipeline
-    parts = {sharing.part_of(rank) for rank in range(sharing.ranks)}
-    assert parts == set(range(len(writers))) == {sharing.part_of(rank) for rank in writers}
+    sharing = terms(tensor_ranks=tensor, pipeline_ranks=pipeline, nodes=nodes)
+    stages = range(max(pipeline // nodes, 1))
+    groups = tuple(replace(GROUPS[0], replicas=replicas, stage=stage) for stage in stages)
+    assert rows_of(sharing, groups) == [[shard] for shard in held]
+    assert sharing.count_rows(groups) == len(set(held))
+    assert {sharing.shards_of(group) for group in groups} == {len(set(held)) // nodes}
+
+
+def test_stages_and_machines_are_counted_from_the_first_rank() -> None:
+    sharing = terms(tensor_ranks=2, pipeline_ranks=4, nodes=2)
+    assert [sharing.node_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [sharing.stage_of(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    parted = terms(tensor_ranks=4, pipeline_ranks=2, nodes=4)
+    assert [parted.node_of(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {parted.stage_of(rank) for rank in range(8)} == {0}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +92,24 @@ def test_each_shard_has_one_writer(
 )
 def test_units_are_the_shards_of_engines_of_every_size(heads: int, tensor: int, shards: list[list[int]]) -> None:
     units = HeadUnits(heads=heads, ranks=tensor)
-    sharing = terms(tensor_ranks=tensor, replicas=units.replicas, units=units)
-    assert [list(sharing.shards_held_by(rank)) for rank in range(tensor)] == shards
-    written = [shard for rank in range(tensor) if sharing.is_writer(rank) for shard in sharing.shards_held_by(rank)]
-    assert written == list(range(heads))
-    register = make_register(b"f" * 32, GROUPS, sharing)
-    assert (sharing.shards, register.ranks, {group.shards for group in register.groups}) == (heads, tensor, {heads})
+    sharing, groups = terms(tensor_ranks=tensor, units=units), halved(units.replicas, units.replicas)
+    assert rows_of(sharing, groups) == shards
+    register = make_register(b"f" * 32, groups, sharing)
+    assert (sharing.count_rows(groups), register.ranks) == (heads, tensor)
+    assert {group.shards for group in register.groups} == {heads}
+    # They find each other's blocks: how many ranks hold a unit is in no name.
+    engine = agree({(0, rank): facts(rank, groups=groups) for rank in range(tensor)}, sharing)
+    assert engine.fingerprint == b"f" * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "may_part"),
+    [({}, True), ({"nodes": 2}, False), ({"units": HeadUnits(heads=2, ranks=2)}, False)],
+)
+def test_ranks_store_apart_where_nobody_else_divides_blocks_as_they_did(
+    changes: dict[str, Any], may_part: bool
+) -> None:
+    assert terms(tensor_ranks=2, **changes).may_part == may_part
 
 
 # ---- agreement ----
@@ -116,6 +158,41 @@ def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
         agree(ranks, sharing)
 
 
+def test_ranks_of_which_some_hold_the_same_bytes_are_another_engine_than_ranks_that_store_apart() -> None:
+    sharing = terms(tensor_ranks=2)
+    engines = [
+        agree({(0, rank): facts(rank, groups=halved(*replicas)) for rank in range(2)}, sharing)
+        for replicas in ((1, 1), (2, 1), (1, 2), (2, 2))
+    ]
+    assert engines[0].fingerprint == b"f" * 32
+    assert len({engine.fingerprint for engine in engines}) == 4
+    register = make_register(engines[1].fingerprint, engines[1].groups, sharing)
+    assert [group.shards for group in register.groups] == [1, 2]
+
+
+def test_ranks_that_do_not_agree_on_what_they_have_in_common_are_refused() -> None:
+    ranks = {(0, 0): facts(groups=halved(2, 1)), (0, 1): facts(1, groups=halved(1, 1))}
+    with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\) have different KV cache groups"):
+        agree(ranks, terms(tensor_ranks=2))
+
+
+def test_each_stage_has_equal_ranks_of_its_own() -> None:
+    sharing = terms(tensor_ranks=4, pipeline_ranks=2)
+    ranks = {
+        (stage, rank): facts(4 * stage + rank, groups=(halved(4, 2), halved(2, 1))[stage])
+        for stage in range(2)
+        for rank in range(4)
+    }
+    engine = agree(ranks, sharing)
+    assert [(group.index, group.stage, group.replicas) for group in engine.groups] == [
+        (0, 0, 4),
+        (0, 1, 2),
+        (2, 0, 2),
+        (2, 1, 1),
+    ]
+    assert [sharing.shards_of(group) for group in engine.groups] == [1, 2, 2, 4]
+
+
 def test_ranks_of_a_stage_with_records_of_other_sizes_are_refused() -> None:
     other = facts(1, groups=(GROUPS[0], replace(GROUPS[1], record_bytes=65)))
     with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\) have different KV cache groups"):
@@ -150,14 +227,14 @@ def test_ranks_that_know_their_weights_are_an_engine_of_these_weights() -> None:
 
 
 def test_a_server_is_told_every_rule_and_never_the_seed() -> None:
-    register = make_register(b"f" * 32, GROUPS, terms(tensor_ranks=4, replicas=2), rank=3, tenant="acme")
+    register = make_register(b"f" * 32, halved(2, 1), terms(tensor_ranks=4), rank=3, tenant="acme")
     assert register.fingerprint == b"f" * 32
     assert (register.rank, register.ranks, register.tenant) == (3, 4, "acme")
     assert (register.hash_block_size, register.hash_algorithm) == (4, "sha256")
     assert register.hash_seed == sha256(b"7").digest()
     assert [(group.record_bytes, group.block_size, group.window, group.shards) for group in register.groups] == [
         (64, 4, 0, 2),
-        (64, 8, 6, 2),
+        (64, 8, 6, 4),
     ]
     assert [group.reuse for group in register.groups] == [Reuse.PREFIX, Reuse.WINDOW]
 
@@ -236,5 +313,42 @@ def test_what_each_machine_keeps_has_a_name_of_its_own() -> None:
 def test_a_machine_registers_its_own_shards() -> None:
     sharing = terms(tensor_ranks=2, pipeline_ranks=2, nodes=2)
     assert [group.shards for group in make_register(b"f" * 32, GROUPS, sharing).groups] == [2, 2]
-    assert [sharing.list_shards(node) for node in range(2)] == [slice(0, 2), slice(2, 4)]
-    assert [sharing.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+
+
+def on_machines(*groups: tuple[GroupFacts, ...]) -> dict[tuple[int, int], Any]:
+    """What two ranks of each stage say."""
+    return {
+        (stage, rank): facts(2 * stage + rank, groups=of_stage)
+        for stage, of_stage in enumerate(groups)
+        for rank in range(2)
+    }
+
+
+def test_machines_have_records_of_their_own_stages() -> None:
+    larger = tuple(replace(group, record_bytes=100) for group in GROUPS)
+    sharing = terms(tensor_ranks=2, pipeline_ranks=4, nodes=2)
+    engine = agree(on_machines(GROUPS, larger, larger, larger), sharing)
+    assert [(group.index, group.stage, group.record_bytes) for group in engine.groups] == [
+        (0, 0, 64),
+        (0, 1, 100),
+        (2, 0, 64),
+        (2, 1, 100),
+    ]
+    assert engine.node_bytes == ((64, 100, 64, 100), (100, 100, 100, 100))
+
+
+def test_a_stage_on_two_machines_has_the_same_records_on_both() -> None:
+    ranks = {(0, rank): facts(rank) for rank in range(4)}
+    engine = agree(ranks, terms(tensor_ranks=4, nodes=2))
+    assert (engine.groups, engine.node_bytes) == (GROUPS, ((64, 64), (64, 64)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [GROUPS[:1], (GROUPS[0], replace(GROUPS[1], index=3)), halved(2, 1)],
+    ids=["missing", "index", "replicas"],
+)
+def test_machines_whose_stages_have_layers_of_other_kinds_are_refused(other: tuple[GroupFacts, ...]) -> None:
+    sharing = terms(tensor_ranks=2, pipeline_ranks=2, nodes=2)
+    with pytest.raises(IdentityError, match="machines 0 and 1 of this engine are of different KV cache groups"):
+        agree(on_machines(GROUPS, other), sharing)
