@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MAX_PIN_S = 3600.0
@@ -64,7 +64,9 @@ def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
 
     Keys that we do not know are another connector's. None is as good as absent: clients write null for it.
     """
-    given = {name: value for name in _TERMS if (value := (params or {}).get(name)) is not None}
+    if not params:
+        return RequestTerms(), ""
+    given = {name: value for name in _TERMS if (value := params.get(name)) is not None}
     wrong = {name for name, value in given.items() if not _TERMS[name].accepts(value)}
     taken: dict[str, Any] = {name: value for name, value in given.items() if name not in wrong}
     # A stranger's value goes into a log: cut short, and without line breaks.
@@ -73,4 +75,4 @@ def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
         for name in _TERMS
         if name in wrong
     ]
-    return replace(RequestTerms(), **taken), "; ".join(complaints)
+    return RequestTerms(**taken), "; ".join(complaints)

@@ -60,7 +60,8 @@ class TrackedRequest:
     """That the engine had of it when it was asked for last."""
     was_promoted: bool = False
     """Slower tiers were asked for it."""
-    arrival: Arrival = field(default_factory=Arrival)
+    arrival: Arrival | None = None
+    """None: it expects nothing, or was not looked for yet."""
     lost_from: int = NEVER
     """Tokens from which on blocks were not saved when it ended, as too many were being saved."""
     was_skipped: bool = False

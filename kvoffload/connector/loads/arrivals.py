@@ -9,7 +9,7 @@ from kvoffload.cache import Ask
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.connector.tracked_request import Arrival, TrackedRequest
 
 LOOK_S = 0.05
 """How often slower tiers are asked for what a request waits for. Memory is looked at whenever the engine asks."""
@@ -37,8 +37,9 @@ class Arrivals:
     def are_awaited(self, tracked: TrackedRequest, *, local: int, limit: int) -> bool:
         """Says whether to ask for the request again later. A hit of it has `limit` tokens at most, of which the engine
         has `local` itself."""
-        arrival = tracked.arrival
-        if arrival.is_over or not tracked.terms.expect_tokens:
+        arrival = tracked.arrival or Arrival()
+        tracked.arrival = arrival
+        if arrival.is_over:
             return False
         end = self._find_end(tracked, limit)
         if end <= local:
