@@ -366,11 +366,11 @@ class SchedulerSide:
             tracked.chain.follow(request.block_hashes)
             tokens = min(request.num_computed_tokens, tracked.chain.tokens)
             parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
-        return self._count_expected(parts, tracked)
+        return self._count_expected(parts, tracked) if self.terms.hands_over else 0
 
     def _count_expected(self, parts: SchedulerParts, tracked: TrackedRequest) -> int:
         """Returns how many tokens of a request that has ended are saved or on their way, for others to load."""
-        if not self.terms.hands_over or tracked.is_tainted or tracked.terms.skip_save:
+        if tracked.is_tainted or tracked.terms.skip_save:
             return 0
         groups = parts.groups
         tokens = groups.align(min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.lost_from))
