@@ -185,6 +185,7 @@ class ScriptedEngine:
             )
         )
         self.sharing = self.side.terms.sharing
+        self._held = [self.sharing.shards_held_by(rank) for rank in range(self.sharing.ranks)]
         facts = {(0, rank): make_facts(self.geometry, rank=rank) for rank in range(ranks)}
         facts = {name: replace(rank, weights=weights or WeightDigests()) for name, rank in facts.items()}
         engine = agree(facts, self.sharing)
@@ -359,7 +360,7 @@ class ScriptedEngine:
             shard: bytes(DIGEST_BYTES * blocks)
             for rank in range(first, last)
             if self.sharing.is_writer(rank) and not is_bad
-            for shard in self.sharing.shards_held_by(rank)
+            for shard in self._held[rank]
         }
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
 
