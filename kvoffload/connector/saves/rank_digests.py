@@ -3,6 +3,7 @@ do."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.step_plan import GroupFacts, SaveJob
 from kvoffload.types import HASH_BYTES
+
+logger = logging.getLogger(__name__)
 
 COMPARED_RECORDS = 64
 """Of each group, before its ranks count as equal. Every save until then has some."""
@@ -25,6 +28,10 @@ class RankDigests:
     """Owned by the scheduler's thread."""
 
     def __init__(self, groups: Sequence[GroupFacts], *, ranks: int) -> None:
+        self._groups = tuple(groups)
+        self.unequal: dict[int, list[int]] = {}
+        """Groups of which ranks hold other bytes than those that they should have in common, and which ranks. From then
+        on nothing is to be published."""
         self._parts = [RankPart.find(rank, groups) for rank in range(ranks)]
         self._replicas = np.array([group.replicas for group in groups], np.int64)
         self._has_replicas = bool((self._replicas > 1).any())
@@ -51,7 +58,8 @@ class RankDigests:
         return writers, compared if compared.any() else None
 
     def gather(self, job: SaveJob, reported: Mapping[int, bytes]) -> Sums | None:
-        """Puts together what ranks reported, by rank. None: some of it is missing."""
+        """Puts together what ranks reported, by rank. None: some of it is missing, or ranks hold other bytes than they
+        should, in this job or one before."""
         groups = job.moves.groups
         sums = np.zeros((self._shards, len(groups), 2), np.uint64)
         for part in self._parts:
@@ -60,28 +68,34 @@ class RankDigests:
             if rows is None:
                 return None
             sums[part.shards[groups[written]], np.flatnonzero(written)] = rows[written[digested]]
-        return sums
+        if job.compared is not None and not self.unequal:
+            self._compare(job.compared, job, reported, sums)
+        return None if self.unequal else sums
 
-    def find_unequal(self, job: SaveJob, reported: Mapping[int, bytes], sums: Sums) -> dict[int, list[int]]:
-        """Returns the groups of which ranks hold other bytes than the one that writes, each with the ranks that should
-        hold the same."""
-        if job.compared is None:
-            return {}
-        shards: set[tuple[int, int]] = set()
-        at = np.flatnonzero(job.compared)
+    def _compare(
+        self, compared: npt.NDArray[np.bool_], job: SaveJob, reported: Mapping[int, bytes], sums: Sums
+    ) -> None:
+        """With what the ranks that write them reported."""
+        at = np.flatnonzero(compared)
         groups = job.moves.groups[at]
+        shards: set[tuple[int, int]] = set()
         for part in self._parts:
             digested = part.find_digested(job)
             rows = _read_rows(reported[part.rank], int(digested.sum()))
-            assert rows is not None, "it was gathered"
-            bad = (rows[job.compared[digested]] != sums[part.shards[groups], at]).any(axis=1)
+            assert rows is not None, "all have reported"
+            bad = (rows[compared[digested]] != sums[part.shards[groups], at]).any(axis=1)
             shards |= {(group, int(part.shards[group])) for group in groups[bad].tolist()}
-        unequal: dict[int, list[int]] = {}
         for group, shard in sorted(shards):
-            unequal.setdefault(group, []).extend(part.rank for part in self._parts if part.shards[group] == shard)
-        for group in set(groups.tolist()) - unequal.keys():
+            ranks = [part.rank for part in self._parts if part.shards[group] == shard]
+            self.unequal.setdefault(group, []).extend(ranks)
+            logger.warning(
+                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
+                "from here on every rank's own are stored, under other names",
+                self._groups[group].name,
+                ", ".join(map(str, ranks)),
+            )
+        for group in set(groups.tolist()) - self.unequal.keys():
             self._left[group] = max(self._left[group] - int((groups == group).sum()), 0)
-        return unequal
 
 
 def _read_rows(reported: bytes, count: int) -> npt.NDArray[np.uint64] | None:
