@@ -17,7 +17,6 @@ from kvoffload.connector.identity.agreement import agree, make_register
 from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.errors import RegistrationError, ServerError
 from kvoffload.native import digest_record
-from tests.kit.connector.local_client import LocalPlaces
 from tests.kit.connector.workers import (
     PAGE,
     Move,
@@ -128,15 +127,9 @@ def test_ranks_that_store_a_group_apart_do_so_in_another_session() -> None:
         worker.close()
 
 
-def test_a_rank_that_cannot_join_another_session_copies_nothing_and_says_why(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_cannot_join_another_session_copies_nothing_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     worker, _ = start(make_worker(ranks=2, replicas=2))
-
-    def refuse(register: object) -> LocalPlaces:
-        raise ServerError("it is full", remedy="")
-
-    monkeypatch.setattr(worker, "_open_cache", refuse)
+    worker.shared.refusal = ServerError("it is full", remedy="")
     worker.submit(StepPlan(apart=(0, 1)))
     assert "ranks are not stored apart: it is full" in caplog.text
     assert worker.take_results(is_idle=False)[2].places == {0: ()}
