@@ -194,7 +194,7 @@ class SchedulerSide:
     @property
     def _is_parting(self) -> bool:
         """Ranks are to store apart what they do not have in common, as soon as nothing is on its way."""
-        return self.parts is not None and bool(self.parts.saves.unequal)
+        return self.parts is not None and bool(self.parts.saves.rank_digests.unequal)
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
@@ -385,13 +385,14 @@ class SchedulerSide:
         for tracked in self.requests.values():
             tracked.is_tainted = True
         self._has_changed |= not self.terms.sharing.may_part
+        parts.saves.drop_all()
         parts.restores.drop_answers()
         parts.kept.let_go()
 
     def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[GroupKey, ...]]:
         """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
         session for them. Which groups, for the ranks to do the same. Requests that run are not saved any more."""
-        unequal = [former.groups.facts[group] for group in sorted(former.saves.unequal)]
+        unequal = [former.groups.facts[group] for group in sorted(former.saves.rank_digests.unequal)]
         apart = tuple((group.index, group.stage) for group in unequal)
         facts = {
             name: replace(rank, groups=store_apart(rank.groups, apart), places=()) for name, rank in self.facts.items()

@@ -91,6 +91,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/connector/engine/saved_tokens.py": "the engine's own hashes",
     "kvoffload/connector/block_chain.py": "the engine's own hashes",
     "kvoffload/connector/rank_records.py": "digests of this process",
+    "kvoffload/connector/saves/rank_digests.py": "digests of the ranks of one engine",
     "kvoffload/connector/saves/saves.py": "digests of this process",
     "kvoffload/sglang/page_linker.py": "digests of this process",
     "kvoffload/connector/secondary/transfers.py": "digests of this process",

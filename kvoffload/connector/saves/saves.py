@@ -130,13 +130,10 @@ class Saves:
         self._worth = worth
         self._pins = pins
         self._terms = terms
-        self._rank_digests = RankDigests(groups.facts, terms.sharing)
+        self.rank_digests = RankDigests(groups.facts, terms.sharing)
         nodes = terms.sharing.nodes
         self._node_names = [name_node(terms.fingerprint, node, nodes) for node in range(nodes)]
         self._node_rows = terms.sharing.count_node_rows(groups.facts)
-        self.unequal: dict[int, list[int]] = {}
-        """Groups of which ranks hold other bytes than those that they should have in common, and which ranks: from then
-        on nothing is published."""
         self._jobs: dict[int, _Job] = {}
         """In the order in which they began."""
         self._overdue: dict[int, _Job] = {}
@@ -277,12 +274,10 @@ class Saves:
                 continue
             del self._jobs[number]
             # Without the digests of every shard nobody could ever check these records.
-            sums = None if job.is_dropped else self._rank_digests.gather(job.sent, job.digests)
-            if sums is not None:
-                self._note_unequal(self._rank_digests.find_unequal(job.sent, job.digests, sums))
+            sums = None if job.is_dropped else self.rank_digests.gather(job.sent, job.digests)
             if number in report.failed:
                 self._measures.count("kvoffload_failed_saves_total")
-            if sums is None or self.unequal:
+            if sums is None:
                 self._give_up(job.parts)
             else:
                 try:
@@ -313,7 +308,7 @@ class Saves:
         for job in self._jobs.values():
             self._drop(job)
         self._take_ended()
-        self._rank_digests.compare_again()
+        self.rank_digests.compare_again()
         self.version += 1
 
     def follow(self, former: Saves) -> None:
@@ -327,22 +322,6 @@ class Saves:
         job.is_dropped = True
         self._forget(job.parts)
         job.parts = [_without_blocks(part) for part in job.parts]
-
-    def _note_unequal(self, unequal: Mapping[int, list[int]]) -> None:
-        if not unequal or self.unequal:
-            return
-        self.unequal = dict(unequal)
-        for group, ranks in unequal.items():
-            logger.warning(
-                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
-                "%s",
-                self.groups.facts[group].name,
-                ", ".join(map(str, ranks)),
-                "from here on every rank's own are stored, under other names"
-                if self._terms.sharing.may_part
-                else "nothing is saved or restored any more",
-            )
-        self.drop_all()
 
     def _may_save(self, tracked: TrackedRequest) -> bool:
         if tracked.request.lora_request is not None and not self._is_known(tracked):
@@ -569,7 +548,7 @@ class Saves:
                 np.concatenate([part.slots.addresses for part in mine]),
             )
             names = [part.named.hashes for part in mine]
-            writers, compared = self._rank_digests.choose_writers(moves.groups, names)
+            writers, compared = self.rank_digests.choose_writers(moves.groups, names)
             job = SaveJob(number, place, moves, writers, compared)
             self._jobs[number] = _Job(job, mine, told, self._terms.sharing.ranks, self.clock(), self.step)
             jobs.append(job)
