@@ -90,6 +90,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/connector/engine/events.py": "the engine's own hashes",
     "kvoffload/connector/engine/saved_tokens.py": "the engine's own hashes",
     "kvoffload/connector/block_chain.py": "the engine's own hashes",
+    "kvoffload/connector/nodes/all_nodes.py": "names of the engine's own blocks",
     "kvoffload/connector/rank_records.py": "digests of this process",
     "kvoffload/connector/saves/rank_digests.py": "digests of the ranks of one engine",
     "kvoffload/connector/saves/saves.py": "digests of this process",

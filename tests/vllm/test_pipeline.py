@@ -10,27 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from kvoffload.native import sha256
 from tests.vllm import connector_probe as probe
-from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, start_engine
+from tests.vllm.engine import Engine, EnginePool, make_prompt, make_room, start_engine
 from tests.vllm.equality import answer, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 
 pytestmark = pytest.mark.vllm
 
 LENGTHS = (257, 640, 1281)
-
-
-def make_room(worker: Any) -> Json:
-    runner = worker.model_runner
-    runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
-        batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
-    )
-    return True
 
 
 @contextmanager

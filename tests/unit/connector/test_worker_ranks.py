@@ -337,11 +337,11 @@ def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_open
 
 
 class NodeWorker(TestedWorker):
-    """The second of two ranks, on a machine of its own, with a client for what the scheduler side wants there."""
+    """The last rank, on the second of two machines, with a client for what the scheduler side wants there."""
 
-    def __init__(self) -> None:
-        sharing = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2, nodes=2)
-        super().__init__(WorkerTerms(rank=1, sharing=sharing), SharedCache(), lambda frame: (frame, frame))
+    def __init__(self, ranks: int = 2) -> None:
+        sharing = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, nodes=2)
+        super().__init__(WorkerTerms(rank=ranks - 1, sharing=sharing), SharedCache(), lambda frame: (frame,) * ranks)
         self._open_node = self.open_node
         self.opened: list[StockedClient] = []
 
@@ -370,20 +370,25 @@ def test_the_lowest_rank_of_another_machine_speaks_for_its_server() -> None:
     assert client.is_closed
 
 
-def test_a_rank_takes_the_part_of_its_own_machine() -> None:
-    """All shards there are its own: what the scheduler side calls the second is the first of its slots."""
-    worker, tensors = start(NodeWorker())
+@pytest.mark.parametrize(("ranks", "shard"), [(2, 0), (4, 1)])
+def test_a_rank_takes_the_part_of_its_own_machine(ranks: int, shard: int) -> None:
+    """A server counts its shards from 0, the scheduler side all of them."""
+    worker, tensors = start(NodeWorker(ranks))
+    assert isinstance(worker, NodeWorker)
+    assert len(worker.opened) == (ranks == 2), "the lowest rank alone"
     shared = worker.shared
     address = shared.slot_of(Move(1, 1, 0))
     places = (Place(1, 1), shared.place)
     moves = BlockMoves(np.array([1]), np.array([1]), np.array([[1 << 60, address]], np.uint64))
     worker.submit(StepPlan(saves=(SaveJob(1, Place(99, 0), moves, places=places),)))
     _, _, report = collect(worker, 1)
-    assert (report.failed, set(report.digests[1])) == (frozenset(), {1})
-    assert shared.record(Move(1, 1, 0)).tolist() == block_of(tensors, 1)
-    shared.keep_digests((Move(1, 1, 0),), report.digests[1][1], shard=0)
-    wanted = WantedDigests(name_of(0), np.array([[7], [shared.digests[0, 0]]], np.uint64))
+    assert (report.failed, set(report.digests[1])) == (frozenset(), {ranks - 1})
+    assert shared.record(Move(1, 1, 0), shard=shard).tolist() == block_of(tensors, 1)
+    shared.keep_digests((Move(1, 1, 0),), report.digests[1][ranks - 1], shard=shard)
+    digests = np.full((ranks, 1), 7, np.uint64)
+    digests[-1] = shared.digests[0, shard]
     moves = BlockMoves(np.array([1]), np.array([3]), moves.addresses)
+    wanted = WantedDigests(name_of(0), digests)
     worker.submit(StepPlan(loads=(LoadJob("a", Place(99, 0), moves, wanted, places),)))
     assert collect(worker, 1)[:2] == ({"a"}, set())
     assert block_of(tensors, 3) == block_of(tensors, 1)
