@@ -18,6 +18,7 @@ from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.saves.group_save import DIGEST_BYTES, GroupSave, join_parts, place_parts, without_blocks
 from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.pins import BlockPins
@@ -40,32 +41,14 @@ failed."""
 MAX_STEPS_WAITED = 200
 """Steps after which the engine is no longer asked to wait for what a save has pinned."""
 NoteSaved = Callable[[TrackedRequest, int, range, bytes], None]
-_DIGEST_BYTES = 16
-"""Of a record's digest sum, as workers report it."""
-
-
-@dataclass(frozen=True, eq=False)
-class _GroupSave:
-    """Blocks of one group that are saved, with the slots that they go to."""
-
-    named: NamedBlocks
-    words: list[int]
-    slots: ReservedSlots
-    is_next: bool = False
-    """The engine was about to take these blocks."""
-    is_first: bool = True
-    """They are pinned for this one, and on the way by it; what other stages save of them ends with it."""
-    stage: int = 0
-    begin: int = 0
-    """Its digests begin there among those of its stage and job."""
 
 
 @dataclass(eq=False)
 class _Job:
     """A save on its way: what to publish and unpin when `waiting_ranks` have reported."""
 
-    parts: list[_GroupSave]
-    told: list[_GroupSave]
+    parts: list[GroupSave]
+    told: list[GroupSave]
     """These are the same parts in the order in which they are published."""
     waiting_ranks: int
     begun_s: float
@@ -204,7 +187,7 @@ class Saves:
             due = []
         if not (due or self._ended or found or state.boundary_state_offloads):
             return ()
-        parts: list[_GroupSave] = []
+        parts: list[GroupSave] = []
         look = _Look()
         ended = self._take_ended() if self._ended else []
         try:
@@ -271,7 +254,7 @@ class Saves:
             # Without the digests of every shard nobody could ever check these records.
             shards = self._terms.shards
             for stage in self.groups.stages:
-                size_bytes = _DIGEST_BYTES * sum([len(part.slots) for part in job.parts if part.stage == stage])
+                size_bytes = DIGEST_BYTES * sum([len(part.slots) for part in job.parts if part.stage == stage])
                 first = stage * shards
                 for at in range(first, first + shards):
                     job.is_dropped |= len(job.digests.get(at, b"")) != size_bytes
@@ -316,7 +299,7 @@ class Saves:
         """Its copy may read blocks that are written anew meanwhile, into slots that nobody will read."""
         job.is_dropped = True
         self._forget(job.parts)
-        job.parts = [_without_blocks(part) for part in job.parts]
+        job.parts = [without_blocks(part) for part in job.parts]
 
     def _may_save(self, tracked: TrackedRequest) -> bool:
         if tracked.request.lora_request is not None and not self._is_known(tracked):
@@ -403,7 +386,7 @@ class Saves:
             self._pins.unpin(one.list_blocks())
         return ended
 
-    def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave], *, is_last: bool = False) -> None:
+    def _reserve(self, candidates: Sequence[Candidates], parts: list[GroupSave], *, is_last: bool = False) -> None:
         """Pins and slots for what the policy has chosen, as far as there is room. They are the caller's as soon as they
         are had. With `is_last` they are not offered again."""
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
@@ -424,7 +407,7 @@ class Saves:
 
     def _reserve_named(
         self, named: NamedBlocks, put_back: Callable[[int], bool], *, is_next: bool = False
-    ) -> list[_GroupSave]:
+    ) -> list[GroupSave]:
         """`put_back` hears of the first block that there is no room for, and says whether it is offered again: if not,
         it and those after it are dropped, and counted."""
         group, is_staged = named.group, self.groups.is_staged
@@ -459,7 +442,7 @@ class Saves:
         self._next_under_way += len(slots) if is_next else 0
         if is_watching:
             self.policy.settle(chosen.blocks)
-        parts = [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+        parts = [GroupSave(chosen, words[: len(slots)], slots, is_next)]
         return self._save_beside(parts[0], beside) if is_staged else parts
 
     def _want_whole(self, named: NamedBlocks, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -479,14 +462,14 @@ class Saves:
                 self._cache.abort(slots[count:])
         return [slots[:count] for slots in taken]
 
-    def _save_beside(self, first: _GroupSave, others: Sequence[ReservedSlots]) -> list[_GroupSave]:
+    def _save_beside(self, first: GroupSave, others: Sequence[ReservedSlots]) -> list[GroupSave]:
         """What the stages save of the same blocks."""
         facts = self.groups.facts
         parts = [replace(first, stage=facts[first.named.group].stage)]
         for slots in others:
             named = replace(first.named, group=slots.group)
             stage = facts[slots.group].stage
-            parts.append(_GroupSave(named, [], slots, first.is_next, is_first=False, stage=stage))
+            parts.append(GroupSave(named, [], slots, first.is_next, is_first=False, stage=stage))
         return parts
 
     def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
@@ -515,7 +498,7 @@ class Saves:
                 chosen.append((at, word))
         return np.array([at for at, _ in chosen], np.intp), [word for _, word in chosen]
 
-    def _make_jobs(self, parts: list[_GroupSave]) -> tuple[SaveJob, ...]:
+    def _make_jobs(self, parts: list[GroupSave]) -> tuple[SaveJob, ...]:
         """One for each place: a server may have been followed by another between two parts."""
         jobs = []
         places = dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts])
@@ -524,8 +507,8 @@ class Saves:
             if len(places) > 1:
                 mine = told = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
             if len(mine) > 1:
-                mine = _join_parts(mine)
-                told = sorted(_place(mine), key=self._is_published_later)
+                mine = join_parts(mine)
+                told = sorted(place_parts(mine), key=self._is_published_later)
             number = next(self._numbers)
             self._jobs[number] = _Job(mine, told, self._terms.ranks, self.clock(), self.step)
             moves = BlockMoves(
@@ -536,7 +519,7 @@ class Saves:
             jobs.append(SaveJob(number, place, moves))
         return tuple(jobs)
 
-    def _is_published_later(self, part: _GroupSave) -> bool:
+    def _is_published_later(self, part: GroupSave) -> bool:
         """The cache takes a window or a state whose block it does not have yet for useless, and it would go first: so
         blocks of full attention come before them."""
         return self.groups.rules[part.named.group].reuse is not ReuseRule.PREFIX
@@ -549,7 +532,7 @@ class Saves:
             record_bytes, first = self.groups.facts[named.group].record_bytes, part.stage * shards
             digests = b"".join(
                 finish_digests(
-                    job.digests[first + shard][part.begin : part.begin + records * _DIGEST_BYTES],
+                    job.digests[first + shard][part.begin : part.begin + records * DIGEST_BYTES],
                     record_bytes,
                     fingerprint=fingerprint,
                     block_hashes=named.hashes,
@@ -574,12 +557,12 @@ class Saves:
                 self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
         self.version += 1
 
-    def _give_up(self, parts: Sequence[_GroupSave]) -> None:
+    def _give_up(self, parts: Sequence[GroupSave]) -> None:
         for part in parts:
             self._cache.abort(part.slots)
         self._forget(parts)
 
-    def _forget(self, parts: Sequence[_GroupSave]) -> None:
+    def _forget(self, parts: Sequence[GroupSave]) -> None:
         # The last one first: what the engine takes next is put before what was put there already.
         for part in reversed(parts):
             if not part.is_first:
@@ -589,40 +572,6 @@ class Saves:
             self._next_under_way -= len(part.named.blocks) if part.is_next else 0
 
 
-def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
-    """Joins the parts of one place; what is published together is one part, whichever requests it is of."""
-    alike: dict[tuple[int, str, bool], list[_GroupSave]] = {}
-    for part in parts:
-        alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)
-    return [_join(some) if len(some) > 1 else some[0] for some in alike.values()]
-
-
-def _place(parts: Sequence[_GroupSave]) -> Iterator[_GroupSave]:
-    """The parts of a job, with where their digests begin among those of their stage."""
-    begins: dict[int, int] = {}
-    for part in parts:
-        begin = begins.get(part.stage, 0)
-        yield replace(part, begin=begin)
-        begins[part.stage] = begin + len(part.slots) * _DIGEST_BYTES
-
-
-def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
-    first = parts[0]
-    named = replace(
-        first.named,
-        hashes=b"".join([part.named.hashes for part in parts]),
-        parents=b"".join([part.named.parents for part in parts]),
-        blocks=np.concatenate([part.named.blocks for part in parts]),
-    )
-    slots = replace(
-        first.slots,
-        tickets=np.concatenate([part.slots.tickets for part in parts]),
-        addresses=np.concatenate([part.slots.addresses for part in parts]),
-    )
-    words = [word for part in parts for word in part.words]
-    return replace(first, named=named, words=words, slots=slots)
-
-
 def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
     """`index` counts over all of them."""
     for one in candidates:
@@ -630,8 +579,3 @@ def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
             one.put_back(max(index, 0))
         index -= len(one.blocks)
     return True
-
-
-def _without_blocks(part: _GroupSave) -> _GroupSave:
-    named = part.named
-    return replace(part, named=NamedBlocks(named.group, b"", b"", named.blocks[:0]), words=[])
