@@ -20,7 +20,7 @@ from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import MissReason, PromptNotes
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.saves.saves import REPORT_WAIT_S
+from kvoffload.connector.saves.terms import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.connector.tracked_request import TrackedRequest
