@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MAX_PIN_S = 3600.0
@@ -90,4 +90,4 @@ def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
         for name in _TERMS
         if name in wrong
     ]
-    return replace(NO_TERMS, **taken), "; ".join(complaints)
+    return RequestTerms(**taken), "; ".join(complaints)

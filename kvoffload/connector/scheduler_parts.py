@@ -27,7 +27,8 @@ from kvoffload.connector.saves.kept_prefixes import KeptPrefixes
 from kvoffload.connector.saves.look_out import ROUND_STEPS, LookOut
 from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
-from kvoffload.connector.saves.saves import Saves, SaveTerms
+from kvoffload.connector.saves.saves import Saves
+from kvoffload.connector.saves.terms import SaveTerms
 from kvoffload.connector.saves.worth import GATHERED_TOKENS, SaveWorth
 from kvoffload.connector.step_plan import GroupFacts, Place, WorkerFacts
 from kvoffload.connector.tracked_request import TrackedRequest

@@ -194,7 +194,7 @@ class SchedulerSide:
     @property
     def _is_parting(self) -> bool:
         """Ranks are to store apart what they do not have in common, as soon as nothing is on its way."""
-        return self.parts is not None and bool(self.parts.saves.unequal)
+        return self.parts is not None and bool(self.parts.saves.rank_digests.unequal)
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
@@ -366,11 +366,11 @@ class SchedulerSide:
             tracked.chain.follow(request.block_hashes)
             tokens = min(request.num_computed_tokens, tracked.chain.tokens)
             parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
-        return self._count_expected(parts, tracked)
+        return self._count_expected(parts, tracked) if self.terms.hands_over else 0
 
     def _count_expected(self, parts: SchedulerParts, tracked: TrackedRequest) -> int:
         """Returns how many tokens of a request that has ended are saved or on their way, for others to load."""
-        if not self.terms.hands_over or tracked.is_tainted or tracked.terms.skip_save:
+        if tracked.is_tainted or tracked.terms.skip_save:
             return 0
         groups = parts.groups
         tokens = groups.align(min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.lost_from))
@@ -385,13 +385,14 @@ class SchedulerSide:
         for tracked in self.requests.values():
             tracked.is_tainted = True
         self._has_changed |= not self.terms.sharing.may_part
+        parts.saves.drop_all()
         parts.restores.drop_answers()
         parts.kept.let_go()
 
     def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[GroupKey, ...]]:
         """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
         session for them. Which groups, for the ranks to do the same. Requests that run are not saved any more."""
-        unequal = [former.groups.facts[group] for group in sorted(former.saves.unequal)]
+        unequal = [former.groups.facts[group] for group in sorted(former.saves.rank_digests.unequal)]
         apart = tuple((group.index, group.stage) for group in unequal)
         facts = {
             name: replace(rank, groups=store_apart(rank.groups, apart), places=()) for name, rank in self.facts.items()

@@ -35,6 +35,18 @@ class SaveProgress:
 
 
 @dataclass(eq=False)
+class Arrival:
+    """How a request waits for what another engine has computed for it."""
+
+    since_s: float | None = None
+    """When it was looked for first."""
+    looks_again_s: float = 0.0
+    """When slower tiers are asked for it again."""
+    is_over: bool = False
+    """It is there, or is not waited for any more."""
+
+
+@dataclass(eq=False)
 class TrackedRequest:
     """Owned by the scheduler's thread, from the request's arrival to its end."""
 
@@ -50,12 +62,8 @@ class TrackedRequest:
     """That the engine had of it when it was asked for last."""
     was_promoted: bool = False
     """Slower tiers were asked for it."""
-    awaited_since_s: float | None = None
-    """When what it expects was looked for first."""
-    looks_again_s: float = 0.0
-    """When slower tiers are asked again for what it expects."""
-    has_arrived: bool = False
-    """What it expects is there, or is not waited for any more."""
+    arrival: Arrival | None = None
+    """None: it expects nothing, or was not looked for yet."""
     lost_from: int = NEVER
     """Tokens from which on blocks were not saved when it ended, as too many were being saved."""
     was_skipped: bool = False

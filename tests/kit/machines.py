@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 _TUN = "/dev/net/tun"
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -137,7 +138,7 @@ def inside(machine: Machine) -> Iterator[None]:
             raise OSError(ctypes.get_errno(), "setns")
 
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    there = os.open(f"/run/netns/{machine.name}", os.O_RDONLY | os.O_CLOEXEC)
+    there = os.open(Path("/", "run", "netns", machine.name), os.O_RDONLY | os.O_CLOEXEC)  # where ip keeps them
     try:
         enter(there)
         try:

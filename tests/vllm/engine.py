@@ -266,6 +266,16 @@ class EnginePool:
             self._engines.pop(key).close()
 
 
+def make_room(worker: Any) -> Json:
+    """Gives a stage the tensors that it takes over from the one before, for `Engine.ask_workers`: on a CPU vLLM makes
+    none."""
+    runner = worker.model_runner
+    runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+        batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+    )
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """The engine's real KV-cache configuration, in the words of the tiny models' table."""

@@ -16,6 +16,10 @@ from tests.kit.open_files import count_open_files
 from tests.vllm import connector_probe, pool_probe
 
 
+def _invalidate_entry(core: Any, group: int, name: str) -> None:
+    core.scheduler.invalidate_entry(group, name)
+
+
 class InspectedScheduler(Scheduler):
     """Counts its preemptions and loads, tells what is held, and can be given a smaller pool than settings allow."""
 
@@ -28,7 +32,7 @@ class InspectedScheduler(Scheduler):
         EngineCore.inspect_scheduler = lambda core: core.scheduler.inspect()  # type: ignore[attr-defined]
         EngineCore.list_entries = lambda core: core.scheduler.list_entries()  # type: ignore[attr-defined]
         EngineCore.resolve_connector = lambda core: connector_probe.resolve_connector()  # type: ignore[attr-defined]
-        EngineCore.invalidate_entry = lambda core, *entry: core.scheduler.invalidate_entry(*entry)  # type: ignore[attr-defined]
+        EngineCore.invalidate_entry = _invalidate_entry  # type: ignore[attr-defined]
         EngineCore.settle_pool = lambda core: core.scheduler.settle_pool()  # type: ignore[attr-defined]
         EngineCore.limit_pool = lambda core, size: core.scheduler.limit_pool(size)  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvoffload.connector.loads.prompt_notes import MissReason
-from kvoffload.connector.saves.saves import REPORT_WAIT_S
+from kvoffload.connector.saves.terms import REPORT_WAIT_S
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.equality import answer, restored_answer

@@ -9,7 +9,7 @@ from kvoffload.cache import Ask
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.connector.tracked_request import Arrival, TrackedRequest
 
 LOOK_S = 0.05
 """How often slower tiers are asked for what a request waits for. Memory is looked at whenever the engine asks."""
@@ -37,23 +37,25 @@ class Arrivals:
     def are_awaited(self, tracked: TrackedRequest, *, local: int, limit: int) -> bool:
         """Says whether to ask for the request again later. A hit of it has `limit` tokens at most, of which the engine
         has `local` itself."""
-        if tracked.has_arrived or not tracked.terms.expect_tokens:
+        arrival = tracked.arrival or Arrival()
+        tracked.arrival = arrival
+        if arrival.is_over:
             return False
         end = self._find_end(tracked, limit)
         if end <= local:
             return False
         now_s = self._clock()
-        if tracked.awaited_since_s is None:
-            tracked.awaited_since_s = now_s
-        waited_s = now_s - tracked.awaited_since_s
+        if arrival.since_s is None:
+            arrival.since_s = now_s
+        waited_s = now_s - arrival.since_s
         ask = Ask(tracked.chain.data, local=local, limit=end, alignment=self._groups.alignment)
         is_there = self._cache.find_boundary(ask) >= end
         if not is_there and waited_s < self._wait_s and self._cache.is_served:
-            if self._cache.has_tiers and now_s >= tracked.looks_again_s:
-                tracked.looks_again_s = now_s + LOOK_S
+            if self._cache.has_tiers and now_s >= arrival.looks_again_s:
+                arrival.looks_again_s = now_s + LOOK_S
                 self._cache.prefetch(ask)
             return True
-        tracked.has_arrived = True
+        arrival.is_over = True
         self._measures.count("kvoffload_arrivals_total", outcome="arrived" if is_there else "late")
         self._measures.observe("kvoffload_arrival_seconds", waited_s)
         return False

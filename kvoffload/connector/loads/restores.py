@@ -20,7 +20,7 @@ from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import MissReason, PromptNotes
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.saves.saves import REPORT_WAIT_S
+from kvoffload.connector.saves.terms import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.connector.tracked_request import TrackedRequest
@@ -155,7 +155,7 @@ class Restores:
         if not tracked.may_load or len(self.questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
-        if self._arrivals.are_awaited(tracked, local=0, limit=limit):
+        if tracked.terms.expect_tokens and self._arrivals.are_awaited(tracked, local=0, limit=limit):
             return
         if self._cache.has_tiers:
             local = self._engine_prefix.find(tracked.request.block_hashes, limit)
@@ -174,7 +174,7 @@ class Restores:
             return None
         if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
-        if self._arrivals.are_awaited(tracked, local=local, limit=self._find_limit(tracked, local)):
+        if tracked.terms.expect_tokens and self._is_early(tracked, local):
             return None
         question = self.questions.get(request_id)
         if question is None or not self._holds(question, tracked, local, version):
@@ -320,6 +320,10 @@ class Restores:
         if boundary < found:
             return MissReason.SKIPPED
         return MissReason.TOO_SHORT if boundary >= limit else MissReason.NEVER_SEEN
+
+    def _is_early(self, tracked: TrackedRequest, local: int) -> bool:
+        """What it expects is still on its way."""
+        return self._arrivals.are_awaited(tracked, local=local, limit=self._find_limit(tracked, local))
 
     def _is_wanted(self, tracked: TrackedRequest, local: int) -> bool:
         is_wanted = tracked.may_load

@@ -3,15 +3,18 @@ do."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload.connector.identity.agreement import SharingTerms
-from kvoffload.connector.rank_part import RankPart
+from kvoffload.connector.rank_part import Mask, RankPart
 from kvoffload.connector.step_plan import GroupFacts, SaveJob
 from kvoffload.types import HASH_BYTES
+
+logger = logging.getLogger(__name__)
 
 COMPARED_RECORDS = 64
 """Of each group, before its ranks count as equal. Every save until then has some."""
@@ -26,6 +29,11 @@ class RankDigests:
     """Owned by the scheduler's thread."""
 
     def __init__(self, groups: Sequence[GroupFacts], sharing: SharingTerms) -> None:
+        self._groups = tuple(groups)
+        self._may_part = sharing.may_part
+        self.unequal: dict[int, list[int]] = {}
+        """Groups of which ranks hold other bytes than those that they should have in common, and which ranks. From then
+        on nothing is to be published."""
         self._parts = [RankPart.find(rank, groups, sharing) for rank in range(sharing.ranks)]
         self._replicas = np.array([sharing.replicas_of(group) for group in groups], np.int64)
         self._has_replicas = bool((self._replicas > 1).any())
@@ -52,7 +60,8 @@ class RankDigests:
         return writers, compared if compared.any() else None
 
     def gather(self, job: SaveJob, reported: Mapping[int, bytes]) -> Sums | None:
-        """Puts together what ranks reported, by rank. None: some of it is missing."""
+        """Puts together what ranks reported, by rank. None: some of it is missing, or ranks hold other bytes than they
+        should, in this job or one before."""
         groups = job.moves.groups
         sums = np.zeros((self._rows, len(groups), 2), np.uint64)
         for part in self._parts:
@@ -63,29 +72,34 @@ class RankDigests:
             at, mine = np.flatnonzero(written), reports[written[digested]]
             for offset in range(part.run):
                 sums[part.rows[groups[at]] + offset, at] = mine[:, offset]
-        return sums
+        if job.compared is not None and not self.unequal:
+            self._compare(job.compared, job, reported, sums)
+        return None if self.unequal else sums
 
-    def find_unequal(self, job: SaveJob, reported: Mapping[int, bytes], sums: Sums) -> dict[int, list[int]]:
-        """Returns the groups of which ranks hold other bytes than the one that writes, each with the ranks that should
-        hold the same."""
-        if job.compared is None:
-            return {}
+    def _compare(self, all_compared: Mask, job: SaveJob, reported: Mapping[int, bytes], sums: Sums) -> None:
+        """With what the ranks that write them reported."""
         found: set[tuple[int, int]] = set()
         for part in self._parts:
-            digested, compared = part.find_digested(job), job.compared & part.find_loaded(job.moves)
+            digested, compared = part.find_digested(job), all_compared & part.find_loaded(job.moves)
             reports = part.read_digests(reported[part.rank], int(digested.sum()))
-            assert reports is not None, "it was gathered"
+            assert reports is not None, "all have reported"
             at, mine = np.flatnonzero(compared), reports[compared[digested]]
             groups = job.moves.groups[at]
             for offset in range(part.run):
                 bad = (mine[:, offset] != sums[part.rows[groups] + offset, at]).any(axis=1)
                 found |= {(group, int(part.rows[group])) for group in groups[bad].tolist()}
-        unequal: dict[int, list[int]] = {}
         for group, row in sorted(found):
-            unequal.setdefault(group, []).extend(
-                part.rank for part in self._parts if part.is_mine[group] and part.rows[group] == row
+            ranks = [part.rank for part in self._parts if part.is_mine[group] and part.rows[group] == row]
+            self.unequal.setdefault(group, []).extend(ranks)
+            logger.warning(
+                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
+                "%s",
+                self._groups[group].name,
+                ", ".join(map(str, ranks)),
+                "from here on every rank's own are stored, under other names"
+                if self._may_part
+                else "nothing is saved or restored any more",
             )
-        compared_groups = job.moves.groups[job.compared]
-        for group in set(compared_groups.tolist()) - unequal.keys():
-            self._left[group] = max(self._left[group] - int((compared_groups == group).sum()), 0)
-        return unequal
+        groups = job.moves.groups[all_compared]
+        for group in set(groups.tolist()) - self.unequal.keys():
+            self._left[group] = max(self._left[group] - int((groups == group).sum()), 0)

@@ -17,46 +17,28 @@ from kvoffload.cache import Publication, ReservedSlots
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.identity.agreement import SharingTerms, name_node
 from kvoffload.connector.measures import Measures
+from kvoffload.connector.saves.group_save import GroupSave, join_parts, place_parts, without_blocks
 from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import SavePolicy
 from kvoffload.connector.saves.rank_digests import RankDigests
+from kvoffload.connector.saves.terms import SaveTerms
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
 from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.kvspec import ReuseRule
-from kvoffload.native import finish_digests
-from kvoffload.types import HASH_BYTES, Fingerprint
+from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import KVConnectorBlockState
 
 logger = logging.getLogger(__name__)
 
-REPORT_WAIT_S = 60.0
-"""How long a save waits for the reports of all ranks. vLLM can go on without what a rank had to say in a step that
-failed."""
 MAX_STEPS_WAITED = 200
 """Steps after which the engine is no longer asked to wait for what a save has pinned."""
 NoteSaved = Callable[[TrackedRequest, int, range, bytes], None]
-
-
-@dataclass(frozen=True, eq=False)
-class _GroupSave:
-    """Blocks of one group that are saved, with the slots that they go to."""
-
-    named: NamedBlocks
-    words: list[int]
-    slots: ReservedSlots
-    is_next: bool = False
-    """The engine was about to take these blocks."""
-    is_first: bool = True
-    """They are pinned for this one, and on the way by it; what other stages save of them ends with it."""
-    begin: int = 0
-    """Its records begin there among those of its job."""
 
 
 @dataclass(eq=False)
@@ -64,8 +46,8 @@ class _Job:
     """A save on its way: what to publish and unpin when `waiting_ranks` have reported."""
 
     sent: SaveJob
-    parts: list[_GroupSave]
-    told: list[_GroupSave]
+    parts: list[GroupSave]
+    told: list[GroupSave]
     """These are the same parts in the order in which they are published."""
     waiting_ranks: int
     begun_s: float
@@ -83,17 +65,6 @@ class _Look:
     candidates: list[Candidates] = field(default_factory=list)
     looked_at: list[tuple[TrackedRequest, int]] = field(default_factory=list)
     waiting: list[TrackedRequest] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveTerms:
-    """What one engine's saves go by."""
-
-    fingerprint: Fingerprint
-    sharing: SharingTerms
-    node_bytes: Sequence[Sequence[int]]
-    """By node and group: of one shard of a record."""
-    report_wait_s: float = REPORT_WAIT_S
 
 
 class Saves:
@@ -130,13 +101,7 @@ class Saves:
         self._worth = worth
         self._pins = pins
         self._terms = terms
-        self._rank_digests = RankDigests(groups.facts, terms.sharing)
-        nodes = terms.sharing.nodes
-        self._node_names = [name_node(terms.fingerprint, node, nodes) for node in range(nodes)]
-        self._node_rows = terms.sharing.count_node_rows(groups.facts)
-        self.unequal: dict[int, list[int]] = {}
-        """Groups of which ranks hold other bytes than those that they should have in common, and which ranks: from then
-        on nothing is published."""
+        self.rank_digests = RankDigests(groups.facts, terms.sharing)
         self._jobs: dict[int, _Job] = {}
         """In the order in which they began."""
         self._overdue: dict[int, _Job] = {}
@@ -212,7 +177,7 @@ class Saves:
             due = []
         if not (due or self._ended or found or state.boundary_state_offloads):
             return ()
-        parts: list[_GroupSave] = []
+        parts: list[GroupSave] = []
         look = _Look()
         ended = self._take_ended() if self._ended else []
         try:
@@ -277,12 +242,10 @@ class Saves:
                 continue
             del self._jobs[number]
             # Without the digests of every shard nobody could ever check these records.
-            sums = None if job.is_dropped else self._rank_digests.gather(job.sent, job.digests)
-            if sums is not None:
-                self._note_unequal(self._rank_digests.find_unequal(job.sent, job.digests, sums))
+            sums = None if job.is_dropped else self.rank_digests.gather(job.sent, job.digests)
             if number in report.failed:
                 self._measures.count("kvoffload_failed_saves_total")
-            if sums is None or self.unequal:
+            if sums is None:
                 self._give_up(job.parts)
             else:
                 try:
@@ -313,7 +276,7 @@ class Saves:
         for job in self._jobs.values():
             self._drop(job)
         self._take_ended()
-        self._rank_digests.compare_again()
+        self.rank_digests.compare_again()
         self.version += 1
 
     def follow(self, former: Saves) -> None:
@@ -326,23 +289,7 @@ class Saves:
         """Its copy may read blocks that are written anew meanwhile, into slots that nobody will read."""
         job.is_dropped = True
         self._forget(job.parts)
-        job.parts = [_without_blocks(part) for part in job.parts]
-
-    def _note_unequal(self, unequal: Mapping[int, list[int]]) -> None:
-        if not unequal or self.unequal:
-            return
-        self.unequal = dict(unequal)
-        for group, ranks in unequal.items():
-            logger.warning(
-                "%s: ranks %s should hold the same bytes of its blocks and do not: nothing of this save is kept, and "
-                "%s",
-                self.groups.facts[group].name,
-                ", ".join(map(str, ranks)),
-                "from here on every rank's own are stored, under other names"
-                if self._terms.sharing.may_part
-                else "nothing is saved or restored any more",
-            )
-        self.drop_all()
+        job.parts = [without_blocks(part) for part in job.parts]
 
     def _may_save(self, tracked: TrackedRequest) -> bool:
         if tracked.request.lora_request is not None and not self._is_known(tracked):
@@ -438,7 +385,7 @@ class Saves:
             self._pins.unpin(one.list_blocks())
         return ended
 
-    def _reserve(self, candidates: Sequence[Candidates], parts: list[_GroupSave], *, is_last: bool = False) -> None:
+    def _reserve(self, candidates: Sequence[Candidates], parts: list[GroupSave], *, is_last: bool = False) -> None:
         """Pins and slots for what the policy has chosen, as far as there is room. They are the caller's as soon as they
         are had. With `is_last` they are not offered again."""
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
@@ -459,7 +406,7 @@ class Saves:
 
     def _reserve_named(
         self, named: NamedBlocks, put_back: Callable[[int], bool], *, is_next: bool = False
-    ) -> list[_GroupSave]:
+    ) -> list[GroupSave]:
         """`put_back` hears of the first block that there is no room for, and says whether it is offered again: if not,
         it and those after it are dropped, and counted."""
         group, is_staged = named.group, self.groups.is_staged
@@ -494,7 +441,7 @@ class Saves:
         self._next_under_way += len(slots) if is_next else 0
         if is_watching:
             self.policy.settle(chosen.blocks)
-        parts = [_GroupSave(chosen, words[: len(slots)], slots, is_next)]
+        parts = [GroupSave(chosen, words[: len(slots)], slots, is_next)]
         return self._save_beside(parts[0], beside) if is_staged else parts
 
     def _want_whole(self, named: NamedBlocks, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -514,13 +461,13 @@ class Saves:
                 self._cache.abort(slots[count:])
         return [slots[:count] for slots in taken]
 
-    def _save_beside(self, first: _GroupSave, others: Sequence[ReservedSlots]) -> list[_GroupSave]:
+    def _save_beside(self, first: GroupSave, others: Sequence[ReservedSlots]) -> list[GroupSave]:
         """What the stages save of the same blocks."""
         beside = [replace(first.named, group=slots.group) for slots in others]
         return [
             first,
             *(
-                _GroupSave(named, [], slots, first.is_next, is_first=False)
+                GroupSave(named, [], slots, first.is_next, is_first=False)
                 for named, slots in zip(beside, others, strict=True)
             ),
         ]
@@ -551,7 +498,7 @@ class Saves:
                 chosen.append((at, word))
         return np.array([at for at, _ in chosen], np.intp), [word for _, word in chosen]
 
-    def _make_jobs(self, parts: list[_GroupSave]) -> tuple[SaveJob, ...]:
+    def _make_jobs(self, parts: list[GroupSave]) -> tuple[SaveJob, ...]:
         """One for each place: a server may have been followed by another between two parts."""
         jobs = []
         places = dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts])
@@ -560,8 +507,8 @@ class Saves:
             if len(places) > 1:
                 mine = told = [part for part in parts if (part.slots.memory_id, part.slots.session) == place]
             if len(mine) > 1:
-                mine = _join_parts(mine)
-                told = sorted(_place(mine), key=self._is_published_later)
+                mine = join_parts(mine)
+                told = sorted(place_parts(mine), key=self._is_published_later)
             number = next(self._numbers)
             moves = BlockMoves(
                 np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
@@ -569,13 +516,13 @@ class Saves:
                 np.concatenate([part.slots.addresses for part in mine]),
             )
             names = [part.named.hashes for part in mine]
-            writers, compared = self._rank_digests.choose_writers(moves.groups, names)
+            writers, compared = self.rank_digests.choose_writers(moves.groups, names)
             job = SaveJob(number, place, moves, writers, compared)
             self._jobs[number] = _Job(job, mine, told, self._terms.sharing.ranks, self.clock(), self.step)
             jobs.append(job)
         return tuple(jobs)
 
-    def _is_published_later(self, part: _GroupSave) -> bool:
+    def _is_published_later(self, part: GroupSave) -> bool:
         """The cache takes a window or a state whose block it does not have yet for useless, and it would go first: so
         blocks of full attention come before them."""
         return self.groups.rules[part.named.group].reuse is not ReuseRule.PREFIX
@@ -583,46 +530,30 @@ class Saves:
     def _publish(self, job: _Job, sums: npt.NDArray[np.uint64]) -> None:
         self._measures.observe("kvoffload_save_seconds", self.clock() - job.begun_s)
         for part in job.told:
-            named, records = part.named, len(part.slots)
-            digests = self._make_digests(named, sums[:, part.begin : part.begin + records])
+            named, records, shards = part.named, len(part.slots), self.groups.shards[part.named.group]
             is_told = self._cache.publish(
                 Publication(
                     part.slots,
                     hashes=named.hashes,
                     parents=named.parents,
-                    digests=np.frombuffer(digests, np.uint64),
-                    shards=len(self._node_names) * self.groups.shards[named.group],
+                    digests=self._terms.finish(named, sums[:, part.begin : part.begin + records], shards),
+                    shards=self._terms.sharing.nodes * shards,
                     tenant=named.tenant,
                 )
             )
             if is_told:
-                size_bytes = self.groups.shards[named.group] * sum(of[named.group] for of in self._terms.node_bytes)
-                self._measures.count("kvoffload_saved_bytes_total", records * size_bytes)
+                size_bytes = records * self._terms.count_bytes(named.group, shards)
+                self._measures.count("kvoffload_saved_bytes_total", size_bytes)
             elif part.is_first:
                 self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")
         self.version += 1
 
-    def _make_digests(self, named: NamedBlocks, sums: npt.NDArray[np.uint64]) -> bytes:
-        """Of all shards, one behind the other. Each node has a name and numbers of shards of its own."""
-        return b"".join(
-            finish_digests(
-                sums[node * self._node_rows + shard].tobytes(),
-                self._terms.node_bytes[node][named.group],
-                fingerprint=name,
-                block_hashes=named.hashes,
-                group=named.group,
-                shard=shard,
-            )
-            for node, name in enumerate(self._node_names)
-            for shard in range(self.groups.shards[named.group])
-        )
-
-    def _give_up(self, parts: Sequence[_GroupSave]) -> None:
+    def _give_up(self, parts: Sequence[GroupSave]) -> None:
         for part in parts:
             self._cache.abort(part.slots)
         self._forget(parts)
 
-    def _forget(self, parts: Sequence[_GroupSave]) -> None:
+    def _forget(self, parts: Sequence[GroupSave]) -> None:
         # The last one first: what the engine takes next is put before what was put there already.
         for part in reversed(parts):
             if not part.is_first:
@@ -632,39 +563,6 @@ class Saves:
             self._next_under_way -= len(part.named.blocks) if part.is_next else 0
 
 
-def _join_parts(parts: Sequence[_GroupSave]) -> list[_GroupSave]:
-    """Joins the parts of one place; what is published together is one part, whichever requests it is of."""
-    alike: dict[tuple[int, str, bool], list[_GroupSave]] = {}
-    for part in parts:
-        alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)
-    return [_join(some) if len(some) > 1 else some[0] for some in alike.values()]
-
-
-def _place(parts: Sequence[_GroupSave]) -> Iterator[_GroupSave]:
-    """The parts of a job, with where their records begin among its own."""
-    begin = 0
-    for part in parts:
-        yield replace(part, begin=begin)
-        begin += len(part.slots)
-
-
-def _join(parts: Sequence[_GroupSave]) -> _GroupSave:
-    first = parts[0]
-    named = replace(
-        first.named,
-        hashes=b"".join([part.named.hashes for part in parts]),
-        parents=b"".join([part.named.parents for part in parts]),
-        blocks=np.concatenate([part.named.blocks for part in parts]),
-    )
-    slots = replace(
-        first.slots,
-        tickets=np.concatenate([part.slots.tickets for part in parts]),
-        addresses=np.concatenate([part.slots.addresses for part in parts]),
-    )
-    words = [word for part in parts for word in part.words]
-    return replace(first, named=named, words=words, slots=slots)
-
-
 def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
     """`index` counts over all of them."""
     for one in candidates:
@@ -672,8 +570,3 @@ def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
             one.put_back(max(index, 0))
         index -= len(one.blocks)
     return True
-
-
-def _without_blocks(part: _GroupSave) -> _GroupSave:
-    named = part.named
-    return replace(part, named=NamedBlocks(named.group, b"", b"", named.blocks[:0]), words=[])

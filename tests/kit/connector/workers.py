@@ -26,6 +26,7 @@ from kvoffload.connector.step_plan import (
     WorkerReport,
 )
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
+from kvoffload.errors import ServerError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import HeadUnits, KVGeometry
 from kvoffload.native import finish_digests
@@ -56,6 +57,8 @@ class SharedCache:
         self.opened: list[LocalPlaces] = []
         self.clients: dict[bytes, LocalClient] = {}
         """By fingerprint: an engine that stores some groups apart since its start has another."""
+        self.refusal: ServerError | None = None
+        """How everybody is answered who wants to join."""
         self.registers: list[Register] = []
         self.digests: dict[tuple[int, int], int] = {}
         """Of saved records, by slot and shard."""
@@ -71,6 +74,8 @@ class SharedCache:
         return Place(self.client.memory_id, self.client.session)
 
     def open(self, register: Register) -> LocalPlaces:
+        if self.refusal is not None:
+            raise self.refusal
         if register.fingerprint not in self.clients:
             self.clients[register.fingerprint] = LocalClient(register)
             self._slots.clear()

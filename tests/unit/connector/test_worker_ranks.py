@@ -266,6 +266,17 @@ def test_engines_of_any_number_of_ranks_are_one_to_the_server_but_for_that_numbe
     assert (group.shards, group.record_bytes) == (heads, 2 * 4 * 32)
 
 
+def test_a_rank_that_cannot_join_another_session_copies_nothing_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    worker, _ = start(make_worker(ranks=2, replicas=2))
+    worker.shared.refusal = ServerError("it is full", remedy="")
+    worker.submit(StepPlan(apart=((0, 0), (1, 0))))
+    assert "ranks are not stored apart: it is full" in caplog.text
+    assert worker.take_results(is_idle=False)[2].places == {0: ()}
+    worker.submit(save_job(worker, Move(1, 1, 0)))
+    assert collect(worker, 1)[2].failed == {1}
+    worker.close()
+
+
 # ---- stages ----
 
 

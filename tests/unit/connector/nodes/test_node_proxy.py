@@ -129,3 +129,12 @@ def test_the_end_closes_its_client() -> None:
     proxy, client = make_proxy()
     proxy.close()
     assert client.is_closed
+
+
+def test_who_takes_no_slots_waits_for_none() -> None:
+    """An engine that only decodes."""
+    proxy, client = make_proxy()
+    client.slots = 0
+    slept: list[float] = []
+    assert [len(slots) for slots in proxy.begin(sleep=slept.append).slots] == [0]
+    assert slept == []

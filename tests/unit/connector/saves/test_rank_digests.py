@@ -60,7 +60,7 @@ def test_digests_are_put_together_by_shard(replicas: tuple[int, int], ranks: int
     for group, count in enumerate(replicas):
         rows = job.moves.groups == group
         assert (found[: ranks // count, rows] == sums[: ranks // count, rows]).all()
-    assert digests.find_unequal(job, reported, found) == {}
+    assert digests.unequal == {}
 
 
 @pytest.mark.parametrize("lost", [b"", b"0" * 16])
@@ -105,25 +105,28 @@ def test_the_first_records_of_a_group_are_compared_some_in_each_save() -> None:
         assert 0 < job.compared.sum() <= COMPARED_AT_ONCE
         compared += int(job.compared.sum())
         reported = report(job, groups, 2, draw_sums(2, 40))
-        sums = digests.gather(job, reported)
-        assert sums is not None
-        assert digests.find_unequal(job, reported, sums) == {}
+        assert digests.gather(job, reported) is not None
     assert compared == COMPARED_RECORDS
     digests.compare_again()
     assert make_job(digests, [0]).compared is not None
 
 
-def test_ranks_that_hold_other_bytes_are_found_and_their_group_stays_unproved() -> None:
+def test_ranks_that_hold_other_bytes_are_named_and_nothing_is_put_together_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     groups = groups_of(2, 2)
     digests = RankDigests(groups, ranks=4)
     job = make_job(digests, [0, 1, 1])
-    reported = report(job, groups, 4, draw_sums(2, 3))
+    good = report(job, groups, 4, draw_sums(2, 3))
+    reported = dict(good)
     assert job.writers is not None
     # Of the ranks 2 and 3, who hold the second shard, the one that does not write the last block.
     other = 2 + 1 - int(job.writers[2])
     rows = np.frombuffer(reported[other], np.uint64).reshape(-1, 2).copy()
     rows[-1, 1] ^= np.uint64(1)
     reported[other] = rows.tobytes()
-    sums = digests.gather(job, reported)
-    assert sums is not None
-    assert digests.find_unequal(job, reported, sums) == {1: [2, 3]}
+    assert digests.gather(job, reported) is None
+    assert digests.unequal == {1: [2, 3]}
+    assert "group 2: ranks 2, 3 should hold the same bytes of its blocks and do not" in caplog.text
+    assert digests.gather(job, good) is None
+    assert len(caplog.records) == 1

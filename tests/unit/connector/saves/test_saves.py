@@ -11,7 +11,8 @@ from tests.kit.connector.saving import HYBRID, TWO_SIZES, make_engine, saved_blo
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import Publication
-from kvoffload.connector.saves.saves import MAX_STEPS_WAITED, REPORT_WAIT_S
+from kvoffload.connector.saves.saves import MAX_STEPS_WAITED
+from kvoffload.connector.saves.terms import REPORT_WAIT_S
 from kvoffload.connector.step_plan import ONLY_A_FORWARD
 from tests.kit.connector.engine_configs import window
 from tests.kit.connector.local_client import MEMORY

@@ -1,0 +1,52 @@
+"""What one engine's saves go by, and the digests that its records are told with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvoffload.connector.identity.agreement import SharingTerms, name_node
+from kvoffload.connector.saves.named_blocks import NamedBlocks
+from kvoffload.native import finish_digests
+from kvoffload.types import Fingerprint
+
+REPORT_WAIT_S = 60.0
+"""How long a save waits for the reports of all ranks. vLLM can go on without what a rank had to say in a step that
+failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveTerms:
+    """Of one engine."""
+
+    fingerprint: Fingerprint
+    sharing: SharingTerms
+    node_bytes: Sequence[Sequence[int]]
+    """By node and group: of one shard of a record."""
+    report_wait_s: float = REPORT_WAIT_S
+
+    def count_bytes(self, group: int, shards: int) -> int:
+        """Returns the bytes of a block in this group, with so many shards on each node."""
+        return shards * sum(sizes[group] for sizes in self.node_bytes)
+
+    def finish(self, named: NamedBlocks, sums: npt.NDArray[np.uint64], shards: int) -> npt.NDArray[np.uint64]:
+        """Makes the digests of all shards, one behind the other, of sums by row (`RankPart.rows`) and block. Each node
+        has a name and numbers of shards of its own."""
+        nodes = self.sharing.nodes
+        rows = len(sums) // nodes
+        digests = b"".join(
+            finish_digests(
+                sums[node * rows + shard].tobytes(),
+                self.node_bytes[node][named.group],
+                fingerprint=name_node(self.fingerprint, node, nodes),
+                block_hashes=named.hashes,
+                group=named.group,
+                shard=shard,
+            )
+            for node in range(nodes)
+            for shard in range(shards)
+        )
+        return np.frombuffer(digests, np.uint64)
