@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from kvoffload.native import sha256
 from tests.vllm import connector_probe as probe
-from tests.vllm.engine import Engine, EnginePool, make_prompt, make_room, start_engine
+from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, make_room, start_engine
 from tests.vllm.equality import answer, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 
@@ -39,10 +40,9 @@ def serving(engines: EnginePool, model: TinyModel, **arguments: object) -> Itera
 
 def list_records(_worker: Any, entries: list[tuple[int, int]]) -> Json:
     """Digest and size of this rank's part of each record, as far as it has one."""
-    parts = probe.worker_side().records
-    assert parts is not None
-    mine = {part.group for part in parts.parts}
-    records = [probe.record(group, address) for group, address in entries if group in mine]
+    held = probe.worker_side().records
+    assert held is not None
+    records = [probe.record(group, address) for group, address in entries if held.part.is_mine[group]]
     return [(sha256(record.data).hex(), len(record)) for record in records]
 
 
