@@ -22,6 +22,8 @@ class GroundWorker(WorkerSide):
     """Its device is the host's to torch, which has no streams; the rank has one, and its copy engine knows it."""
 
     engine: VirtualCopyEngine
+    compared_bytes = 0
+    """Of saves: nobody keeps them, their digests alone are compared with those of ranks that hold the same."""
 
     def mark(self) -> None:
         self._before_forward = self.engine.mark()
@@ -29,6 +31,13 @@ class GroundWorker(WorkerSide):
     def _find_point(self, direction: CopyDirection, before_forward: Any) -> Any:
         is_free = direction is CopyDirection.LOAD and self.terms.has_late_frees
         return AT_ONCE if is_free else super()._find_point(direction, before_forward)
+
+    def _begin(self, job: Any, before_forward: Any) -> None:
+        known = len(self._copies)
+        super()._begin(job, before_forward)
+        if len(self._copies) > known:
+            scratch = next(reversed(self._copies.values())).scratch
+            self.compared_bytes += 0 if scratch is None else scratch.nbytes
 
 
 class GroundConnector(KVOffloadConnector):

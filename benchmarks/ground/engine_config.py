@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from benchmarks.ground.loaded import LoadedModel
 from benchmarks.ground.models import Model
 
 LAYOUT = KVCacheLayout.LBNHC
@@ -70,6 +70,8 @@ class EngineConfig:
     model: Model
     terms: EngineTerms
     vllm: VllmConfig
+    loaded: LoadedModel
+    """vLLM knows of it as long as this one is there."""
     stages: tuple[KVCacheConfig, ...]
     """Of every rank of each stage: they are alike."""
     scheduler: KVCacheConfig
@@ -86,8 +88,8 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
     """As `EngineCore` makes it. `folder` gets the model's config, once."""
     vllm = _make_vllm_config(model, terms, folder)
     specs = make_layer_specs(model, vllm)
-    for name in specs:
-        vllm.compilation_config.static_forward_context[name] = _make_layer(model)
+    loaded = LoadedModel(model, specs)
+    vllm.compilation_config.static_forward_context.update(loaded.layers)
     parts = [part for part in _divide(specs, model.stages) for _ in range(model.tensor_ranks)]
     workers = get_kv_cache_configs(vllm, parts, [model.cache_bytes] * model.ranks)
     for worker in workers:
@@ -102,7 +104,7 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
         cache.hash_block_size = hash_block_size
         cache.cache_hit_alignment_tokens = alignment
     stages = tuple(workers[:: model.tensor_ranks])
-    return EngineConfig(model, terms, vllm, stages, scheduler, block_size, hash_block_size)
+    return EngineConfig(model, terms, vllm, loaded, stages, scheduler, block_size, hash_block_size)
 
 
 def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
@@ -188,12 +190,6 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
     vllm.cache_config.mamba_ssm_cache_dtype = "auto"
     vllm.cache_config.kv_cache_layout = LAYOUT.name
     return vllm
-
-
-def _make_layer(model: Model) -> Any:
-    """What the connector's identity asks of a layer."""
-    scales = {"_k_scale": torch.ones(()), "_v_scale": torch.ones(())} if model.kv_dtype != "auto" else {}
-    return SimpleNamespace(kv_cache_dtype=model.kv_dtype, **scales)
 
 
 def _list_kinds(config: Mapping[str, Any]) -> list[str]:

@@ -78,7 +78,8 @@ class PoolLedger:
             ends = {groups.align(prompt - 1)}
             if not groups.with_states:
                 ends |= {groups.align(prompt), groups.align(computed)}
-            for group, rule in enumerate(groups.rules):
+            for group in groups.of_table.values():
+                rule = groups.rules[group]
                 if rule.reuse is ReuseRule.PREFIX and not groups.with_states:
                     self._note(one, chain, group, range(computed // rule.block_size))
                     continue
@@ -111,10 +112,14 @@ class PoolLedger:
             self._worth[index, bytes(hashes[(position + 1) * per_block - 1])] = name
 
     def _count_present(self, keys: Iterable[_Key]) -> int:
-        by_group: dict[int, list[bytes]] = {}
+        by_table: dict[int, list[bytes]] = {}
         for key in keys:
-            by_group.setdefault(self._parts.groups.of_table[key[0]], []).append(self._worth[key])
-        return sum(int(np.sum(self._lookup(group, names))) for group, names in by_group.items())
+            by_table.setdefault(key[0], []).append(self._worth[key])
+        return sum(int(np.sum(self._find_present(table, names))) for table, names in by_table.items())
 
-    def _lookup(self, group: int, names: Sequence[bytes]) -> Any:
-        return self._parts.cache.lookup(group, b"".join(names))
+    def _find_present(self, table: int, names: Sequence[bytes]) -> Any:
+        """Of a pipeline each stage has stored its part, or the block is of no use."""
+        groups, joined = self._parts.groups, b"".join(names)
+        first = groups.of_table[table]
+        stages = (first, *groups.other_stages[first])
+        return np.logical_and.reduce([self._parts.cache.lookup(group, joined) for group in stages])

@@ -188,18 +188,19 @@ def divide(model: Model, ground: Ground) -> Iterator[Result]:
             ledger.add(first.served)
             saved, distinct = ledger.count_saved(), ledger.count_bytes(engine.machine.record_bytes)
             links = [copies.all_saved_bytes for copies in engine.machine.engines.values()]
+            compared = sum(rank.connector.worker_side.compared_bytes for rank in engine.ranks)
             assert engine.forget()
             again = engine.serve(repeat(asks, from_s=0, new_tokens=16))
             left = count_left(engine)
         yield _share("saved", saved, 0.995, params)
         yield Result(
             name="bytes stored of each",
-            value=sum(links),
+            value=sum(links) - compared,
             limit=distinct,
             unit="bytes",
             spread=0.0,
             goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.0),
-            params=params,
+            params={**params, "compared": compared},
         )
         yield Result(
             name="bytes over the busiest link",

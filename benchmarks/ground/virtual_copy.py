@@ -69,6 +69,7 @@ class VirtualCopyEngine:
         self._is_closed = False
         self._saved_bytes = 0
         self.all_saved_bytes = 0
+        """Of all saves that were submitted."""
         self._waited_s = 0.0
 
     def take_saved(self) -> int:

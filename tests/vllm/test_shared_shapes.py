@@ -88,14 +88,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
 def note_blocks(_worker: Any) -> Json:
     """From now on this rank notes which blocks its jobs name, in their order."""
     side: Any = probe.worker_side()
-    begin = side._begin
+    begin = side._begin  # private: no face tells which blocks a job has
     side.noted_blocks = []
 
     def noting(job: Any, before_forward: Any) -> None:
         side.noted_blocks += job.moves.blocks.tolist()
         begin(job, before_forward)
 
-    side._begin = noting
+    side._begin = noting  # private: as above
     return True
 
 

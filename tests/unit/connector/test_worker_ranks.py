@@ -36,7 +36,7 @@ from kvoffload.kvspec import HeadUnits
 from kvoffload.native import digest_record
 from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, make_config, make_tensors
-from tests.kit.connector.local_client import LocalPlaces, StockedClient
+from tests.kit.connector.local_client import StockedClient
 from tests.kit.connector.workers import (
     PAGE,
     Move,
@@ -148,23 +148,6 @@ def test_ranks_that_store_a_group_apart_do_so_in_another_session() -> None:
         assert worker.facts is not None
         assert [group.replicas for group in worker.facts.groups] == [2, 1]
         worker.close()
-
-
-def test_a_rank_that_cannot_join_another_session_copies_nothing_and_says_why(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, _ = start(make_worker(ranks=2, replicas=2))
-
-    def refuse(register: object) -> LocalPlaces:
-        raise ServerError("it is full", remedy="")
-
-    monkeypatch.setattr(worker, "_open_cache", refuse)
-    worker.submit(StepPlan(apart=((0, 0), (1, 0))))
-    assert "ranks are not stored apart: it is full" in caplog.text
-    assert worker.take_results(is_idle=False)[2].places == {0: ()}
-    worker.submit(save_job(worker, Move(1, 1, 0)))
-    assert collect(worker, 1)[2].failed == {1}
-    worker.close()
 
 
 def test_groups_of_an_engine_have_as_many_equal_ranks_as_all_their_layers() -> None:
