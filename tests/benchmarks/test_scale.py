@@ -71,3 +71,12 @@ def test_nothing_is_left(model: str) -> None:
 def test_workers_wait_for_nothing(model: str, runner: int) -> None:
     for row in find("worker's wait a step, mean", model=model, runner=runner):
         assert row["value"] == 0
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(8, 2), (16, 1), (32, 4)])
+def test_each_byte_is_stored_once_however_ranks_divide_a_model(ranks: int, stages: int) -> None:
+    """Where two ranks have the same head, one of them stores a block and some of the first are compared."""
+    for row in find("bytes stored of each", ranks=ranks, stages=stages):
+        assert row["limit"] > 0
+        assert row["ratio"] == 1
+        assert (row["compared"] > 0) == (ranks == 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ from benchmarks.ground.models import (
     LLAMA_70B,
     MODELS,
     QWEN3_NEXT_80B,
+    SHAPES,
     Model,
 )
+from kvoffload.connector.engine.replicas import find_replicas
 from kvoffload.plan.model_shape import Keeps, ShapeTerms, read_shape
 from kvoffload.plan.sizing import size_model
 
@@ -89,6 +92,30 @@ def test_latents_are_the_same_on_every_rank(configured: ConfigMaker) -> None:
     config = configured.make(DEEPSEEK_V3)
     assert isinstance(config.worker.kv_cache_groups[0].kv_cache_spec, MLAAttentionSpec)
     assert config.worker.kv_tp_replicas == DEEPSEEK_V3.ranks
+
+
+@pytest.mark.parametrize(
+    ("model", "replicas"),
+    [
+        *[(shape, 1) for shape in SHAPES[LLAMA_70B.name] if shape.ranks != 16],
+        (replace(LLAMA_70B, ranks=16), 2),
+        (DEEPSEEK_V3, 8),
+        (replace(QWEN3_NEXT_80B, ranks=8, stages=2), 2),
+        (replace(GPT_OSS_120B, ranks=16), 2),
+    ],
+    ids=lambda value: f"{value.name}, {value.ranks} ranks" if isinstance(value, Model) else "",
+)
+def test_layers_tell_which_ranks_hold_the_same_as_real_ones_do(
+    configured: ConfigMaker, model: Model, replicas: int
+) -> None:
+    """Layers with states divide them in ways of their own."""
+    config = configured.make(model)
+    told: dict[str, int] = {}
+    for stage in config.stages:
+        told |= find_replicas(config.vllm, stage)
+    groups = [group for stage in config.stages for group in stage.kv_cache_groups]
+    names = {name for group in groups if keeps(group) is not Keeps.STATE for name in group.layer_names}
+    assert told == (dict.fromkeys(names, replicas) if replicas > 1 else {})
 
 
 def test_an_engine_is_what_it_is_on_a_gpu(configured: ConfigMaker) -> None:

@@ -77,7 +77,7 @@ def test_they_store_apart_when_nothing_is_on_its_way_any_more() -> None:
     waiting = start_request(engine, "c", range(200, 230))
     assert (waiting.apart, waiting.saves) == ((), ())
     engine.hear(report(engine, plans[1]))
-    assert engine.step().apart == (0,)
+    assert engine.step().apart == ((0, 0),)
     (former,) = engine.former
     assert former.is_closed
     assert former.published == []
@@ -88,7 +88,7 @@ def test_they_store_apart_when_nothing_is_on_its_way_any_more() -> None:
 
 def test_an_idle_engine_steps_until_its_ranks_have_joined_or_do_not() -> None:
     engine = make_engine()
-    assert part(engine).apart == (0,)
+    assert part(engine).apart == ((0, 0),)
     assert engine.connector.has_pending_push_work()
     engine.hear(WorkerReport(places=dict.fromkeys(range(2), engine.places)))
     assert not engine.connector.has_pending_push_work()
@@ -127,7 +127,7 @@ def test_jobs_of_the_former_session_are_not_taken_for_later_ones() -> None:
     engine.now_s += 100
     other = start_request(engine, "b", range(100, 130))  # the first save is given up
     engine.hear(report(engine, other, unequal=0))
-    assert engine.step().apart == (0,)
+    assert engine.step().apart == ((0, 0),)
     engine.hear(WorkerReport(places=dict.fromkeys(range(2), engine.places)))
     (save,) = start_request(engine, "c", range(200, 230)).saves
     assert save.job not in {job.job for plan in (late, other) for job in plan.saves}
