@@ -186,10 +186,9 @@ class EngineStart:
             where,
             self._settings.server or _name_private(client),
             ", ".join(
-                f"{group.name}{f' of stage {group.stage}' if sharing.pipeline_ranks > 1 else ''} ({group.rule.reuse}, "
-                f"{group.rule.block_size} tokens, {size:,} bytes)"
-                for group, size in zip(engine.groups, block_bytes, strict=True)
-            ),
+                _describe_group(group, sharing, size) for group, size in zip(engine.groups, block_bytes, strict=True)
+            )
+            + (f" on the first of {sharing.nodes} machines" if sharing.nodes > 1 else ""),
             per_token,
             "what it has" if share is None else f"{share:.0%}",
             describe_size(own),
@@ -228,6 +227,17 @@ class EngineStart:
             nodes=vllm_compat.nodes(self._config),
             units=self._units,
         )
+
+
+def _describe_group(group: GroupFacts, sharing: SharingTerms, size_bytes: int) -> str:
+    """Describes what the server keeps of a block, with the ranks' shares of it."""
+    stage = f" of stage {group.stage}" if sharing.pipeline_ranks > 1 else ""
+    shards, replicas = sharing.shards_of(group), sharing.replicas_of(group)
+    parts = f" in {shards} parts" if shards > 1 else ""
+    alike = f", held alike by {replicas} ranks" if replicas > 1 else ""
+    return (
+        f"{group.name}{stage} ({group.rule.reuse}, {group.rule.block_size} tokens, {size_bytes:,} bytes{parts}{alike})"
+    )
 
 
 def _name_session(engine: str, node: int) -> str:
