@@ -235,9 +235,8 @@ def _describe_group(group: GroupFacts, sharing: SharingTerms, size_bytes: int) -
     shards, replicas = sharing.shards_of(group), sharing.replicas_of(group)
     parts = f" in {shards} parts" if shards > 1 else ""
     alike = f", held alike by {replicas} ranks" if replicas > 1 else ""
-    return (
-        f"{group.name}{stage} ({group.rule.reuse}, {group.rule.block_size} tokens, {size_bytes:,} bytes{parts}{alike})"
-    )
+    rule = f"{group.rule.reuse}, {group.rule.block_size} tokens"
+    return f"{group.name}{stage} ({rule}, {size_bytes:,} bytes{parts}{alike})"
 
 
 def _name_session(engine: str, node: int) -> str:

@@ -357,9 +357,15 @@ def test_what_a_machines_ranks_cache_counts_once(
     sharing = start.scheduler_terms().sharing
     groups = (replace(group_facts(0), replicas=2),)
     ranks = {divmod(rank, sharing.tensor_ranks): facts(rank, groups=groups) for rank in range(sharing.ranks)}
-    start.open_for_scheduler(REGISTER, agree(ranks, sharing), None)
+    engine = agree(ranks, sharing)
+    start.open_for_scheduler(REGISTER, engine, None)
     (message,) = [record.getMessage() for record in caplog.records if "keeps KV cache of" in record.getMessage()]
     assert message.endswith(f"the engines that share it cache themselves, {describe_size(own)}")
+    assert ("group 0 of stage 0 (" in message) == (sharing.pipeline_ranks > 1)
+    assert ("on the first of 2 machines" in message) == (sharing.nodes > 1)
+    parts = sharing.shards_of(engine.groups[0])
+    assert (f"bytes in {parts} parts" in message) == (parts > 1)
+    assert (", held alike by 2 ranks)" in message) == (sharing.replicas_of(engine.groups[0]) > 1)
 
 
 def test_ranks_with_several_units_cache_what_all_their_units_are(caplog: pytest.LogCaptureFixture) -> None:
@@ -372,7 +378,7 @@ def test_ranks_with_several_units_cache_what_all_their_units_are(caplog: pytest.
     ranks = {(0, rank): facts(rank) for rank in range(2)}
     start.open_for_scheduler(REGISTER, agree(ranks, start.scheduler_terms().sharing), None)
     (message,) = [record.getMessage() for record in caplog.records if "keeps KV cache of" in record.getMessage()]
-    assert "group 0 (prefix, 4 tokens, 512 bytes)" in message
+    assert "group 0 (prefix, 4 tokens, 512 bytes in 8 parts)" in message
     assert message.endswith(f"the engines that share it cache themselves, {describe_size(2000)}")
 
 
