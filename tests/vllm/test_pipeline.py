@@ -131,6 +131,7 @@ def check_every_repeat(engine: Engine, model: TinyModel) -> None:
     assert probe.faults(engine) == {}
 
 
+@pytest.mark.campaign
 def test_every_repeat_is_restored_and_the_first_request_was_saved(engines: EnginePool) -> None:
     with serving(engines, DENSE) as engine:
         check_every_repeat(engine, DENSE)

@@ -34,7 +34,11 @@ def serving(folder: Path) -> Iterator[SharedServer]:
         yield server
 
 
-@pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(DENSE, marks=pytest.mark.campaign), pytest.param(SLIDING, marks=pytest.mark.campaign), GDN],
+    ids=lambda model: model.name,
+)
 def test_a_decoder_waits_for_what_a_prefill_engine_computes(
     engines: EnginePool, tmp_path: Path, model: TinyModel
 ) -> None:
