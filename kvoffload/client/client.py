@@ -85,7 +85,8 @@ class Client(Connection):
             self._keeper.join(_KEEPER_S)
         with self.lock:
             self._end()
-        os.close(self._wake)
+        if not self._keeper.is_alive():
+            os.close(self._wake)
 
     def __enter__(self) -> Self:
         return self if self._keeper.ident is not None else self.start()

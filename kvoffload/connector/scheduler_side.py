@@ -88,6 +88,8 @@ class SchedulerSide:
         """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
         self._is_asleep = False
         """The engine woke, and a rank of it did not."""
+        self._is_parting = False
+        """Ranks are to store apart what they do not have in common, as soon as nothing is on its way."""
         self._joins_until_s = 0.0
         """Until when an idle engine steps to hear that its ranks have joined another session."""
         self._has_changed = False
@@ -190,11 +192,6 @@ class SchedulerSide:
     def _is_off(self) -> bool:
         """Nothing is saved or restored of requests that arrive, and nothing waited for."""
         return self.is_mixed or self._is_asleep or self._has_changed or self._is_parting
-
-    @property
-    def _is_parting(self) -> bool:
-        """Ranks are to store apart what they do not have in common, as soon as nothing is on its way."""
-        return self.parts is not None and bool(self.parts.saves.rank_digests.unequal)
 
     def add_request(self, request: Request) -> None:
         """A request that may be scheduled from now on."""
@@ -345,9 +342,8 @@ class SchedulerSide:
                 parts.places.note(report.places)
                 self._is_asleep = self._is_asleep and not parts.places.are_all_known
                 if report.saved:
-                    was_parting = self._is_parting
                     parts.saves.end_jobs(report)
-                    if self._is_parting and not was_parting:
+                    if parts.saves.rank_digests.unequal and not self._is_parting:
                         self._begin_parting(parts)
 
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> int:
@@ -382,6 +378,7 @@ class SchedulerSide:
 
     def _begin_parting(self, parts: SchedulerParts) -> None:
         """Nothing is begun any more in the session that all of it went to so far."""
+        self._is_parting = True
         for tracked in self.requests.values():
             tracked.is_tainted = True
         self._has_changed |= not self.terms.sharing.may_part
@@ -402,6 +399,7 @@ class SchedulerSide:
         except BaseException:
             self._has_changed = True
             raise
+        self._is_parting = False
         parts.saves.follow(former.saves)
         self._joins_until_s = self._clock() + JOIN_WAIT_S
         former.cache.close()

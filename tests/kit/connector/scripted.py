@@ -228,6 +228,10 @@ class ScriptedEngine:
         self.told: dict[str, dict[str, Any] | None] = {}
         """By request that has ended: what goes to the client with its answer."""
         self._scheduled: dict[str, int] = {}
+        self._parts_of: Sequence[GroupFacts] = ()
+        self._rank_parts: list[RankPart] = []
+        """By rank, of the groups as they are stored now."""
+        self.part_of(0)
         self._reported: dict[int, int] = {}
         """By save job: how many ranks have reported it."""
 
@@ -419,7 +423,11 @@ class ScriptedEngine:
 
     def part_of(self, rank: int) -> RankPart:
         """What this rank has of a block, as the engine stores it now."""
-        return RankPart.find(rank, self.parts.groups.facts, self.sharing)
+        groups = self.parts.groups.facts
+        if self._parts_of is not groups:
+            self._parts_of = groups
+            self._rank_parts = [RankPart.find(one, groups, self.sharing) for one in range(self.ranks)]
+        return self._rank_parts[rank]
 
     def preempt(self, request: Request) -> None:
         """Preempts a request; no hook is called."""
