@@ -60,7 +60,8 @@ class GroundConnector(KVOffloadConnector):
             return engine
 
         terms = replace(start.worker_terms(), open_engine=open_engine)
-        return GroundWorker(terms, start.open_for_worker, functools.partial(machine.meeting.exchange, rank))
+        exchange = functools.partial(machine.meeting.exchange, rank)
+        return GroundWorker(terms, start.open_for_worker, exchange, start.open_for_node)
 
     def _find_machine(self) -> Machine:
         assert self._vllm_config.kv_transfer_config is not None

@@ -168,6 +168,7 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
         "enable_prefix_caching": True,
         "tensor_parallel_size": model.tensor_ranks,
         "pipeline_parallel_size": model.stages,
+        "nnodes": model.nodes,
         "distributed_executor_backend": "mp",
         "kv_cache_dtype": model.kv_dtype,
         "block_size": model.block_size,

@@ -52,6 +52,8 @@ class Model:
     max_model_len: int = 131072
     stages: int = 1
     """Of a pipeline, which divides the layers; its ranks divide the heads of a stage's layers."""
+    nodes: int = 1
+    """Machines that the ranks are on, each with a session of its own."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the engine beside these."""
 
@@ -261,6 +263,8 @@ SHAPES: Mapping[str, Sequence[Model]] = {
         replace(LLAMA_70B, stages=2),
         replace(LLAMA_70B, ranks=16),
         replace(LLAMA_70B, ranks=32, stages=4),
+        replace(LLAMA_70B, ranks=16, nodes=2),
+        replace(LLAMA_70B, ranks=16, stages=2, nodes=2),
     ),
     DEEPSEEK_V3.name: (DEEPSEEK_V3, replace(DEEPSEEK_V3, ranks=16, stages=2)),
     GEMMA_3_27B.name: (replace(GEMMA_3_27B, ranks=4, stages=2),),

@@ -32,6 +32,7 @@ class Rank:
         self._vllm = copy.copy(config.vllm)
         self._vllm.parallel_config = copy.copy(config.vllm.parallel_config)
         self._vllm.parallel_config.rank = number
+        self._vllm.parallel_config.node_rank = number * config.model.nodes // config.model.ranks
         self.connector: Any = KVConnectorFactory.create_connector(
             config=self._vllm, role=KVConnectorRole.WORKER, kv_cache_config=config.stages[self._stage]
         )

@@ -181,7 +181,7 @@ def divide(model: Model, ground: Ground) -> Iterator[Result]:
     """Prompts of a whole step each, on other ranks and stages than most have: each byte is kept once."""
     asks = make_fresh(6 if ground.is_short else 16, tokens=8192, new_tokens=64, per_s=0)
     for shape in SHAPES.get(model.name, ()):
-        params: Params = {"model": model.name, "scenario": "shape", "ranks": shape.ranks, "stages": shape.stages}
+        params: Params = {"model": model.name, "scenario": "shape", **_describe_shape(shape)}
         with open_ours(shape, EngineTerms()) as engine:
             first = engine.serve(asks)
             ledger = PoolLedger(engine)
@@ -218,6 +218,8 @@ def divide(model: Model, ground: Ground) -> Iterator[Result]:
         yield from _scheduler_times(first, params)
         yield from _worker_times(first, params)
         yield _left(left, params)
+        if shape.nodes > 1:
+            yield from compute_all(shape, ground)
 
 
 def serve_conversations(model: Model, ground: Ground) -> Iterator[Result]:
@@ -256,7 +258,7 @@ def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
 def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
     """Nothing is reused: what the connector costs in output tokens a second."""
     asks = make_fresh(64 if ground.is_short else 160, tokens=2000, new_tokens=200, per_s=0, seed=6)
-    params: Params = {"model": model.name, "scenario": "nothing reused"}
+    params: Params = {"model": model.name, "scenario": "nothing reused", **_describe_shape(model)}
     with open_ours(model, EngineTerms()) as engine:
         ours = engine.serve(asks)
         left = count_left(engine)
@@ -312,6 +314,10 @@ def _shapes(ground: Ground) -> Sequence[EngineTerms]:
 
 def _describe(terms: EngineTerms) -> Params:
     return {"runner": terms.runner, "async": int(terms.is_async), "drafts": terms.drafts}
+
+
+def _describe_shape(model: Model) -> Params:
+    return {"ranks": model.ranks, "stages": model.stages, "nodes": model.nodes}
 
 
 def _serve_beside_ideal(

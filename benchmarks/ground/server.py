@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,22 @@ def run_server(folder: Path, *, memory: str) -> Iterator[Path]:
         process.stdout.close()
 
 
-def await_answers(client: Any, at_most_s: float) -> None:
+def list_clients(engine: Any) -> list[Any]:
+    """Of those who take slots and leases: the scheduler side's, and that of each other node."""
+    parts = engine.scheduler.connector.scheduler_side.parts
+    own = parts.cache if parts.nodes is None else parts.nodes.own
+    proxies = [rank.connector.worker_side.proxy for rank in engine.ranks]
+    return [own, *(proxy.cache for proxy in proxies if proxy is not None)]
+
+
+def await_answers(clients: Sequence[Any], at_most_s: float) -> None:
     """In reality, while an engine computes: what was asked of the server is answered meanwhile, as it would be."""
     until_s = time.monotonic() + at_most_s
-    while client.link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
-        client.wire.await_answers(min(left_s, LOOK_S), with_control=False)
-        with client.lock:
-            client._look(time.monotonic_ns())
+    for client in clients:
+        while client.link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
+            client.wire.await_answers(min(left_s, LOOK_S), with_control=False)
+            with client.lock:
+                client._look(time.monotonic_ns())
 
 
 def settle(client: Any) -> tuple[Any, int]:
@@ -77,7 +86,12 @@ def count_left(engine: Any) -> dict[str, int]:
     side = getattr(scheduler.connector, "scheduler_side", None)
     if side is not None and side.parts is not None:
         parts = side.parts
-        stats, stock = settle(parts.cache)
+        clients = list_clients(engine)
+        stats, stock = settle(clients[0])
+        stock += sum(settle(client)[1] for client in clients[1:])
+        if parts.nodes is not None:
+            groups = range(len(parts.groups))
+            stock += sum(node.count_ready(group) for node in parts.nodes.others for group in groups)
         left |= {
             "known_requests": len(side.requests),
             "questions": len(parts.restores.questions),

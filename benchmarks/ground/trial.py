@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.ground.engine import VirtualEngine
 from benchmarks.ground.engine_config import EngineTerms, make_config
 from benchmarks.ground.models import Model
-from benchmarks.ground.server import ENVIRONMENT, await_answers, run_server
+from benchmarks.ground.server import ENVIRONMENT, await_answers, list_clients, run_server
 from kvoffload.errors import BenchmarkError
 from kvoffload.units import GIB
 
@@ -36,11 +36,11 @@ def open_ours(
         given = {"save_policy": "eager", "self_test": False, "server": str(socket), **PATIENT, **(settings or {})}
         config = make_config(model, replace(terms, connector="connector:GroundConnector", settings=given), Path(name))
         engine = VirtualEngine(config)
-        connector: Any = engine.scheduler.connector
-        client = connector.scheduler_side.parts.cache
-        if not client.wait_until_served(JOIN_S):
-            raise BenchmarkError(f"the server does not serve: {client.fault}", remedy="see its log")
-        engine.between_steps = partial(await_answers, client)
+        clients = list_clients(engine)
+        for client in clients:
+            if not client.wait_until_served(JOIN_S):
+                raise BenchmarkError(f"the server does not serve: {client.fault}", remedy="see its log")
+        engine.between_steps = partial(await_answers, clients)
         yield from _use(engine)
 
 

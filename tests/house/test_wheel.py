@@ -19,6 +19,8 @@ import pytest
 from requirements.wheels import STABLE_MINORS, find_pythons
 from tests.house.tree import ROOT
 
+pytestmark = pytest.mark.campaign
+
 SDIST = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
 SCRIPT = """
 import importlib.util, sys

@@ -28,7 +28,7 @@ LEAST = {
     "equal_to_own_hits": 1,
 }
 """What copies' own times decide varies from run to run; this is far below it."""
-UNHELD = {"reserved", "readable", "used_bytes", "sessions", "open_files"}
+UNHELD = {"reserved", "readable", "used_bytes", "stored_bytes", "sessions", "open_files"}
 """Counts of the pool and its neighbours that need not be 0 at rest."""
 
 

@@ -86,7 +86,7 @@ def break_saves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def never_begin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe.worker_side().records, "find_slots", _raise)
+    monkeypatch.setattr(probe.worker_side().records, "plan_save", _raise)
 
 
 def invalidate_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

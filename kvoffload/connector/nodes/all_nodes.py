@@ -139,6 +139,11 @@ class AllNodes:
         )
 
     @property
+    def own(self) -> CacheClient:
+        """The client on the server of the node that the scheduler side runs on."""
+        return self._own
+
+    @property
     def others(self) -> tuple[OtherNode, ...]:
         """All but the one that the scheduler side runs on, in their order."""
         return self._others

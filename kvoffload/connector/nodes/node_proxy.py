@@ -22,7 +22,7 @@ class NodeProxy:
 
     def __init__(self, cache: CacheClient, *, groups: int) -> None:
         """Takes a client of its own on the node's server, which plays the scheduler there."""
-        self._cache = cache
+        self.cache = cache
         self._groups = groups
         self._open: dict[int, PendingAcquire] = {}
         self._leases: dict[int, BlockLease] = {}
@@ -33,11 +33,11 @@ class NodeProxy:
     def begin(self, *, sleep: Callable[[float], None] = time.sleep) -> NodeReport:
         """Returns the first report, which goes with the handshake: how it stands, and slots for the first saves."""
         for _ in range(int(FIRST_SLOTS_WAIT_S / _LOOK_S)):
-            ready = enumerate(self._cache.ready_slots())
-            if not self._cache.is_served or all(count or not self._cache.most_slots(group) for group, count in ready):
+            ready = enumerate(self.cache.ready_slots())
+            if not self.cache.is_served or all(count or not self.cache.most_slots(group) for group, count in ready):
                 break
             sleep(_LOOK_S)
-        self._wanted = {group: self._cache.most_slots(group) for group in range(self._groups)}
+        self._wanted = {group: self.cache.most_slots(group) for group in range(self._groups)}
         return self.report(is_idle=False) or NodeReport()
 
     def obey(self, orders: NodeOrders) -> None:
@@ -45,33 +45,33 @@ class NodeProxy:
         for number in orders.over:
             pending, lease = self._open.pop(number, None), self._leases.pop(number, None)
             if pending is not None:
-                self._cache.cancel(pending)
+                self.cache.cancel(pending)
             if lease is not None:
-                self._cache.release(lease)
+                self.cache.release(lease)
         for publication in orders.published:
-            self._cache.publish(publication)
+            self.cache.publish(publication)
         for slots in orders.aborted:
-            self._cache.abort(slots)
+            self.cache.abort(slots)
         for group, names in orders.invalid:
-            self._cache.invalidate(group, names)
+            self.cache.invalidate(group, names)
         self._wanted.update(orders.slots)
         for question in orders.questions:
             self._ask(question)
 
     def report(self, *, is_idle: bool) -> NodeReport | None:
         """Returns what is new, None for nothing. `is_idle`: it may wait for answers, as long as a step's budget."""
-        self._cache.begin_step()
+        self.cache.begin_step()
         answers = [*self._refused]
         self._refused.clear()
         for number, pending in list(self._open.items()):
-            found = self._cache.poll(pending) or (self._cache.wait_for(pending) if is_idle else None)
+            found = self.cache.poll(pending) or (self.cache.wait_for(pending) if is_idle else None)
             if found is not None:
                 del self._open[number]
                 if found.lease is not None:
                     self._leases[number] = found.lease
                 answers.append(NodeAnswer(number, found, pending.came_late))
         wanted, self._wanted = self._wanted, {}
-        slots = tuple(self._cache.take(group, count) for group, count in wanted.items())
+        slots = tuple(self.cache.take(group, count) for group, count in wanted.items())
         state: NodeState | None = self._describe()
         if state == self._told:
             state = None
@@ -85,17 +85,17 @@ class NodeProxy:
 
     def close(self) -> None:
         """The engine ends; the server takes back what its session holds."""
-        self._cache.close()
+        self.cache.close()
 
     def _ask(self, question: NodeQuestion) -> None:
         if len(self._open) + len(self._leases) >= MAX_QUESTIONS:
             found = AcquiredBlocks(AcquireOutcome.OVER_LIMIT, question.ask.local)
             self._refused.append(NodeAnswer(question.number, found))
             return
-        self._open[question.number] = self._cache.start_acquire(question.ask, far=question.far)
+        self._open[question.number] = self.cache.start_acquire(question.ask, far=question.far)
 
     def _describe(self) -> NodeState:
-        cache = self._cache
+        cache = self.cache
         # Where slots run low, this asks for more.
         cache.ready_slots()
         return NodeState(
