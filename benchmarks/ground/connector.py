@@ -23,7 +23,7 @@ class GroundWorker(WorkerSide):
 
     engine: VirtualCopyEngine
     compared_bytes = 0
-    """Of saves: nobody keeps them, their digests alone are compared with those of ranks that hold the same."""
+    """Counts what saves copied to memory that nobody keeps: its digests alone are compared."""
 
     def mark(self) -> None:
         self._before_forward = self.engine.mark()

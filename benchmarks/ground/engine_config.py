@@ -73,14 +73,14 @@ class EngineConfig:
     loaded: LoadedModel
     """vLLM knows of it as long as this one is there."""
     stages: tuple[KVCacheConfig, ...]
-    """Of every rank of each stage: they are alike."""
+    """There is one for each stage: its ranks are alike."""
     scheduler: KVCacheConfig
     block_size: int
     hash_block_size: int
 
     @property
     def worker(self) -> KVCacheConfig:
-        """Of the first rank."""
+        """Returns what the first rank is given."""
         return self.stages[0]
 
 

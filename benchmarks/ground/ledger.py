@@ -97,7 +97,8 @@ class PoolLedger:
         return Share(self._count_present(taken), len(taken))
 
     def count_bytes(self, record_bytes: Sequence[int]) -> int:
-        """Of the blocks that `count_saved` counts, by the bytes of a block in each group of the engine's tables."""
+        """Returns the bytes of the blocks that `count_saved` counts, by those of a block in each group of the engine's
+        tables."""
         tables = {key[0] for key in self._worth}
         return sum(
             record_bytes[table] * self._count_present([key for key in self._worth if key[0] == table])
@@ -118,7 +119,7 @@ class PoolLedger:
         return sum(int(np.sum(self._find_present(table, names))) for table, names in by_table.items())
 
     def _find_present(self, table: int, names: Sequence[bytes]) -> Any:
-        """Of a pipeline each stage has stored its part, or the block is of no use."""
+        """Counts a block of a pipeline only if each stage has stored its part: otherwise it is of no use."""
         groups, joined = self._parts.groups, b"".join(names)
         first = groups.of_table[table]
         stages = (first, *groups.other_stages[first])

@@ -15,14 +15,14 @@ from benchmarks.ground.models import Model
 
 
 class LoadedModel(torch.nn.Module):
-    """Of any rank of a stage: they are alike. vLLM's own notes of it end with it."""
+    """Stands for what any rank of a stage has loaded: they are alike. vLLM's own notes of it end with it."""
 
     def __init__(self, model: Model, specs: Mapping[str, KVCacheSpec]) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
         self.blocks = torch.nn.ModuleList(_make_block(model, spec) for spec in specs.values())
         self.layers: dict[str, Any] = {name: block.attn for name, block in zip(specs, self.blocks, strict=True)}
-        """By the names of their caches."""
+        """These are the attention layers, by the names of their caches."""
         for module in self.modules():
             # As loaders do, which may have to load it again.
             get_layerwise_info(module)

@@ -48,7 +48,7 @@ class Stopwatch:
 
 
 class Meeting:
-    """Where ranks meet when they register, each in a thread. One of them runs at a time: vLLM keeps the connector of a
+    """Lets ranks meet when they register, each in a thread. One of them runs at a time: vLLM keeps the connector of a
     process in a global."""
 
     def __init__(self, ranks: int) -> None:

@@ -151,6 +151,12 @@ class SchedulerParts:
     nodes: AllNodes | None
     """The same as `cache` where the engine's ranks are on several machines."""
 
+    def close(self) -> None:
+        """Nothing is asked of the cache, or heard of it, any more."""
+        self.cache.close()
+        if self.events is not None:
+            self.events.close()
+
 
 def assemble(
     facts: Mapping[Rank, WorkerFacts],
@@ -180,8 +186,9 @@ def assemble(
     events = None
     if terms.event_kinds is not None:
         events = CacheEvents(fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask)
-        events.start()
     cache = open_cache(register, engine, None if events is None else events.hear)
+    if events is not None:
+        events.start()
     nodes = _join_nodes(cache, facts, engine.groups, sharing, clock) if sharing.nodes > 1 else None
     cache = nodes or cache
     places = RankPlaces(sharing.ranks, nodes=nodes, node_ranks=sharing.node_ranks)

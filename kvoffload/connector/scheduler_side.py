@@ -369,7 +369,8 @@ class SchedulerSide:
         if tracked.is_tainted or tracked.terms.skip_save:
             return 0
         groups = parts.groups
-        tokens = groups.align(min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.lost_from))
+        computed = min(tracked.request.num_computed_tokens, tracked.chain.tokens)
+        tokens = groups.align(min(computed, tracked.lost_from, tracked.progress.limit))
         if not groups.with_states or not tokens:
             return tokens
         # Where states are is up to the engine, and what it had itself it does not hand off again.
@@ -390,7 +391,7 @@ class SchedulerSide:
         """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
         session for them. Which groups, for the ranks to do the same. Requests that run are not saved any more."""
         unequal = [former.groups.facts[group] for group in sorted(former.saves.rank_digests.unequal)]
-        apart = tuple((group.index, group.stage) for group in unequal)
+        apart = tuple(group.key for group in unequal)
         facts = {
             name: replace(rank, groups=store_apart(rank.groups, apart), places=()) for name, rank in self.facts.items()
         }
@@ -402,7 +403,7 @@ class SchedulerSide:
         self._is_parting = False
         parts.saves.follow(former.saves)
         self._joins_until_s = self._clock() + JOIN_WAIT_S
-        former.cache.close()
+        former.close()
         return parts, apart
 
     def _judge_weights(self, weights: Mapping[int, tuple[int, bytes]]) -> None:
@@ -474,9 +475,7 @@ class SchedulerSide:
         """Closes the cache: the engine ends."""
         self.masks.close()
         if self.parts is not None:
-            self.parts.cache.close()
-            if self.parts.events is not None:
-                self.parts.events.close()
+            self.parts.close()
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """What became of cached blocks since the last call."""

@@ -208,10 +208,14 @@ class GroupFacts:
     stage: int = 0
     """The stage of the pipeline whose layers it has."""
 
+    @property
+    def key(self) -> GroupKey:
+        return self.index, self.stage
+
 
 def store_apart(groups: Sequence[GroupFacts], apart: Collection[GroupKey]) -> tuple[GroupFacts, ...]:
     """Returns the groups with every rank's own bytes stored of some of them."""
-    return tuple(replace(one, replicas=1) if (one.index, one.stage) in apart else one for one in groups)
+    return tuple(replace(one, replicas=1) if one.key in apart else one for one in groups)
 
 
 @dataclass(frozen=True, kw_only=True)

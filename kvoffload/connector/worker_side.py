@@ -215,8 +215,7 @@ class WorkerSide:
         stage = self.terms.sharing.stage_of(self.terms.rank)
         groups = store_apart([_group_facts(geometry, number, stage, replicas) for number in stored], self._apart)
         self._own_groups = {
-            (group.index, stage): number * geometry.records_per_block
-            for number, group in zip(stored, groups, strict=True)
+            group.key: number * geometry.records_per_block for number, group in zip(stored, groups, strict=True)
         }
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
@@ -423,7 +422,7 @@ class WorkerSide:
             name_node(name, self.node, sharing.nodes), groups, sharing, description=self._described, rank=rank
         )
         cache = self._open_cache(add_report(register, self._registration.report, rank))
-        keys = [(group.index, group.stage) for group in groups]
+        keys = [group.key for group in groups]
         self.records = RankRecords(
             RankPart.find(rank, groups, sharing),
             fingerprint=register.fingerprint,

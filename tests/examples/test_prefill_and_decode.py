@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.examples.serve import EXAMPLES
-from tests.kit.cli.web_process import get
+from tests.kit.cli.web_process import is_there
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that
 
@@ -105,13 +105,6 @@ def apart() -> Iterator[Apart]:
                 yield Apart(f"http://{listen}", prefill, decode)
             finally:
                 process.terminate()
-
-
-def is_there(address: str) -> bool:
-    try:
-        return get(address)[0] == 200
-    except urllib.error.URLError:
-        return False
 
 
 def test_one_engine_computes_the_prompt_and_the_other_is_told_what_to_expect(apart: Apart) -> None:

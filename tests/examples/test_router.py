@@ -20,7 +20,7 @@ import pytest
 
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
 from tests.examples.serve import EXAMPLES
-from tests.kit.cli.web_process import get, web
+from tests.kit.cli.web_process import get, is_there, web
 from tests.kit.free_ports import free_port, free_ports
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.web.vllm_blocks import BLOCK, SEED, engine, name_blocks, save
@@ -136,13 +136,6 @@ def router(folder: Path) -> Iterator[Routed]:
                 yield Routed(f"http://{listen}", ports, engines, sockets, caches)
             finally:
                 process.terminate()
-
-
-def is_there(address: str) -> bool:
-    try:
-        return get(address)[0] == 200
-    except urllib.error.URLError:
-        return False
 
 
 def test_a_prompt_goes_where_most_of_it_is_and_turns_are_taken_elsewhere(tmp_path: Path) -> None:

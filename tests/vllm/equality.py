@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -159,6 +159,22 @@ def check_own_hit(engines: EnginePool, case: Case) -> None:
         assert (local.cached, restored.cached) == (expected, expected), length
         assert restored == local, length
     assert probe.faults(engine) == {}
+
+
+def check_every_repeat(engine: Engine, model: TinyModel, lengths: Sequence[int]) -> None:
+    """Checks an engine that has stepped for nobody yet. The very first request is one of a single step: nothing keeps
+    the engine stepping after it but the connector."""
+    first = make_prompt(899, 641)
+    answer(engine, first, max_tokens=1)
+    engine.reset_local()
+    assert answer(engine, first, max_tokens=1).cached == restorable(model, 641)
+    for seed, length in enumerate(lengths, start=900):
+        prompt, expected = make_prompt(seed, length), restorable(model, length)
+        assert answer(engine, prompt).cached == 0
+        local = answer(engine, prompt)
+        assert local.cached == expected
+        restored = restored_answer(engine, prompt)
+        assert (restored.cached, restored) == (expected, local)
 
 
 def check_restored_bytes(engines: EnginePool, case: Case) -> None:

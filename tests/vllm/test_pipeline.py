@@ -17,7 +17,7 @@ import pytest
 from kvoffload.native import sha256
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, make_room, start_engine
-from tests.vllm.equality import answer, restorable, restored_answer
+from tests.vllm.equality import answer, check_every_repeat, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 
 pytestmark = pytest.mark.vllm
@@ -111,19 +111,9 @@ def check_a_fault_of_one_stage_is_a_miss_of_all(engine: Engine, model: TinyModel
     engine.ask_workers(mend_jobs)
 
 
-def check_every_repeat(engine: Engine, model: TinyModel) -> None:
-    """The very first request is one of a single step: nothing keeps the engine stepping after it but the connector."""
-    first = make_prompt(899, 641)
-    answer(engine, first, max_tokens=1)
-    engine.reset_local()
-    assert answer(engine, first, max_tokens=1).cached == restorable(model, 641)
-    for seed, length in enumerate(LENGTHS, start=900):
-        prompt, expected = make_prompt(seed, length), restorable(model, length)
-        assert answer(engine, prompt).cached == 0
-        local = answer(engine, prompt)
-        assert local.cached == expected
-        restored = restored_answer(engine, prompt)
-        assert (restored.cached, restored) == (expected, local)
+def check_pipeline(engine: Engine, model: TinyModel) -> None:
+    """Checks what it answers, and that nothing was hidden."""
+    check_every_repeat(engine, model, LENGTHS)
     engine.drain()
     held = probe.ask_core(engine, "inspect_scheduler")
     assert held["planned_loads"] == 1 + sum(restorable(model, length) > 0 for length in LENGTHS)
@@ -134,7 +124,7 @@ def check_every_repeat(engine: Engine, model: TinyModel) -> None:
 @pytest.mark.campaign
 def test_every_repeat_is_restored_and_the_first_request_was_saved(engines: EnginePool) -> None:
     with serving(engines, DENSE) as engine:
-        check_every_repeat(engine, DENSE)
+        check_pipeline(engine, DENSE)
 
 
 def test_stages_of_unequal_length_store_each_byte_once_and_a_block_as_a_whole(
@@ -145,7 +135,7 @@ def test_stages_of_unequal_length_store_each_byte_once_and_a_block_as_a_whole(
     with serving(engines, DENSE, kv_transfer_config=transfer) as engine:
         sizes = engine.ask_workers(probe.record_bytes)
         assert sizes[0][0] == 3 * sizes[1][0]
-        check_every_repeat(engine, DENSE)
+        check_pipeline(engine, DENSE)
         check_no_byte_is_stored_twice(engine)
         check_what_one_stage_lacks_is_a_miss(engine, DENSE)
         check_a_fault_of_one_stage_is_a_miss_of_all(engine, DENSE)
@@ -159,4 +149,4 @@ def test_stages_of_unequal_length_store_each_byte_once_and_a_block_as_a_whole(
 )
 def test_every_kind_of_pipeline_restores(engines: EnginePool, model: TinyModel, arguments: dict[str, object]) -> None:
     with serving(engines, model, **arguments) as engine:
-        check_every_repeat(engine, model)
+        check_pipeline(engine, model)

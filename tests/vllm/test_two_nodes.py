@@ -17,7 +17,7 @@ from tests.kit.machines import two_machines, why_not
 from tests.vllm import connector_probe as probe
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, make_room
-from tests.vllm.equality import answer, restorable, restored_answer
+from tests.vllm.equality import answer, check_every_repeat, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
 from tests.vllm.two_nodes import count, node_servers, two_nodes
 
@@ -55,21 +55,6 @@ def list_held(_worker: Any) -> Json:
     return [] if proxy is None else proxy.list_held()
 
 
-def check_every_repeat(engine: Engine, model: TinyModel) -> None:
-    """The very first request is one of a single step."""
-    first = make_prompt(899, 641)
-    answer(engine, first, max_tokens=1)
-    engine.reset_local()
-    assert answer(engine, first, max_tokens=1).cached == restorable(model, 641)
-    for seed, length in enumerate(LENGTHS, start=900):
-        prompt, expected = make_prompt(seed, length), restorable(model, length)
-        assert answer(engine, prompt).cached == 0
-        local = answer(engine, prompt)
-        assert local.cached == expected
-        restored = restored_answer(engine, prompt)
-        assert (restored.cached, restored) == (expected, local)
-
-
 def check_at_rest(engine: Engine, servers: Servers) -> None:
     """No fault was hidden, nothing is leased, and every node has the same blocks."""
     engine.drain()
@@ -83,7 +68,7 @@ def check_at_rest(engine: Engine, servers: Servers) -> None:
 
 
 def test_ranks_on_two_machines_restore_what_they_saved(nodes: Nodes) -> None:
-    check_every_repeat(nodes.engine, DENSE)
+    check_every_repeat(nodes.engine, DENSE, LENGTHS)
     check_at_rest(*nodes)
 
 
@@ -156,7 +141,7 @@ def test_each_machine_starts_a_private_server(engines: EnginePool, tmp_path: Pat
     for room in rooms:
         room.mkdir()
     with two_nodes(engines, DENSE, rooms, **TWO_RANKS) as engine:
-        check_every_repeat(engine, DENSE)
+        check_every_repeat(engine, DENSE, LENGTHS)
         engine.drain()
         assert probe.faults(engine) == {}
         assert not any(engine.ask_workers(list_held))
@@ -169,7 +154,7 @@ def test_the_smaller_pool_decides(engines: EnginePool, tmp_path: Path) -> None:
         node_servers(tmp_path, "512MiB", "64MiB") as servers,
         two_nodes(engines, SLIDING, servers, settings={"save_policy": "eager"}, **TWO_RANKS) as engine,
     ):
-        check_every_repeat(engine, SLIDING)
+        check_every_repeat(engine, SLIDING, LENGTHS)
         prompts = [make_prompt(7000 + number, 3800) for number in range(48)]
         for prompt in prompts:
             answer(engine, prompt)
@@ -193,7 +178,7 @@ def test_the_smaller_pool_decides(engines: EnginePool, tmp_path: Path) -> None:
 def test_stages_on_two_machines_restore_what_they_saved(engines: EnginePool, tmp_path: Path, model: TinyModel) -> None:
     with node_servers(tmp_path) as servers, two_nodes(engines, model, servers, **TWO_STAGES) as engine:
         assert all(engine.ask_workers(make_room))
-        check_every_repeat(engine, model)
+        check_every_repeat(engine, model, LENGTHS)
         check_at_rest(engine, servers)
 
 
@@ -210,5 +195,5 @@ def test_machines_that_have_nothing_but_a_wire_in_common(
     ):
         if shape is TWO_STAGES:
             assert all(engine.ask_workers(make_room))
-        check_every_repeat(engine, DENSE)
+        check_every_repeat(engine, DENSE, LENGTHS)
         check_at_rest(engine, servers)

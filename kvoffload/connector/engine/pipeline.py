@@ -107,7 +107,7 @@ def join_stages(stages: Sequence[Sequence[GroupFacts]]) -> tuple[GroupFacts, ...
             f"the stages of this engine have {len(joined)} KV cache groups in all, allowed are {MAX_GROUPS}",
             remedy="give the pipeline fewer stages",
         )
-    return tuple(sorted(joined, key=lambda group: (group.index, group.stage)))
+    return tuple(sorted(joined, key=lambda group: group.key))
 
 
 def different_groups(one: object, other: object) -> IdentityError:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.connector.engine.pipeline import combine_weights, different_groups, join_stages, name_pipeline
-from kvoffload.connector.step_plan import GroupFacts, GroupKey, WorkerFacts
+from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
 from kvoffload.keys.identity import compare_identities
@@ -154,19 +154,14 @@ def _join_nodes(stages: Sequence[WorkerFacts], terms: SharingTerms) -> list[tupl
     for node in range(terms.nodes):
         first = node * terms.node_ranks // terms.tensor_ranks
         joined.append(join_stages([stage.groups for stage in stages[first : first + per_node]]))
-    for node, groups in enumerate(joined):
-        if [(*_key(one), one.rule, one.replicas) for one in groups] != [
-            (*_key(one), one.rule, one.replicas) for one in joined[0]
-        ]:
+    kinds = [[(one.key, one.rule, one.replicas) for one in groups] for groups in joined]
+    for node, of_node in enumerate(kinds):
+        if of_node != kinds[0]:
             raise IdentityError(
                 f"the layers on machines 0 and {node} of this engine are of different KV cache groups",
                 remedy="give each machine stages with layers of all kinds, or keep the engine on one machine",
             )
     return joined
-
-
-def _key(group: GroupFacts) -> GroupKey:
-    return group.index, group.stage
 
 
 def name_division(name: Fingerprint, replicas: Sequence[int]) -> Fingerprint:

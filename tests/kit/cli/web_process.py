@@ -35,3 +35,11 @@ def get(address: str) -> tuple[int, bytes]:
             return answer.status, answer.read()
     except urllib.error.HTTPError as fault:
         return fault.code, fault.read()
+
+
+def is_there(address: str) -> bool:
+    """Somebody answers there, and has this page."""
+    try:
+        return get(address)[0] == 200
+    except urllib.error.URLError:
+        return False

@@ -63,6 +63,24 @@ def test_a_prompt_shorter_than_a_block_is_nothing_to_expect() -> None:
     assert engine.told == {"first": None}
 
 
+@pytest.mark.parametrize(
+    ("wishes", "told"), [({"max_save_tokens": 17}, 16), ({"max_save_tokens": 100}, 28), ({"prompt_only": True}, 28)]
+)
+@pytest.mark.parametrize("groups", [DENSE, HYBRID], ids=["dense", "hybrid"])
+def test_no_more_is_to_be_expected_than_the_request_lets_be_saved(
+    groups: Any, wishes: dict[str, Any], told: int
+) -> None:
+    engine = ScriptedEngine(*groups, role="kv_producer")
+    request = engine.arrive("first", PROMPT, **wishes)
+    engine.admit(request)
+    engine.report(engine.step())
+    engine.finish(request)
+    expected = (engine.told["first"] or {}).get("expect_tokens", 0)
+    assert expected == (0 if groups is HYBRID and told < 28 else told)
+    engine.forget()
+    assert engine.match(engine.arrive("second", PROMPT, expect_tokens=expected)) == expected
+
+
 def test_what_is_not_saved_is_not_to_be_expected() -> None:
     engine = ScriptedEngine(*DENSE, role="kv_producer")
     request = engine.arrive("first", PROMPT, skip_save=True)

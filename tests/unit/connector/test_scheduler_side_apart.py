@@ -10,6 +10,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
+from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import refuse_changes
 from kvoffload.connector.step_plan import StepPlan, WorkerReport
 from kvoffload.errors import ServerError
@@ -156,3 +157,13 @@ def test_where_the_other_session_cannot_be_opened_nothing_is_saved_any_more(monk
     assert start_request(engine, "b", range(100, 130)).saves == ()
     assert not engine.connector.has_pending_push_work()
     assert engine.connector.faults == {"build_connector_meta": 1}
+
+
+def test_events_are_made_by_the_session_that_the_engine_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that are left over fail every test here."""
+    monkeypatch.setattr(vllm_compat, "wants_events", lambda config: True)
+    engine = make_engine()
+    former = engine.parts.events
+    part(engine)
+    assert engine.parts.events not in (former, None)
+    engine.side.close()
