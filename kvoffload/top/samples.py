@@ -49,6 +49,12 @@ class TierLine:
     def capacity_bytes(self) -> int:
         return sum(place.capacity_bytes for place in self.places)
 
+    @property
+    def coded_ratio(self) -> float | None:
+        """By how much the records became shorter that were coded. None: none was."""
+        stored = sum(place.coded_stored_bytes for place in self.places)
+        return sum(place.coded_bytes for place in self.places) / stored if stored else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -146,6 +152,7 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
                 "state": tier.state,
                 "used_bytes": tier.used_bytes,
                 "capacity_bytes": tier.capacity_bytes,
+                "coded_ratio": tier.coded_ratio,
                 "reads_bytes_per_s": None if view.insight is None else view.insight.speeds.get(tier.name),
                 "totals": dict(tier.counts),
                 "per_second": dict(tier.rates),

@@ -86,6 +86,12 @@ def _read_places(stats: CacheStats) -> Iterator[Reading]:
         yield reading("kvoffload_entries", entries, tier=tier, place=place)
     for one in stats.places:
         yield reading("kvoffload_tier_ready", float(one.state == "ready"), tier=one.tier, place=one.name)
+        for name, count in (
+            ("kvoffload_tier_coded_records_total", one.coded_records),
+            ("kvoffload_tier_coded_bytes_total", one.coded_bytes),
+            ("kvoffload_tier_coded_stored_bytes_total", one.coded_stored_bytes),
+        ):
+            yield reading(name, count, tier=one.tier, place=one.name)
 
 
 def _read_traffic(tier: str, counts: Mapping[str, int]) -> Iterator[Reading]:

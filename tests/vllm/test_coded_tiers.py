@@ -122,6 +122,9 @@ def test_what_was_coded_equals_the_engines_own_hit_bit_for_bit(
                 assert [one.cached for one in local] == [restorable(model, len(prompt)) for prompt in (short, long)]
                 engine.drain()
                 written = await_written(engine, servers.tier)
+                (place,) = stats_of(engine).places
+                assert place.coded_records == written
+                assert 0 < place.coded_stored_bytes < 0.95 * place.coded_bytes
             finally:
                 engine.close()
         assert servers.count() == (written, 0)

@@ -12,6 +12,8 @@ from kvoffload.protocol.limits import LINE_BYTES, MAX_PLACES, MAX_TENANTS, NAME_
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.traffic import TierTraffic
 
+_CODED = ("coded_records", "coded_bytes", "coded_stored_bytes")
+
 
 def describe_counts(stats: CacheStats, traffic: TierChain | None = None) -> Counts:
     """Returns the counts of one domain."""
@@ -52,6 +54,7 @@ def _describe_places(tier: TierTraffic) -> Iterable[PlaceCounts]:
             capacity_bytes=one.capacity_bytes,
             used_bytes=one.used_bytes,
             records=one.records,
+            **{name: one.counts.get(name, 0) for name in _CODED},
         )
 
 

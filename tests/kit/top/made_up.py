@@ -43,7 +43,16 @@ INSIGHT = ServerInsight(
     saved_s=12.5,
 )
 DISK = PlaceUsage(
-    tier="disk", name="/nvme0/kv", state="ready", reason="", capacity_bytes=100 * GIB, used_bytes=GIB, records=9
+    tier="disk",
+    name="/nvme0/kv",
+    state="ready",
+    reason="",
+    capacity_bytes=100 * GIB,
+    used_bytes=GIB,
+    records=9,
+    coded_records=6,
+    coded_bytes=3 * GIB,
+    coded_stored_bytes=2 * GIB,
 )
 
 

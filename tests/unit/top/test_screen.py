@@ -34,7 +34,7 @@ def test_what_matters_is_said() -> None:
         "90.0% hit",
         "90 hits",
         "disk",
-        "1 GiB of 100 GiB",
+        "1 GiB of 100 GiB, coded 1.50 x",
         "valkey is absent: no answer within 1 s",
         "5 processes, 1 identity",
         "2 leases, 3 slots held ready",

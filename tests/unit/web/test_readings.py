@@ -62,6 +62,9 @@ def test_numbers_arrive() -> None:
     assert found["kvoffload_used_bytes", "memory", ""] == stats().used_bytes
     assert found["kvoffload_used_bytes", "disk", DISK.name] == DISK.used_bytes
     assert found["kvoffload_tier_ready", "disk", DISK.name] == 1
+    assert found["kvoffload_tier_coded_records_total", "disk", DISK.name] == DISK.coded_records
+    assert found["kvoffload_tier_coded_bytes_total", "disk", DISK.name] == DISK.coded_bytes
+    assert found["kvoffload_tier_coded_stored_bytes_total", "disk", DISK.name] == DISK.coded_stored_bytes
     assert found["kvoffload_tier_dropped_blocks_total", "disk", "full"] == TRAFFIC.index("dropped_full") + 1
 
 
