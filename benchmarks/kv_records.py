@@ -23,7 +23,7 @@ SEED = 36
 TEXTS = {
     "documentation": ("docs/disk.md", "docs/production.md"),
     "python": ("kvoffload/config/settings.py",),
-    "cpp": ("native/src/disk/device_state.cpp", "native/src/disk/segment_writer.cpp"),
+    "cpp": ("native/src/disk/device.cpp", "native/src/disk/segment_writer.cpp"),
     "tables": ("docs/configuration.md",),
     "results": ("benchmarks/results/nvidia-h200.json",),
     "licence": ("LICENSE",),
