@@ -39,6 +39,22 @@ ARGUMENTS: Mapping[str, object] = {
     "random_seed": 1,
     "log_level": "info",
 }
+STORAGE = {
+    "backend_name": "kvoffload",
+    "module_path": "kvoffload.sglang.hicache_storage",
+    "class_name": "KVOffloadStorage",
+    "interface_v1": 1,
+    "prefetch_threshold": PAGE,
+}
+HICACHE: Mapping[str, object] = {
+    "enable_hierarchical_cache": True,
+    "hicache_ratio": 2.0,
+    "hicache_io_backend": "direct",
+    "hicache_mem_layout": "page_first_direct",
+    "hicache_write_policy": "write_through",
+    "hicache_storage_backend": "dynamic",
+    "hicache_storage_prefetch_policy": "wait_complete",
+}
 PATIENT = {"acquire_deadline": "5s", "step_budget": "1s", "memory": "256MiB"}
 """Tests ask on a machine that others use too: a hit that comes late would be a miss."""
 
@@ -135,9 +151,15 @@ class SGLangEngine(EngineProcess):
     """A real SGLang engine."""
 
     def __init__(
-        self, model: Path, log: Path, *, linker: Mapping[str, object] | None = None, **arguments: object
+        self,
+        model: Path,
+        log: Path,
+        *,
+        linker: Mapping[str, object] | None = None,
+        storage: Mapping[str, object] | None = None,
+        **arguments: object,
     ) -> None:
-        """`linker`: our settings; None: the engine runs without us."""
+        """Our settings, for the engine's linker or for the storage of its HiCache; None: it runs without us."""
         given: dict[str, object] = {"model_path": str(model), **ARGUMENTS, **arguments}
         if linker is not None:
             given |= {
@@ -145,6 +167,9 @@ class SGLangEngine(EngineProcess):
                 "unified_cache_external_linker_backend": "dynamic",
                 "unified_cache_external_linker_config": {**LINKER, "linker_extra_config": {**PATIENT, **linker}},
             }
+        if storage is not None:
+            extra = {**STORAGE, "settings": {**PATIENT, **storage}}
+            given = {**HICACHE, "hicache_storage_backend_extra_config": json.dumps(extra), **given}
         command = [sys.executable, "-m", "tests.sglang.engine_process", json.dumps(given)]
         super().__init__(command, log, environment=_environment(int(str(given.get("tp_size", 1)))))
 

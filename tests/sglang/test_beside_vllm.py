@@ -60,11 +60,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with SharedServer(folder) as server:
         server.start()
         # Both start at once: their starts are most of what this takes.
-        with (
-            VLLMEngine(model, folder / "vllm.log", server=server.socket) as vllm,
-            SGLangEngine(model, folder / "sglang.log", linker={"server": str(server.socket)}, page_size=PAGE) as sglang,
-            observed(server) as observer,
-        ):
+        vllm = VLLMEngine(model, folder / "vllm.log", server=server.socket)
+        settings = {"server": str(server.socket)}
+        sglang = SGLangEngine(model, folder / "sglang.log", linker=settings, page_size=PAGE)
+        with vllm, sglang, observed(server) as observer:
             yield Pair(sglang, vllm, server, observer)
 
 
