@@ -47,6 +47,11 @@ OF_ONE_START = frozenset(
         # Ourselves.
         "enable_unified_cache_external_linker", "unified_cache_external_linker_backend",
         "unified_cache_external_linker_config",
+        # Its host cache. How its pages lie there is in no record.
+        "enable_hierarchical_cache", "hicache_ratio", "hicache_size", "hicache_host_memory_mode",
+        "hicache_host_memory_fraction", "hicache_write_policy", "hicache_io_backend", "hicache_mem_layout",
+        "hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_storage_backend_extra_config",
+        "hicache_storage_prefetch_retry_poll_interval", "hicache_storage_prefetch_retry_max_attempts",
     }
 )  # fmt: skip
 """Arguments that two engines with the same pages may differ in. Every other one is part of the identity, one that a

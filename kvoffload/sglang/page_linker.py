@@ -235,22 +235,30 @@ class PageLinker:
         """Whether all pages of the first of them are kept."""
         return bool(self._saves.popleft().result)
 
+    def end_saves(self) -> None:
+        """Waits until every save has ended, within its bound; what has not by then is given up."""
+        if self._engine is not None and self._copies:
+            self._engine.fence(RESET_WAIT_S)
+            self._collect()
+        for save in self._copies.values():
+            save.result = False
+
     # ---- the engine's cache as a whole ----
 
     def reset(self, mask: bytes) -> None:
         """The engine has emptied its cache. What is saved from here on is named for `mask`."""
-        self._end_saves()
+        self.end_saves()
         self._saves.clear()
         self._loaded.clear()
         for rid in list(self._hits):
             self._drop_hit(rid)
         self.mask, self.is_distrusted = mask, False
 
-    def distrust(self) -> None:
+    def distrust(self, why: str = "the weights changed and the cache was not flushed") -> None:
         """The weights are others, and the engine has kept its cache: until it empties it, nothing is saved or found."""
         if not self.is_distrusted:
             self.is_distrusted = True
-            self.note_line("pages are neither saved nor restored", "the weights changed and the cache was not flushed")
+            self.note_line("pages are neither saved nor restored", why)
 
     def close(self) -> None:
         """Gives back what is held; nothing is restorable any more."""
@@ -411,13 +419,6 @@ class PageLinker:
             if now_s - save.begun_s < SAVE_WAIT_S:
                 return
             self.note_line("a save is given up", f"its copy has not ended in {SAVE_WAIT_S:.0f} s")
-            save.result = False
-
-    def _end_saves(self) -> None:
-        if self._engine is not None and self._copies:
-            self._engine.fence(RESET_WAIT_S)
-            self._collect()
-        for save in self._copies.values():
             save.result = False
 
     def _close_engine(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,6 +17,8 @@ from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import Registration, ReuseRule
 from kvoffload.protocol import Role
 from kvoffload.sglang.engine_identity import HASH_ALGORITHM, identify_rank
+from kvoffload.sglang.host_pages import HostPages
+from kvoffload.sglang.host_pools import describe_host_pool
 from kvoffload.sglang.page_linker import PageLinker, PageTerms
 from kvoffload.sglang.pools import PoolPages, describe_pool
 from kvoffload.sglang.weights import WeightMask
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from kvoffload.client import Client
     from kvoffload.config.sources import Settings
+    from kvoffload.keys.identity import Identity
     from kvoffload.kvspec import KVGeometry, PageMap
     from kvoffload.protocol import Register
     from kvoffload.transfer import CopyEngine
@@ -58,6 +61,28 @@ def start_linker(
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     pages = describe_pool(pool, page_size=params.page_size)
     identity = identify_rank(arguments, pages.geometry, version=version, dtype=pool.dtype, rank=rank)
+    return *_link(settings, arguments, pages, identity, rank=rank, ranks=ranks), pages
+
+
+def start_host_pages(
+    arguments: Any, pool: Any, *, rank: int, settings: Mapping[str, object], is_same_everywhere: bool, version: str
+) -> HostPages:
+    """For HiCache. UnsupportedError, as `start_linker`.
+
+    `is_same_everywhere`: all ranks have the same bytes, and the first of them alone backs them up.
+    """
+    loaded = load_settings(engine=settings).settings
+    refuse_unserved(arguments)
+    pages = describe_host_pool(pool, page_size=pool.page_size)
+    owner = 0 if is_same_everywhere else rank
+    identity = identify_rank(arguments, pages.geometry, version=version, dtype=pool.dtype, rank=owner)
+    # Ranks of a storage agree by themselves: each may answer that a load failed.
+    return HostPages(*_link(loaded, arguments, pages, identity, rank=rank, ranks=1))
+
+
+def _link(
+    settings: Settings, arguments: Any, pages: PoolPages, identity: Identity, *, rank: int, ranks: int
+) -> tuple[PageLinker, WeightMask]:
     fingerprint = identity.fingerprint()
     registration = Registration()
     copies = _open_copies(registration, pages, settings)
@@ -69,7 +94,7 @@ def start_linker(
         copies.close()
         raise
     terms = PageTerms(
-        page_size=params.page_size,
+        page_size=pages.geometry.hash_block_size,
         record_bytes=record_bytes,
         fingerprint=fingerprint,
         ranks=ranks,
@@ -77,10 +102,10 @@ def start_linker(
     )
     weights = WeightMask()
     _tell(client, terms, rank)
-    return PageLinker(terms, client, copies, mask=weights.take()), weights, pages
+    return PageLinker(terms, client, copies, mask=weights.take()), weights
 
 
-def refuse_unserved(arguments: Any, params: Any, components: set[Any]) -> None:
+def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any] = ()) -> None:
     """UnsupportedError for the first thing that was not tested, or whose content is in no key."""
     unknown = sorted(str(component.name) for component in components if component.name != FULL)
     wrong: list[tuple[object, str, str]] = [
@@ -91,7 +116,11 @@ def refuse_unserved(arguments: Any, params: Any, components: set[Any]) -> None:
         (arguments.attn_cp_size > 1 or arguments.dcp_size > 1, "context parallel engines", "use tensor parallelism"),
         (arguments.nnodes > 1, "engines on several machines", "keep an engine on one machine"),
         (arguments.speculative_algorithm, "speculative decoding", "leave --speculative-algorithm out"),
-        (params.mtp_draft_device_pools or params.sidecar_draft_device_pools, "pools of draft models", ""),
+        (
+            params and (params.mtp_draft_device_pools or params.sidecar_draft_device_pools),
+            "pools of draft models",
+            "leave --speculative-algorithm out",
+        ),
         # Their content is in no key.
         (arguments.enable_lora or arguments.lora_paths, "LoRA adapters", "run them without the linker"),
         (arguments.enable_multimodal, "multimodal models", "leave --enable-multimodal out"),
@@ -101,7 +130,7 @@ def refuse_unserved(arguments: Any, params: Any, components: set[Any]) -> None:
     ]
     for is_wrong, what, remedy in wrong:
         if is_wrong:
-            raise UnsupportedError(f"kvoffload's linker for SGLang does not serve {what} yet", remedy=remedy)
+            raise UnsupportedError(f"kvoffload does not serve {what} in SGLang yet", remedy=remedy)
 
 
 def _find_rank(params: Any) -> tuple[int, int]:

@@ -43,6 +43,35 @@ TRANSFER = {
     "__init__": "(self, name, host_indices, device_indices, keys, hit_policy, nodes_to_load, indices_from_pool, "
     "block_pages, group_pages)"
 }
+STORAGE = {
+    "register_mem_pool_host": "(self, mem_pool_host)",
+    "register_mem_host_pool_v2": "(self, host_pool, host_pool_name)",
+    "on_host_pools_registered": "(self)",
+    "batch_exists_v2": "(self, keys, pool_transfers, extra_info)",
+    "batch_get_v2": "(self, transfers, extra_info)",
+    "batch_set_v2": "(self, transfers, extra_info)",
+    "batch_exists": "(self, keys, extra_info)",
+    "batch_get_v1": "(self, keys, host_indices, extra_info)",
+    "batch_set_v1": "(self, keys, host_indices, extra_info)",
+    "get": "(self, key, target_location, target_sizes)",
+    "batch_get": "(self, keys, target_locations, target_sizes)",
+    "set": "(self, key, value, target_location, target_sizes)",
+    "batch_set": "(self, keys, values, target_locations, target_sizes)",
+    "exists": "(self, key)",
+    "clear": "(self)",
+    "get_stats": "(self)",
+}
+RESULT = {"__init__": "(self, kv_hit_pages, extra_pool_hit_pages, restorable_prefix_pages)"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageParts:
+    """Those of HiCache."""
+
+    version: str
+    storage: type
+    transfer: type
+    result: type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +91,27 @@ def refuse_untested(parts: EngineParts) -> None:
         *_differences("LayerWiseLoadCounter", parts.counter, COUNTER),
         *_differences("PoolTransfer", parts.transfer, TRANSFER),
     ]
-    if parts.version == VERSION and not differences:
+    _refuse(parts.version, differences, what="linker")
+
+
+def refuse_untested_storage(parts: StorageParts) -> None:
+    """UnsupportedError, for what HiCache calls."""
+    differences = [
+        *_differences("HiCacheStorage", parts.storage, STORAGE),
+        *_differences("PoolTransfer", parts.transfer, TRANSFER),
+        *_differences("PoolTransferResult", parts.result, RESULT),
+    ]
+    _refuse(parts.version, differences, what="storage")
+
+
+def _refuse(version: str, differences: list[str], *, what: str) -> None:
+    if version == VERSION and not differences:
         return
-    shown = "; ".join(differences[:SHOWN_DIFFERENCES]) or "its linker has the interface that was tested"
+    shown = "; ".join(differences[:SHOWN_DIFFERENCES]) or f"its {what} has the interface that was tested"
     more = f"; and {len(differences) - SHOWN_DIFFERENCES} more" if len(differences) > SHOWN_DIFFERENCES else ""
     raise UnsupportedError(
-        f"kvoffload was tested with SGLang {VERSION}, and this is {parts.version}: {shown}{more}",
-        remedy=f"install sglang=={VERSION}, or run without the linker",
+        f"kvoffload was tested with SGLang {VERSION}, and this is {version}: {shown}{more}",
+        remedy=f"install sglang=={VERSION}, or run without kvoffload",
     )
 
 

@@ -39,6 +39,22 @@ ARGUMENTS: Mapping[str, object] = {
     "random_seed": 1,
     "log_level": "info",
 }
+STORAGE = {
+    "backend_name": "kvoffload",
+    "module_path": "kvoffload.sglang.hicache_storage",
+    "class_name": "KVOffloadStorage",
+    "interface_v1": 1,
+    "prefetch_threshold": PAGE,
+}
+HICACHE: Mapping[str, object] = {
+    "enable_hierarchical_cache": True,
+    "hicache_ratio": 2.0,
+    "hicache_io_backend": "direct",
+    "hicache_mem_layout": "page_first_direct",
+    "hicache_write_policy": "write_through",
+    "hicache_storage_backend": "dynamic",
+    "hicache_storage_prefetch_policy": "wait_complete",
+}
 PATIENT = {"acquire_deadline": "5s", "step_budget": "1s", "memory": "256MiB"}
 """Tests ask on a machine that others use too: a hit that comes late would be a miss."""
 
@@ -66,27 +82,17 @@ def make_prompt(seed: int, length: int = 100) -> list[int]:
     return [(at * 37 + seed * 101 + at * at * seed) % 500 + 3 for at in range(length)]
 
 
-class SGLangEngine:
-    """One engine, in processes of its own. Owned by the test's thread."""
+class EngineProcess:
+    """An engine in a process group of its own, told what to do by lines of JSON. Owned by the test's thread."""
 
-    def __init__(
-        self, model: Path, log: Path, *, linker: Mapping[str, object] | None = None, **arguments: object
-    ) -> None:
-        """`linker`: our settings; None: the engine runs without us."""
-        given: dict[str, object] = {"model_path": str(model), **ARGUMENTS, **arguments}
-        if linker is not None:
-            given |= {
-                "enable_unified_cache_external_linker": True,
-                "unified_cache_external_linker_backend": "dynamic",
-                "unified_cache_external_linker_config": {**LINKER, "linker_extra_config": {**PATIENT, **linker}},
-            }
+    def __init__(self, command: Sequence[str], log: Path, *, environment: Mapping[str, str]) -> None:
         self._log_file = log
         self._log = log.open("a")
         self._replies: Queue[dict[str, Any] | None] = Queue()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sglang.engine_process", json.dumps(given)],
+            command,
             cwd=ROOT,
-            env=_environment(int(str(given.get("tp_size", 1)))),
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -99,18 +105,6 @@ class SGLangEngine:
     def wait_until_started(self) -> Self:
         self._take(START_S)
         return self
-
-    def generate(self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS) -> list[Told]:
-        reply = self.ask({"do": "generate", "prompts": prompts, "salt": salt, "new_tokens": new_tokens})
-        assert "answers" in reply, reply
-        return [_read_told(one) for one in reply["answers"]]
-
-    def flush(self) -> None:
-        """Its own cache is empty from here on."""
-        assert self.ask({"do": "flush"}) == {"flushed": True}
-
-    def update_weights(self, folder: Path) -> None:
-        assert self.ask({"do": "update_weights", "folder": str(folder)}) == {"updated": True}
 
     def ask(self, command: Mapping[str, object]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -151,6 +145,45 @@ class SGLangEngine:
             else:
                 self._log.write(line)
         self._replies.put(None)
+
+
+class SGLangEngine(EngineProcess):
+    """A real SGLang engine."""
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *,
+        linker: Mapping[str, object] | None = None,
+        storage: Mapping[str, object] | None = None,
+        **arguments: object,
+    ) -> None:
+        """Our settings, for the engine's linker or for the storage of its HiCache; None: it runs without us."""
+        given: dict[str, object] = {"model_path": str(model), **ARGUMENTS, **arguments}
+        if linker is not None:
+            given |= {
+                "enable_unified_cache_external_linker": True,
+                "unified_cache_external_linker_backend": "dynamic",
+                "unified_cache_external_linker_config": {**LINKER, "linker_extra_config": {**PATIENT, **linker}},
+            }
+        if storage is not None:
+            extra = {**STORAGE, "settings": {**PATIENT, **storage}}
+            given = {**HICACHE, "hicache_storage_backend_extra_config": json.dumps(extra), **given}
+        command = [sys.executable, "-m", "tests.sglang.engine_process", json.dumps(given)]
+        super().__init__(command, log, environment=_environment(int(str(given.get("tp_size", 1)))))
+
+    def generate(self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS) -> list[Told]:
+        reply = self.ask({"do": "generate", "prompts": prompts, "salt": salt, "new_tokens": new_tokens})
+        assert "answers" in reply, reply
+        return [_read_told(one) for one in reply["answers"]]
+
+    def flush(self) -> None:
+        """Its own cache is empty from here on."""
+        assert self.ask({"do": "flush"}) == {"flushed": True}
+
+    def update_weights(self, folder: Path) -> None:
+        assert self.ask({"do": "update_weights", "folder": str(folder)}) == {"updated": True}
 
 
 def build_model(kind: str, folder: Path, *, seed: int = 1) -> Path:

@@ -31,6 +31,7 @@ from kvoffload.cache import (
 )
 from kvoffload.client import PendingAcquire
 from kvoffload.kvspec import Registration, ReuseRule
+from kvoffload.sglang.host_pools import describe_host_pool
 from kvoffload.sglang.page_linker import PageLinker, PageTerms
 from kvoffload.sglang.pools import describe_pool
 from kvoffload.transfer import CopyEngine, open_engine
@@ -161,7 +162,8 @@ def link(
     **terms: Any,
 ) -> Linked:
     """`wrap` makes of the copy engine the one that the linker has."""
-    pages = describe_pool(pool, page_size=pool.page_size)
+    is_of_host = hasattr(pool, "get_page_buffer_meta")
+    pages = (describe_host_pool if is_of_host else describe_pool)(pool, page_size=pool.page_size)
     registration = Registration()
     registration.register(pages.geometry, pages.tensors)
     engine = wrap(open_engine(registration.page_map, registration.memory))

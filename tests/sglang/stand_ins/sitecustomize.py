@@ -1,6 +1,8 @@
-"""Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch.
+"""Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch, and for the copies of
+SGLang's host pools (`host_copies`).
 
-An engine for text imports its names and calls nothing of it: classes are empty, and everything else is absent.
+An engine for text imports torchvision's names and calls nothing of it: classes are empty, and everything else is
+absent.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import types
 from collections.abc import Sequence
 
 STANDS_FOR = "torchvision"
+HOST_POOLS = {f"sglang.srt.mem_cache.pool_host.{name}" for name in ("mha", "mla")}
 
 
 class _Name(type):
@@ -53,4 +56,26 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
+class _HostPools(importlib.abc.MetaPathFinder):
+    """Finds what others find, and has their loader stand in when the module is there."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in HOST_POOLS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def execute_and_stand_in(module: types.ModuleType) -> None:
+            execute(module)
+            importlib.import_module("host_copies").stand_in(module)
+
+        spec.loader.exec_module = execute_and_stand_in  # type: ignore[method-assign]
+        return spec
+
+
 sys.meta_path.append(_Finder())
+sys.meta_path.insert(0, _HostPools())

@@ -16,8 +16,9 @@ import torch
 from kvoffload.errors import ConfigError, IdentityError, ServerError, UnsupportedError
 from kvoffload.sglang import start_up, weights
 from kvoffload.sglang.page_linker import PageLinker
-from kvoffload.sglang.start_up import refuse_unserved, start_linker
+from kvoffload.sglang.start_up import refuse_unserved, start_host_pages, start_linker
 from tests.kit.children import child
+from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, MLATokenToKVPoolHost
 from tests.kit.sglang.linked import make_keys
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, clear, copy_rows, fill, rows_of
 from tests.unit.client.conftest import SERVER
@@ -207,3 +208,50 @@ def make_plan() -> tuple[Any, Any]:
 def test_a_setting_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ConfigError, match="sever"):
         start_linker(Arguments(), make_params(), components={FULL}, extra_config={"sever": "1GiB"}, version=VERSION)
+
+
+def test_a_host_pool_finds_what_a_linker_has_saved(server: Path) -> None:
+    """Both doors of a server lead to the same pages."""
+    pool, keys = MHATokenToKVPool(), make_keys(2, seed=33)
+    fill(pool, 1)
+    linker = start(server, pool)
+    try:
+        assert save(linker, keys, rows_of(1, 2))
+    finally:
+        linker.close()
+    host = MHATokenToKVPoolHost("page_first")
+    settings = {"server": str(server), "acquire_deadline": "5s", "step_budget": "1s", "memory": "64MiB"}
+    arguments = Arguments(hicache_mem_layout="page_first")
+    for rank, expected in ((0, 2), (1, 0)):
+        pages = start_host_pages(
+            arguments, host, rank=rank, settings=settings, is_same_everywhere=False, version=VERSION
+        )
+        try:
+            assert pages.fetch(keys, np.array(rows_of(5, 6))) == expected
+        finally:
+            pages.close()
+    saved = torch.stack(copy_rows(pool, rows_of(1, 2)))
+    assert torch.equal(host.rows(5, 6).flatten(0, 1), saved)
+
+
+def test_a_rank_whose_bytes_all_have_finds_those_of_the_first(server: Path) -> None:
+    keys, settings = make_keys(1, seed=34), {"server": str(server), "acquire_deadline": "5s", "step_budget": "1s"}
+    host = MLATokenToKVPoolHost("page_first_direct")
+    given: Any = {"settings": {**settings, "memory": "64MiB"}, "is_same_everywhere": True, "version": VERSION}
+    first = start_host_pages(Arguments(), host, rank=0, **given)
+    try:
+        assert first.back_up(keys, np.array(rows_of(3)))
+    finally:
+        first.close()
+    second = start_host_pages(Arguments(), host, rank=1, **given)
+    try:
+        assert second.count(keys) == 1
+    finally:
+        second.close()
+
+
+def test_a_host_pool_is_refused_for_the_same_as_a_linker() -> None:
+    with pytest.raises(UnsupportedError, match="LoRA"):
+        start_host_pages(
+            Arguments(enable_lora=True), None, rank=0, settings={}, is_same_everywhere=False, version=VERSION
+        )

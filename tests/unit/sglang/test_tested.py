@@ -11,7 +11,7 @@ import pytest
 
 from kvoffload.errors import UnsupportedError
 from kvoffload.sglang import tested
-from kvoffload.sglang.tested import EngineParts, refuse_untested
+from kvoffload.sglang.tested import EngineParts, StorageParts, refuse_untested, refuse_untested_storage
 
 
 def make_class(signatures: dict[str, str]) -> type:
@@ -72,3 +72,18 @@ def test_a_hook_that_nobody_knows_is_named() -> None:
 def test_many_differences_are_counted() -> None:
     with pytest.raises(UnsupportedError, match=rf"and {len(tested.LINKER) - 3} more"):
         refuse_untested(make_parts(linker=type("Empty", (), {})))
+
+
+def test_a_storage_that_is_otherwise_is_named_too() -> None:
+    parts = StorageParts(
+        version=tested.VERSION,
+        storage=make_class(tested.STORAGE),
+        transfer=make_class(tested.TRANSFER),
+        result=make_class(tested.RESULT),
+    )
+    refuse_untested_storage(parts)
+    with pytest.raises(UnsupportedError, match="its storage has the interface"):
+        refuse_untested_storage(replace(parts, version="0.5.24"))
+    other = make_class({**tested.STORAGE, "batch_get_v1": "(self, keys)"})
+    with pytest.raises(UnsupportedError, match=r"HiCacheStorage\.batch_get_v1 is \(self, keys\), tested was"):
+        refuse_untested_storage(replace(parts, storage=other))

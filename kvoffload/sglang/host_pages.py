@@ -1,0 +1,89 @@
+"""One rank's pages between SGLang's host pool and the cache, for the threads by which HiCache fetches and backs up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvoffload.sglang.page_linker import PageLinker
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from kvoffload.sglang.weights import WeightMask
+
+SLOTS_WAIT_S = 2.0
+"""For room, when pages are backed up: a thread of its own waits, and no request does."""
+SLOTS_LOOK_S = 0.002
+CHANGED = "the weights changed, and HiCache does not tell when its pages are of the new ones: start the engine again"
+
+
+class HostPages:
+    """Any thread may call it; one call at a time is at work."""
+
+    def __init__(self, linker: PageLinker, weights: WeightMask) -> None:
+        self._linker = linker
+        self._weights = weights
+        self._lock = threading.Lock()
+
+    def count(self, keys: Sequence[str]) -> int:
+        """Pages, from the first on, that are restorable. They are held for a while, so that they can be fetched."""
+        with self._lock:
+            return self._find(keys)
+
+    def fetch(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> int:
+        """Pages, from the first on, that are in these rows of the host pool now."""
+        with self._lock:
+            pages = self._find(keys)
+            if not pages:
+                return 0
+            is_loaded = self._linker.load(keys[0], keys[:pages], rows[: pages * self._linker.terms.page_size])
+            return pages if is_loaded and all(self._linker.take_loaded()) else 0
+
+    def back_up(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> bool:
+        """Returns when the rows may be written to again: whether all pages are kept."""
+        page, at, is_whole = self._linker.terms.page_size, 0, True
+        while at < len(keys) and is_whole:
+            # More than there are slots for are kept piece by piece.
+            end = at + max(1, min(self._await_slots(len(keys) - at), len(keys) - at))
+            with self._lock:
+                self._look_at_weights()
+                self._linker.offload(keys[at:end], rows[at * page : end * page])
+                self._linker.end_saves()
+                is_whole = self._linker.pop_done()
+            at = end
+        return is_whole
+
+    def close(self) -> None:
+        with self._lock:
+            self._linker.close()
+
+    def note_fault(self, hook: str, fault: Exception) -> None:
+        self._linker.note_fault(hook, fault)
+
+    def _find(self, keys: Sequence[str]) -> int:
+        """Whoever asks for the same pages again is the same request."""
+        if not keys:
+            return 0
+        self._look_at_weights()
+        self._linker.begin_step()
+        return max(self._linker.lookup(keys[0], keys), default=0)
+
+    def _look_at_weights(self) -> None:
+        """SGLang does not tell a storage that it has emptied its caches: after an update nobody knows any more which
+        weights a page of theirs is of."""
+        if self._weights.has_changed():
+            self._linker.distrust(CHANGED)
+
+    def _await_slots(self, wanted: int) -> int:
+        cache, until_s = self._linker.cache, time.monotonic() + SLOTS_WAIT_S
+        found = 0
+        while True:
+            (ready,) = cache.ready_slots()
+            if ready >= wanted or time.monotonic() >= until_s or ready == found > 0:
+                return ready
+            found = ready
+            time.sleep(SLOTS_LOOK_S)

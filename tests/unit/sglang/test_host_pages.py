@@ -1,0 +1,114 @@
+"""Pages between a host pool and a cache, as HiCache's threads ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvoffload.sglang import host_pages
+from kvoffload.sglang.host_pages import HostPages
+from kvoffload.sglang.weights import WeightMask
+from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, fill_host
+from tests.kit.sglang.linked import SessionCache, link, make_keys
+from tests.kit.sglang.pools import rows_of
+
+KEYS = make_keys(3)
+
+
+class Stored:
+    def __init__(self, **terms: Any) -> None:
+        self.pool = MHATokenToKVPoolHost("page_first_direct")
+        fill_host(self.pool, 1)
+        self.linked = link(self.pool, **terms)
+        self.cache: SessionCache = self.linked.cache
+        self.model = torch.nn.Linear(2, 2)
+        weights = WeightMask(lambda: [self.model])
+        weights.take()
+        self.pages = HostPages(self.linked.linker, weights)
+
+    def back_up(self, *pages: int) -> bool:
+        return self.pages.back_up(KEYS[: len(pages)], np.array(rows_of(*pages)))
+
+    def fetch(self, *pages: int) -> int:
+        return self.pages.fetch(KEYS[: len(pages)], np.array(rows_of(*pages)))
+
+
+@pytest.fixture(autouse=True)
+def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pages, "SLOTS_WAIT_S", 0.01)
+
+
+def test_what_was_backed_up_is_fetched_to_other_rows() -> None:
+    stored = Stored()
+    saved = stored.pool.rows(0, 1).clone()
+    assert stored.pages.count(KEYS) == 0
+    assert stored.back_up(0, 1)
+    stored.pool.kv_buffer.zero_()
+    assert stored.pages.count(KEYS) == 2
+    assert stored.fetch(5, 6, 7) == 2
+    assert torch.equal(stored.pool.rows(5, 6), saved)
+    assert not stored.pool.rows(7).any()
+    assert stored.cache.held == set()
+
+
+def test_nothing_is_held_for_no_pages() -> None:
+    stored = Stored()
+    assert stored.pages.count([]) == stored.fetch() == 0
+    assert stored.back_up()
+
+
+def test_what_is_counted_is_held_until_it_is_fetched_or_forgotten() -> None:
+    stored = Stored()
+    stored.back_up(0, 1)
+    stored.pages.count(KEYS)
+    assert len(stored.cache.held) == 1
+    stored.pages.close()
+    assert stored.cache.held == set()
+    assert stored.cache.is_closed
+
+
+def test_more_pages_than_slots_are_kept_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = Stored()
+    monkeypatch.setattr(SessionCache, "ready_slots", lambda _: [1])
+    assert stored.back_up(0, 1, 2)
+    assert stored.pages.count(KEYS) == 3
+
+
+def test_without_slots_nothing_is_kept_and_nothing_hangs() -> None:
+    stored = Stored()
+    stored.cache.slots_left = 0
+    assert not stored.back_up(0, 1)
+    stored.cache.slots_left = 5
+    assert stored.back_up(0, 1)
+    # It is kept already: it needs no slots.
+    stored.cache.slots_left = 0
+    assert stored.back_up(0, 1)
+
+
+def test_records_that_are_not_what_was_saved_are_no_hit() -> None:
+    stored = Stored(verify_always=True)
+    stored.back_up(0, 1)
+    stored.cache.record(bytes.fromhex(KEYS[1]))[:] = 7
+    assert stored.fetch(5, 6) == 0
+    assert stored.pages.count(KEYS) <= 1
+
+
+def test_a_server_that_does_not_answer_is_a_miss() -> None:
+    stored = Stored()
+    stored.back_up(0)
+    stored.cache.is_answering = False
+    assert stored.fetch(5) == 0
+
+
+def test_after_an_update_of_weights_nothing_is_saved_or_found(caplog: pytest.LogCaptureFixture) -> None:
+    stored = Stored()
+    stored.back_up(0)
+    with torch.no_grad():
+        stored.model.weight += 1
+    assert stored.pages.count(KEYS) == stored.fetch(5) == 0
+    assert not stored.back_up(1)
+    assert len(stored.cache.published) == 1
+    assert caplog.text.count("start the engine again") == 1
