@@ -1,6 +1,7 @@
 """Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch.
 
 An engine for text imports its names and calls nothing of it: classes are empty, and everything else is absent.
+Another module is corrected when it is imported (`window_reads`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import importlib.machinery
 import sys
 import types
 from collections.abc import Sequence
+
+import window_reads
 
 STANDS_FOR = "torchvision"
 
@@ -53,4 +56,26 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
+class _Corrector(importlib.abc.MetaPathFinder):
+    """Finds one module as the others do, and corrects it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != window_reads.CORRECTS:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if found is None or found.loader is None:
+            return found
+        load = found.loader.exec_module
+
+        def load_and_correct(module: types.ModuleType) -> None:
+            load(module)
+            window_reads.correct(module)
+
+        found.loader.exec_module = load_and_correct  # type: ignore[method-assign]
+        return found
+
+
+sys.meta_path.insert(0, _Corrector())
 sys.meta_path.append(_Finder())
