@@ -24,6 +24,8 @@ PAGE = 16
 NEW_TOKENS = 12
 
 LINKER = {"linker": "KVOffloadLinker", "linker_module_path": "kvoffload.sglang.plugin"}
+ZEROING = {"linker": "ZeroingLinker", "linker_module_path": "zeroing_linker"}
+"""The same, with a control (`stand_ins`)."""
 ARGUMENTS: Mapping[str, object] = {
     "device": "cpu",
     "dtype": "bfloat16",
@@ -70,7 +72,13 @@ class SGLangEngine:
     """One engine, in processes of its own. Owned by the test's thread."""
 
     def __init__(
-        self, model: Path, log: Path, *, linker: Mapping[str, object] | None = None, **arguments: object
+        self,
+        model: Path,
+        log: Path,
+        *,
+        linker: Mapping[str, object] | None = None,
+        kind: Mapping[str, str] = LINKER,
+        **arguments: object,
     ) -> None:
         """`linker`: our settings; None: the engine runs without us."""
         given: dict[str, object] = {"model_path": str(model), **ARGUMENTS, **arguments}
@@ -78,7 +86,7 @@ class SGLangEngine:
             given |= {
                 "enable_unified_cache_external_linker": True,
                 "unified_cache_external_linker_backend": "dynamic",
-                "unified_cache_external_linker_config": {**LINKER, "linker_extra_config": {**PATIENT, **linker}},
+                "unified_cache_external_linker_config": {**kind, "linker_extra_config": {**PATIENT, **linker}},
             }
         self._log_file = log
         self._log = log.open("a")
