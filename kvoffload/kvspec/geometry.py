@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvoffload.errors import BlockAlignmentError, GeometryError, StorageError, UnknownLayerError
+from kvoffload.errors import BlockAlignmentError, BlockCountError, GeometryError, StorageError, UnknownLayerError
 from kvoffload.kvspec.blocks import check_num_blocks
 from kvoffload.kvspec.group import GroupSpec
 from kvoffload.kvspec.placement import BLOCK, Allocation, Placement, Run
@@ -33,7 +33,8 @@ class ScaleView:
 
 @dataclass(frozen=True, kw_only=True)
 class KVGeometry:
-    """Groups, memory and where each lies in the other. `num_blocks` is the engine's configured count, nothing else.
+    """Groups, memory and where each lies in the other. `num_blocks` is the engine's configured count, nothing else;
+    a group with a pool of its own may have fewer.
 
     `overlays`: groups that may lie on the same bytes, because a block id belongs to one of them at a time.
     `null_block`: a block id that the engine uses for "no block"; it is never moved. `units`: records are of units of
@@ -63,6 +64,7 @@ class KVGeometry:
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise GeometryError(f"{kind} {twice[0]} is declared twice", remedy="give each a name of its own")
+        self._check_counts()
         self._check_layers()
         self._check_memory()
         self._check_overlays()
@@ -99,6 +101,10 @@ class KVGeometry:
             for placement in self.placements
             if self.layers[placement.layer].is_stored
         }
+
+    def count_blocks(self, layer: str) -> int:
+        """Of this layer's group."""
+        return self.groups[self.group_of[layer]].num_blocks or self.num_blocks
 
     @property
     def records_per_block(self) -> int:
@@ -180,6 +186,15 @@ class KVGeometry:
             "scale view": [view.name for view in self.scale_views],
         }
 
+    def _check_counts(self) -> None:
+        for group in self.groups:
+            if not 0 <= group.num_blocks <= self.num_blocks:
+                raise BlockCountError(
+                    f"group {group.name}: its pool has {group.num_blocks} blocks, the geometry says {self.num_blocks}",
+                    remedy="the geometry's count is that of the largest pool",
+                    group=group.name,
+                )
+
     def _check_layers(self) -> None:
         for placement in self.placements:
             _require(placement.layer, self.layers, what="a placement", kind="layer")
@@ -234,9 +249,10 @@ class KVGeometry:
                         remedy="make it one part per allocation",
                     )
             for run in placement.runs:
-                self._check_end(placement.label, run, count=self.num_blocks)
+                self._check_end(placement.label, run, count=self.count_blocks(placement.layer))
             for run in placement.padding:
-                self._check_end(f"padding of {placement.label}", run, count=self.num_blocks - 1)
+                count = self.count_blocks(placement.layer) - 1
+                self._check_end(f"padding of {placement.label}", run, count=count)
         for padding in self.paddings:
             self._check_range(padding, whole=padding.count - 1)
         for exclusion in self.exclusions:
@@ -255,7 +271,7 @@ class KVGeometry:
                 f"which has {self.sizes[run.allocation]}",
                 remedy="check num_blocks, strides and offsets against the engine's configuration",
                 allocation=run.allocation,
-                num_blocks=self.num_blocks,
+                num_blocks=count,
             )
 
     def _check_overlays(self) -> None:

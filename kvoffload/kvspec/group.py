@@ -36,11 +36,15 @@ _RULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpec:
-    """`block_size` is in tokens and the same for every layer: they share a block table."""
+    """`block_size` is in tokens and the same for every layer: they share a block table.
+
+    `num_blocks`: of a group whose pool has fewer blocks than the geometry says; 0: it has as many.
+    """
 
     name: str
     layers: tuple[LayerSpec, ...]
     block_size: int
+    num_blocks: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))

@@ -50,6 +50,8 @@ class GroupPages:
     stride: Int64s
     length: Int64s
     record_offset: Int64s
+    num_blocks: int = 0
+    """0: as many as the page map says."""
 
     @property
     def num_runs(self) -> int:
@@ -75,6 +77,9 @@ class PageMap:
     allocations: tuple[Allocation, ...]
     groups: tuple[GroupPages, ...]
 
+    def count_blocks(self, group: int) -> int:
+        return self.groups[group].num_blocks or self.num_blocks
+
     def block_runs(self, group: int, block: int) -> list[BlockRun]:
         """The pieces of one block, in record order."""
         (block,) = self.check_blocks([block], group=group)
@@ -93,13 +98,13 @@ class PageMap:
 
     def check_blocks(self, blocks: Sequence[int] | Int64s, *, group: int) -> Int64s:
         """Block ids as an array; BlockCountError for one that is out of range or the null block."""
-        ids = np.asarray(blocks, dtype=np.int64).reshape(-1)
-        wrong = (ids < 0) | (ids >= self.num_blocks)
+        ids, count = np.asarray(blocks, dtype=np.int64).reshape(-1), self.count_blocks(group)
+        wrong = (ids < 0) | (ids >= count)
         if self.null_block is not None:
             wrong |= ids == self.null_block
         if wrong.any():
             block = int(ids[wrong][0])
-            what = "is the null block" if block == self.null_block else f"is not one of 0 to {self.num_blocks - 1}"
+            what = "is the null block" if block == self.null_block else f"is not one of 0 to {count - 1}"
             raise BlockCountError(
                 f"group {self.groups[group].name}: block {block} {what}",
                 remedy="move only blocks that the engine's block table holds",
@@ -139,7 +144,7 @@ def _build_group(geometry: KVGeometry, group: GroupSpec, index: dict[str, int], 
     assert offset == geometry.record_bytes(group)
     columns = _merge(np.array(rows, dtype=np.int64).reshape(-1, 4))
     name = group.name if geometry.units is None else f"{group.name}, unit {unit} of the rank"
-    return GroupPages(name=name, record_bytes=offset, parts=tuple(parts), **columns)
+    return GroupPages(name=name, record_bytes=offset, parts=tuple(parts), num_blocks=group.num_blocks, **columns)
 
 
 def _merge(rows: Int64s) -> dict[str, Int64s]:

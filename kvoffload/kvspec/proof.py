@@ -75,7 +75,7 @@ def _collect(geometry: KVGeometry) -> dict[str, list[Claim]]:
                 base=run.base,
                 stride=run.stride,
                 length=run.length,
-                count=geometry.num_blocks,
+                count=geometry.count_blocks(layer.name),
                 group=group,
                 overlay=overlay_of.get(names[group], NOBODY),
             )

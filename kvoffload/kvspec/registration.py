@@ -180,7 +180,8 @@ def _check_tensors(geometry: KVGeometry, tensors: Memory, scale_views: Memory) -
         _check_same_storage(facts, allocation.name, address)
         _check_other_storages(allocation.name, addresses)
         check_storage(facts, allocation)
-        check_tensor(facts, placement, num_blocks=geometry.num_blocks, allocation_address=address)
+        num_blocks = geometry.count_blocks(placement.layer)
+        check_tensor(facts, placement, num_blocks=num_blocks, allocation_address=address)
         if allocation.name not in memory:
             memory[allocation.name] = _flatten(tensor, allocation.size_bytes)
     for layer in geometry.layers.values():
@@ -227,7 +228,7 @@ def _check_scale_view(geometry: KVGeometry, view: ScaleView, facts: TensorFacts,
         raise _misplaced_view(view, facts)
     dims = tensor_dims(view.dims, shape=facts.shape, strides=facts.strides, itemsize=1)
     block = next(dim for dim in dims if dim.name == BLOCK)
-    entries = geometry.num_blocks * pages[0].kernel_blocks
+    entries = geometry.count_blocks(view.layer) * pages[0].kernel_blocks
     inner = [dim for dim in dims if dim.name not in (BLOCK, BYTE)]
     inner += [Dim("kernel", pages[0].kernel_blocks, block.stride)]
     starts = np.array([facts.address - facts.storage_address], dtype=np.int64)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvoffload.sglang.page_linker import PageLinker
+from kvoffload.sglang.page_linker import GroupRows, PageLinker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from kvoffload.sglang.weights import WeightMask
 
+ONLY_GROUP = 0
+"""Host pools with windows are not served."""
 SLOTS_WAIT_S = 2.0
 """For room, when pages are backed up: a thread of its own waits, and no request does."""
 SLOTS_LOOK_S = 0.002
@@ -40,7 +42,8 @@ class HostPages:
             pages = self._find(keys)
             if not pages:
                 return 0
-            is_loaded = self._linker.load(keys[0], keys[:pages], rows[: pages * self._linker.terms.page_size])
+            wanted = GroupRows(ONLY_GROUP, keys[:pages], rows[: pages * self._linker.terms.page_size])
+            is_loaded = self._linker.load(keys[0], [wanted])
             return pages if is_loaded and all(self._linker.take_loaded()) else 0
 
     def back_up(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> bool:
@@ -51,7 +54,7 @@ class HostPages:
             end = at + max(1, min(self._await_slots(len(keys) - at), len(keys) - at))
             with self._lock:
                 self._look_at_weights()
-                self._linker.offload(keys[at:end], rows[at * page : end * page])
+                self._linker.offload([GroupRows(ONLY_GROUP, keys[at:end], rows[at * page : end * page])])
                 self._linker.end_saves()
                 is_whole = self._linker.pop_done()
             at = end

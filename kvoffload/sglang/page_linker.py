@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from kvoffload.client import PendingAcquire
 from kvoffload.errors import KVOffloadError, NativeError, StorageError
 from kvoffload.hash_rows import as_rows, choose_rows
 from kvoffload.native import finish_digests
+from kvoffload.sglang.held_pages import GroupTerms, HeldPages, list_lengths
 from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, FinishedCopy
 from kvoffload.transfer.copy_engine import CopyTicket
 from kvoffload.types import HASH_BYTES
@@ -38,19 +39,25 @@ MAX_HELD = 256
 """Hits that are leased and not loaded yet."""
 HELD_S = 30.0
 """A request that has not come to load what it was told of by then has ended, or asks again."""
+MAX_OTHER_PAGES = 256
+"""Of windows that end elsewhere than at the longest length: ranks may agree on a shorter one."""
 MAX_FAULT_LINES = 20
-GROUP = 0
+FULL = 0
+"""The group whose pages all are needed, of whatever model."""
 NO_MASK = bytes(HASH_BYTES)
+_Word = tuple[int, bytes]
+"""A group, and the name of a page."""
 
 
 class PageCache(Protocol):
-    """As `Client` has it; nothing here waits but `wait_for`, within the step's budget."""
+    """As `Client` has it; nothing here waits but `wait_for` and `acquire_entries`, within the step's budget."""
 
     def begin_step(self) -> None: ...
     def memory(self, memory_id: int) -> SegmentMap: ...
     def may_copy(self, held: Placed) -> bool: ...
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
     def start_acquire(self, ask: Ask) -> PendingAcquire: ...
+    def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks: ...
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None: ...
     def cancel(self, pending: PendingAcquire) -> None: ...
     def release(self, lease: BlockLease) -> None: ...
@@ -67,12 +74,22 @@ class PageTerms:
     """What one rank is given."""
 
     page_size: int
-    record_bytes: int
+    groups: tuple[GroupTerms, ...]
+    """First that of all pages."""
     fingerprint: bytes
     """Of its identity; digests are made with it."""
     ranks: int = 1
     """Of the engine. One alone may answer that a load failed: then the engine computes the request."""
     verify_always: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class GroupRows:
+    """What the engine offers of one group, or wants: pages by their keys, and the pool's rows of them."""
+
+    group: int
+    keys: Sequence[str]
+    rows: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,27 +98,44 @@ class _Hit:
 
     asked: bytes
     names: bytes
-    """Of those that it has."""
-    lease: BlockLease
-    addresses: npt.NDArray[np.uint64]
-    digests: npt.NDArray[np.uint64]
+    """Of the pages of its longest length."""
+    leases: tuple[BlockLease, ...]
+    """All of one memory."""
+    groups: tuple[HeldPages, ...]
+    lengths: list[int]
     until_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """Pages of one group that are copied: their names and numbers, and where their records are."""
+
+    group: int
+    names: bytes
+    pages: npt.NDArray[np.int64]
+    addresses: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.uint64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def words(self) -> set[_Word]:
+        return {(self.group, name.tobytes()) for name in as_rows(self.names)}
 
 
 @dataclass(eq=False)
 class _Save:
     """Pages that the engine offered at once, and locks until this is told as done."""
 
-    names: bytes = b""
-    slots: ReservedSlots | None = None
+    pieces: list[tuple[_Chosen, ReservedSlots]] = field(default_factory=list)
     ticket: CopyTicket | None = None
-    memory: SegmentMap | None = None
+    memory: list[SegmentMap] = field(default_factory=list)
     """Stays as long as the copy may write to it."""
-    is_whole: bool = False
+    is_whole: bool = True
     """All that was offered is kept, if this copy ends well."""
     result: bool | None = None
     begun_s: float = 0.0
-    words: set[bytes] = field(default_factory=set)
+    words: set[_Word] = field(default_factory=set)
 
 
 class PageLinker:
@@ -131,8 +165,8 @@ class PageLinker:
         """In the order in which they were offered, until they are told as done."""
         self._copies: dict[CopyTicket, _Save] = {}
         self._ended: dict[CopyTicket, FinishedCopy] = {}
-        self._under_way: set[bytes] = set()
-        self._forgotten: set[bytes] = set()
+        self._under_way: set[_Word] = set()
+        self._forgotten: set[_Word] = set()
         """Told to be invalid; the index may show them still when the engine offers them anew."""
         self.faults = 0
         self.is_distrusted = False
@@ -146,44 +180,36 @@ class PageLinker:
         if self._engine is None or self.is_distrusted or not keys:
             self._drop_hit(rid)
             return []
-        names, page = self._name(keys), self.terms.page_size
+        names = self._name(keys)
         former = self._hits.get(rid)
         if former is not None and self._is_still_longest(former, names):
             # A request that waits for room is looked up in every step.
             self._hits[rid] = replace(self._hits.pop(rid), until_s=self._clock() + HELD_S)
-            return list(range(1, len(former.addresses) + 1))
+            return former.lengths
         self._drop_hit(rid)
-        pending = self.cache.start_acquire(Ask(names, alignment=page, shards=(0,) if self.terms.verify_always else ()))
+        ask = Ask(names, alignment=self.terms.page_size, shards=self._shards)
+        pending = self.cache.start_acquire(ask)
         found = self.cache.wait_for(pending)
         if found is None:
             self.cache.cancel(pending)
             return []
         if found.lease is None:
             return []
-        (group,) = found.groups
         if not self.cache.may_copy(found.lease):
             self.cache.release(found.lease)
             return []
-        pages = found.boundary // page
-        self._hits[rid] = _Hit(
-            asked=names,
-            names=names[: pages * HASH_BYTES],
-            lease=found.lease,
-            addresses=group.addresses,
-            digests=group.digests,
-            until_s=self._clock() + HELD_S,
-        )
-        return list(range(1, pages + 1))
+        self._hits[rid] = self._hold(names, found.lease, found)
+        return self._hits[rid].lengths
 
-    def load(self, rid: str, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> bool:
-        """Copies what `lookup` has told of into these rows of the pool. False: nothing was, compute it.
+    def load(self, rid: str, parts: Sequence[GroupRows]) -> bool:
+        """Copies what `lookup` has told of into these rows of the pools. False: nothing was, compute it.
 
         NativeError: a copy does not end, so that the rows cannot be given to anybody else; the engine must end.
         """
         hit = self._hits.pop(rid, None)
-        fault = "its lease is over" if hit is None else self._copy_hit(hit, keys, rows)
+        fault = "its lease is over" if hit is None else self._copy_hit(hit, parts)
         if hit is not None:
-            self.cache.release(hit.lease)
+            self._release(hit)
         if fault:
             self.note_line(f"load of request {rid} failed", fault)
         if fault and self.terms.ranks == 1:
@@ -208,15 +234,15 @@ class PageLinker:
         self.cache.begin_step()
         self.cache.ready_slots()
 
-    def offload(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
+    def offload(self, parts: Sequence[GroupRows]) -> None:
         """Keeps what is not kept yet, as far as there is room. The pages stay as they are until it is told as done."""
         save = _Save(result=False, begun_s=self._clock())
         self._saves.append(save)
         try:
-            self._begin_save(save, self._name(keys), rows)
+            self._begin_save(save, parts)
         except Exception as fault:  # noqa: BLE001  (an offer that is never told as done keeps its pages for ever)
-            if save.slots is not None and save.ticket is None:
-                self.cache.abort(save.slots)
+            if save.ticket is None:
+                self._abort_pieces(save)
             save.result = False
             self.note_line("a save failed", str(fault) or type(fault).__name__)
 
@@ -285,9 +311,13 @@ class PageLinker:
             return names
         return (as_rows(names) ^ np.frombuffer(self.mask, np.uint8)).tobytes()
 
-    def _find_pages(self, rows: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    @property
+    def _shards(self) -> tuple[int, ...]:
+        return (0,) if self.terms.verify_always else ()
+
+    def _find_pages(self, part: GroupRows) -> npt.NDArray[np.int64]:
         """The engine names every row; pages are whole and lie in order."""
-        page = self.terms.page_size
+        rows, count, page = part.rows, len(part.keys), self.terms.groups[part.group].page_rows
         if len(rows) != count * page:
             raise StorageError(f"{len(rows)} rows for {count} pages of {page}", remedy="")
         pages = rows[::page] // page
@@ -295,96 +325,163 @@ class PageLinker:
             raise StorageError("the rows of a page do not follow each other", remedy="")
         return pages
 
-    def _copy_hit(self, hit: _Hit, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> str:
+    def _hold(self, names: bytes, lease: BlockLease, found: AcquiredBlocks) -> _Hit:
+        pages = found.boundary // self.terms.page_size
+        groups = tuple(HeldPages.of(pages, group) for group in found.groups)
+        leases = [lease]
+        if self.terms.ranks > 1:
+            leases += self._hold_other_windows(names[: pages * HASH_BYTES], lease, groups)
+        return _Hit(
+            asked=names,
+            names=names[: pages * HASH_BYTES],
+            leases=tuple(leases),
+            groups=groups,
+            lengths=list_lengths(self.terms.groups, [group.is_held for group in groups]),
+            until_s=self._clock() + HELD_S,
+        )
+
+    def _hold_other_windows(self, names: bytes, lease: BlockLease, groups: Sequence[HeldPages]) -> list[BlockLease]:
+        leases = []
+        for number, held in enumerate(groups):
+            if not self.terms.groups[number].trailing_pages:
+                continue
+            positions = np.flatnonzero(self.cache.lookup(number, names) & ~held.is_held)[-MAX_OTHER_PAGES:]
+            if not len(positions):
+                continue
+            found = self.cache.acquire_entries(number, choose_rows(names, positions), shards=self._shards)
+            if found.lease is None:
+                continue
+            if found.lease.memory_id != lease.memory_id:
+                self.cache.release(found.lease)
+                continue
+            held.add(positions, found.groups[0])
+            leases.append(found.lease)
+        return leases
+
+    def _copy_hit(self, hit: _Hit, parts: Sequence[GroupRows]) -> str:
         """What went wrong; empty: every byte is where it belongs. NativeError: nobody knows when the copy ends."""
         try:
-            names = self._name(keys)
-            ticket = self._begin_load(hit, names, rows)
+            chosen = self._choose_held(hit, parts)
+            memory = self.cache.memory(hit.leases[0].memory_id)
+            ticket = self._submit(CopyDirection.LOAD, chosen, [memory] * len(chosen), self.terms.verify_always)
         except (KVOffloadError, ValueError) as fault:
             return str(fault)
         assert self._engine is not None
         if not self._engine.fence(LOAD_WAIT_S):
             self._close_engine()
         self._collect()
-        finished = self._ended.pop(ticket, None)
+        finished, count = self._ended.pop(ticket, None), sum(map(len, chosen))
         if finished is None:
-            raise NativeError(f"a copy to {len(keys)} pages did not end in {LOAD_WAIT_S:.0f} s")
+            raise NativeError(f"a copy to {count} pages did not end in {LOAD_WAIT_S:.0f} s")
         if finished.fault or finished.digests is None:
             return finished.fault
-        wrong = self._find_wrong(finished, names, hit.digests[0][: len(keys)])
-        if not wrong.any():
-            return ""
-        # Whoever asks again computes it.
-        forgotten = choose_rows(names, wrong)
-        self.cache.invalidate(GROUP, forgotten)
+        wrong = 0
         # Those of one request at most: it is computed next.
-        self._forgotten = {name.tobytes() for name in as_rows(forgotten)}
-        return f"{int(wrong.sum())} of {len(keys)} records are not what was saved"
+        forgotten: set[_Word] = set()
+        for part, digests in self._digest(finished, chosen):
+            # 0: nobody has made a digest of this record yet.
+            is_wrong = (digests != part.digests) & (part.digests != 0)
+            if is_wrong.any():
+                # Whoever asks again computes it.
+                names = choose_rows(part.names, is_wrong)
+                self.cache.invalidate(part.group, names)
+                forgotten |= {(part.group, name.tobytes()) for name in as_rows(names)}
+                wrong += int(is_wrong.sum())
+        if not wrong:
+            return ""
+        self._forgotten = forgotten
+        return f"{wrong} of {count} records are not what was saved"
 
-    def _begin_load(self, hit: _Hit, names: bytes, rows: npt.NDArray[np.int64]) -> CopyTicket:
-        count = len(names) // HASH_BYTES
-        if not names or hit.names[: len(names)] != names:
-            raise StorageError("it asks for other pages than it was told of", remedy="")
-        if self._engine is None or not self.cache.may_copy(hit.lease):
+    def _choose_held(self, hit: _Hit, parts: Sequence[GroupRows]) -> list[_Chosen]:
+        """StorageError: the engine wants other pages than it was told of."""
+        if sorted(part.group for part in parts) != list(range(len(self.terms.groups))):
+            raise StorageError(f"it asks for groups {[part.group for part in parts]}", remedy="")
+        if self._engine is None or not all(self.cache.may_copy(lease) for lease in hit.leases):
             raise StorageError("the memory of its records cannot be copied from any more", remedy="")
-        items = self._items(
-            self.cache.memory(hit.lease.memory_id), self._find_pages(rows, count), hit.addresses[:count]
+        length = max(len(part.keys) for part in parts if part.group == FULL)
+        chosen = []
+        for part in parts:
+            first, held = length - len(part.keys), hit.groups[part.group]
+            names = self._name(part.keys)
+            is_asked = 0 <= first <= self.terms.groups[part.group].first_needed(length)
+            wanted = hit.names[max(first, 0) * HASH_BYTES : length * HASH_BYTES]
+            if not names or not is_asked or wanted != names or not held.is_held[first:length].all():
+                raise StorageError("it asks for other pages than it was told of", remedy="")
+            addresses, digests = held.addresses[first:length], held.digests[first:length]
+            chosen.append(_Chosen(part.group, names, self._find_pages(part), addresses, digests))
+        return chosen
+
+    def _submit(
+        self, direction: CopyDirection, chosen: Sequence[_Chosen], memory: Sequence[SegmentMap], has_digests: bool
+    ) -> CopyTicket:
+        assert self._engine is not None
+        slots = [
+            one.pointers(part.addresses, self.terms.groups[part.group].record_bytes)
+            for part, one in zip(chosen, memory, strict=True)
+        ]
+        items = CopyItems(
+            group=np.repeat([part.group for part in chosen], [len(part) for part in chosen]),
+            block=np.concatenate([part.pages for part in chosen]),
+            slot=np.concatenate(slots),
         )
-        return self._engine.submit(CopyDirection.LOAD, items, has_digests=self.terms.verify_always)
+        return self._engine.submit(direction, items, has_digests=has_digests)
 
-    def _items(self, memory: SegmentMap, pages: npt.NDArray[np.int64], addresses: npt.NDArray[np.uint64]) -> CopyItems:
-        slots = memory.pointers(addresses, self.terms.record_bytes)
-        return CopyItems(group=np.full(len(pages), GROUP, np.int64), block=pages, slot=slots)
-
-    def _digest(self, finished: FinishedCopy, names: bytes) -> npt.NDArray[np.uint64]:
+    def _digest(
+        self, finished: FinishedCopy, chosen: Sequence[_Chosen]
+    ) -> Iterator[tuple[_Chosen, npt.NDArray[np.uint64]]]:
+        """As they are kept, part by part."""
         assert finished.digests is not None
-        made = finish_digests(
-            finished.digests.tobytes(),
-            self.terms.record_bytes,
-            fingerprint=self.terms.fingerprint,
-            block_hashes=names,
-            group=GROUP,
-            shard=0,
-        )
-        return np.frombuffer(made, np.uint64)
+        first = 0
+        for part in chosen:
+            made = finish_digests(
+                finished.digests[first : first + len(part)].tobytes(),
+                self.terms.groups[part.group].record_bytes,
+                fingerprint=self.terms.fingerprint,
+                block_hashes=part.names,
+                group=part.group,
+                shard=0,
+            )
+            first += len(part)
+            yield part, np.frombuffer(made, np.uint64)
 
-    def _find_wrong(
-        self, finished: FinishedCopy, names: bytes, wanted: npt.NDArray[np.uint64]
-    ) -> npt.NDArray[np.bool_]:
-        """0: nobody has made a digest of this record yet."""
-        wrong: npt.NDArray[np.bool_] = (self._digest(finished, names) != wanted) & (wanted != 0)
-        return wrong
-
-    def _begin_save(self, save: _Save, names: bytes, rows: npt.NDArray[np.int64]) -> None:
-        if self.is_distrusted:
+    def _begin_save(self, save: _Save, parts: Sequence[GroupRows]) -> None:
+        if self.is_distrusted or self._engine is None:
             return
-        rows_of_names = as_rows(names)
-        pages = self._find_pages(rows, len(rows_of_names))
-        forgotten = np.array([name.tobytes() in self._forgotten for name in rows_of_names], np.bool_)
-        missing = ~self.cache.lookup(GROUP, names) | forgotten
-        under_way = np.array([name.tobytes() in self._under_way for name in rows_of_names], np.bool_)
-        chosen = np.flatnonzero(missing & ~under_way)
-        if not len(chosen) or self._engine is None:
-            save.result = not missing.any()
+        for part in parts:
+            self._take_slots(save, part)
+        if not save.pieces:
+            save.result = save.is_whole
             return
-        slots = save.slots = self.cache.take(GROUP, len(chosen))
-        count = len(slots)
-        if not count:
-            return
-        if not self.cache.may_copy(slots):
-            raise StorageError("the memory of its slots is not mapped here", remedy="")
-        chosen = chosen[:count]
-        save.is_whole = count == int((missing & ~under_way).sum()) and not (missing & under_way).any()
-        save.names = choose_rows(names, chosen)
-        save.memory = self.cache.memory(slots.memory_id)
-        save.ticket = self._engine.submit(
-            CopyDirection.SAVE, self._items(save.memory, pages[chosen], slots.addresses), has_digests=True
-        )
+        chosen = [piece for piece, _ in save.pieces]
+        save.ticket = self._submit(CopyDirection.SAVE, chosen, save.memory, has_digests=True)
         save.result = None
-        save.words = {name.tobytes() for name in as_rows(save.names)}
+        save.words = {word for piece in chosen for word in piece.words()}
         self._under_way |= save.words
         self._forgotten -= save.words
         self._copies[save.ticket] = save
+
+    def _take_slots(self, save: _Save, part: GroupRows) -> None:
+        """For what of it is neither kept nor on its way."""
+        names = self._name(part.keys)
+        words = [(part.group, name.tobytes()) for name in as_rows(names)]
+        pages = self._find_pages(part)
+        forgotten = np.array([word in self._forgotten for word in words], np.bool_)
+        missing = ~self.cache.lookup(part.group, names) | forgotten
+        under_way = np.array([word in self._under_way for word in words], np.bool_)
+        wanted = np.flatnonzero(missing & ~under_way)
+        save.is_whole &= not (missing & under_way).any()
+        if not len(wanted):
+            return
+        slots = self.cache.take(part.group, len(wanted))
+        save.is_whole &= len(slots) == len(wanted)
+        if not len(slots):
+            return
+        wanted = wanted[: len(slots)]
+        piece = _Chosen(part.group, choose_rows(names, wanted), pages[wanted], slots.addresses)
+        save.pieces.append((piece, slots))
+        if not self.cache.may_copy(slots):
+            raise StorageError("the memory of its slots is not mapped here", remedy="")
+        save.memory.append(self.cache.memory(slots.memory_id))
 
     def _collect(self) -> None:
         if self._engine is None:
@@ -397,19 +494,28 @@ class PageLinker:
                 self._finish_save(save, finished)
 
     def _finish_save(self, save: _Save, finished: FinishedCopy) -> None:
-        assert save.slots is not None
         self._under_way -= save.words
         if save.result is not None or finished.fault:
             # It was given up meanwhile, or it failed: nobody may read these slots.
-            self.cache.abort(save.slots)
+            self._abort_pieces(save)
             if finished.fault:
                 self.note_line("a save failed", finished.fault)
             save.result = False
         else:
-            digests = self._digest(finished, save.names)
-            is_told = self.cache.publish(Publication(save.slots, hashes=save.names, digests=digests))
-            save.result = is_told and save.is_whole
-        save.memory = save.slots = None
+            # The windows before what they belong to: whoever finds all pages finds them too.
+            told = [
+                self.cache.publish(Publication(slots, hashes=part.names, digests=digests))
+                for (_, slots), (part, digests) in reversed(
+                    list(zip(save.pieces, self._digest(finished, [part for part, _ in save.pieces]), strict=True))
+                )
+            ]
+            save.result = all(told) and save.is_whole
+        save.memory, save.pieces = [], []
+
+    def _abort_pieces(self, save: _Save) -> None:
+        for _, slots in save.pieces:
+            self.cache.abort(slots)
+        save.pieces = []
 
     def _give_up_late(self) -> None:
         now_s = self._clock()
@@ -432,15 +538,24 @@ class PageLinker:
 
     def _is_still_longest(self, hit: _Hit, names: bytes) -> bool:
         """Nothing has come meanwhile that would make it longer."""
-        if hit.asked != names or not self.cache.may_copy(hit.lease):
+        if hit.asked != names or not all(self.cache.may_copy(lease) for lease in hit.leases):
             return False
-        following = names[len(hit.names) :][:HASH_BYTES]
-        return not following or not self.cache.lookup(GROUP, following).any()
+        following = names[len(hit.names) :]
+        if len(self.terms.groups) == 1:
+            following = following[:HASH_BYTES]
+        if not following or not self.cache.lookup(FULL, following)[0]:
+            return True
+        there = [self.cache.lookup(group, names) for group in range(len(self.terms.groups))]
+        return list_lengths(self.terms.groups, there)[-1:] == hit.lengths[-1:]
 
     def _drop_hit(self, rid: str) -> None:
         hit = self._hits.pop(rid, None)
         if hit is not None:
-            self.cache.release(hit.lease)
+            self._release(hit)
+
+    def _release(self, hit: _Hit) -> None:
+        for lease in hit.leases:
+            self.cache.release(lease)
 
     def _drop_old_hits(self) -> None:
         now_s = self._clock()

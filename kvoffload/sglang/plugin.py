@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.connector.degrade import degrade
 from kvoffload.sglang.tested import EngineParts, refuse_untested
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from kvoffload.sglang.page_linker import GroupRows
 
 LINKER_NAME = "KVOffloadLinker"
-KV_POOL = "kv"
 
 
 def __getattr__(name: str) -> Any:
@@ -39,11 +37,11 @@ def make_linker_class() -> type:
     refuse_untested(
         EngineParts(version=version, linker=UnifiedCacheLinker, counter=LayerWiseLoadCounter, transfer=PoolTransfer)
     )
-    return derive_linker(UnifiedCacheLinker, LayerWiseLoadCounter, version=version, pool_name=PoolName.KV)
+    return derive_linker(UnifiedCacheLinker, LayerWiseLoadCounter, version=version, pool_name=PoolName)
 
 
-def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Any) -> type:
-    """Of SGLang's own classes; a test gives others of their form."""
+def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Callable[[str], Any]) -> type:
+    """Of SGLang's own classes; a test gives others of their form. `pool_name` makes SGLang's name of a pool's."""
 
     class KVOffloadLinker(base):  # type: ignore[misc]
         """As SGLang's scheduler calls it, on its thread. A fault of ours is a miss, and no fault of the engine."""
@@ -65,7 +63,8 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Any) -> t
                 server_args, params, components=components, extra_config=extra_config, version=version
             )
             self.layer_done_counter = counter(pool.num_layers)
-            self.pools = {pool_name: pool}
+            self._groups = {name: group for group, name in enumerate(pool.group_names)}
+            self.pools = {pool_name(name): pool for name in pool.group_names}
 
         def note_fault(self, hook: str, fault: Exception) -> None:
             self._pages.note_fault(hook, fault)
@@ -73,10 +72,10 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Any) -> t
         @degrade(_nothing)
         def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
             self._look_at_weights()
-            return self._pages.lookup(rid, _find_keys(transfers))
+            return self._pages.lookup(rid, _find_keys(transfers, self._groups))
 
         def load(self, rid: str, transfers: list[Any]) -> bool:
-            return self._pages.load(rid, _find_keys(transfers), _find_rows(transfers))
+            return self._pages.load(rid, _find_parts(transfers, self._groups))
 
         def start_layer_wise_loading(self) -> int:
             loaded = self._pages.take_loaded()
@@ -101,7 +100,7 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Any) -> t
         def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
             """Every offer is taken, on every rank; what became of it is told when it is done."""
             self._look_at_weights()
-            self._pages.offload(_find_keys(transfers), _find_rows(transfers))
+            self._pages.offload(_find_parts(transfers, self._groups))
             return True
 
         def num_completed_offloads(self) -> int:
@@ -129,18 +128,25 @@ def _nothing() -> list[int]:
     return []
 
 
-def _find_keys(transfers: list[Any]) -> list[str]:
-    """Of the one pool that is served."""
-    (transfer,) = transfers
-    if str(getattr(transfer.name, "value", transfer.name)) != KV_POOL:
+def _find_keys(transfers: list[Any], groups: Mapping[str, int]) -> list[str]:
+    """Of all pages; those of the other groups are the last ones of them."""
+    return next(transfer.keys or [] for transfer in transfers if _find_group(transfer, groups) == 0)
+
+
+def _find_parts(transfers: list[Any], groups: Mapping[str, int]) -> list[GroupRows]:
+    from kvoffload.sglang.page_linker import GroupRows
+
+    return [
+        GroupRows(_find_group(transfer, groups), transfer.keys or [], transfer.device_indices.cpu().numpy())
+        for transfer in transfers
+    ]
+
+
+def _find_group(transfer: Any, groups: Mapping[str, int]) -> int:
+    name = str(getattr(transfer.name, "value", transfer.name))
+    if name not in groups:
         raise ValueError(f"pool {transfer.name} is not served")
-    return transfer.keys or []
-
-
-def _find_rows(transfers: list[Any]) -> npt.NDArray[np.int64]:
-    (transfer,) = transfers
-    rows: npt.NDArray[np.int64] = transfer.device_indices.cpu().numpy()
-    return rows
+    return groups[name]
 
 
 def _join_engine_log() -> None:

@@ -14,13 +14,13 @@ from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.config.sources import load_settings
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
-from kvoffload.kvspec import Registration, ReuseRule
+from kvoffload.kvspec import Registration
 from kvoffload.protocol import Role
 from kvoffload.sglang.engine_identity import HASH_ALGORITHM, identify_rank
 from kvoffload.sglang.host_pages import HostPages
 from kvoffload.sglang.host_pools import describe_host_pool
 from kvoffload.sglang.page_linker import PageLinker, PageTerms
-from kvoffload.sglang.pools import PoolPages, describe_pool
+from kvoffload.sglang.pools import KV, SWA, PoolPages, describe_pool
 from kvoffload.sglang.weights import WeightMask
 from kvoffload.transfer import open_engine, run_copy_self_test
 from kvoffload.units import describe_size
@@ -42,8 +42,8 @@ PREFILL_TOKENS = 8192
 """Of a step, where the engine does not say."""
 STOCK_STEPS = 4
 """Slots are held ready for what so many steps can fill."""
-FULL = "FULL"
-"""SGLang's name for the part of its tree that keeps every token's page."""
+PARTS = {"FULL": KV, "SWA": SWA}
+"""What SGLang calls the parts of its tree, and their pages: those of every token, and those within a window."""
 
 
 def start_linker(
@@ -59,7 +59,8 @@ def start_linker(
     refuse_unserved(arguments, params, components)
     rank, ranks = _find_rank(params)
     pool = params.token_to_kv_pool_allocator.get_kvcache()
-    pages = describe_pool(pool, page_size=params.page_size)
+    pages = describe_pool(pool, page_size=params.page_size, window=params.sliding_window_size or 0)
+    _refuse_other_parts(pages, components)
     identity = identify_rank(arguments, pages.geometry, version=version, dtype=pool.dtype, rank=rank)
     return *_link(settings, arguments, pages, identity, rank=rank, ranks=ranks), pages
 
@@ -87,15 +88,14 @@ def _link(
     registration = Registration()
     copies = _open_copies(registration, pages, settings)
     try:
-        record_bytes = pages.geometry.groups[0].record_bytes
-        register = _describe(pages.geometry, record_bytes, fingerprint, registration)
+        register = _describe(pages.geometry, fingerprint, registration)
         client = _open_cache(settings, register, arguments, pages.geometry, rank=rank, ranks=ranks)
     except BaseException:
         copies.close()
         raise
     terms = PageTerms(
         page_size=pages.geometry.hash_block_size,
-        record_bytes=record_bytes,
+        groups=pages.group_terms,
         fingerprint=fingerprint,
         ranks=ranks,
         verify_always=settings.verify == "always",
@@ -107,7 +107,8 @@ def _link(
 
 def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any] = ()) -> None:
     """UnsupportedError for the first thing that was not tested, or whose content is in no key."""
-    unknown = sorted(str(component.name) for component in components if component.name != FULL)
+    unknown = sorted(str(component.name) for component in components if component.name not in PARTS)
+    is_window_usual = params is None or (params.swa_gates_prefix_match and not params.decoder_swa_bounded_replay)
     wrong: list[tuple[object, str, str]] = [
         (unknown, f"models with {', '.join(unknown).lower()} state", "run this model without the linker"),
         (str(arguments.device) != DEVICE, f"engines on {arguments.device}", f"use device {DEVICE}"),
@@ -116,6 +117,11 @@ def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any
         (arguments.attn_cp_size > 1 or arguments.dcp_size > 1, "context parallel engines", "use tensor parallelism"),
         (arguments.nnodes > 1, "engines on several machines", "keep an engine on one machine"),
         (arguments.speculative_algorithm, "speculative decoding", "leave --speculative-algorithm out"),
+        (
+            params and (not is_window_usual or params.draft_swa_window),
+            "windows that are not the model's own",
+            "run this model without the linker",
+        ),
         (
             params and (params.mtp_draft_device_pools or params.sidecar_draft_device_pools),
             "pools of draft models",
@@ -131,6 +137,16 @@ def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any
     for is_wrong, what, remedy in wrong:
         if is_wrong:
             raise UnsupportedError(f"kvoffload does not serve {what} in SGLang yet", remedy=remedy)
+
+
+def _refuse_other_parts(pages: PoolPages, components: set[Any]) -> None:
+    """UnsupportedError: the engine's tree keeps other pages than its pools have."""
+    kept = {PARTS[component.name] for component in components}
+    if kept != set(pages.group_names):
+        raise UnsupportedError(
+            f"SGLang's tree has parts {', '.join(sorted(kept))}, its pools {', '.join(sorted(pages.group_names))}",
+            remedy="run this model without the linker",
+        )
 
 
 def _find_rank(params: Any) -> tuple[int, int]:
@@ -151,7 +167,8 @@ def _open_copies(registration: Registration, pages: PoolPages, settings: Setting
         opened.append(engine)
         if settings.self_test:
             # Before the engine's first request every page is free.
-            run_copy_self_test(engine, page_map, memory, free_blocks={0: page_map.num_blocks - 1}, has_digests=True)
+            free = {group: page_map.count_blocks(group) - 1 for group in range(len(page_map.groups))}
+            run_copy_self_test(engine, page_map, memory, free_blocks=free, has_digests=True)
 
     try:
         report = registration.register(pages.geometry, pages.tensors, self_test=open_tested)
@@ -163,13 +180,17 @@ def _open_copies(registration: Registration, pages: PoolPages, settings: Setting
     return opened[0]
 
 
-def _describe(geometry: KVGeometry, record_bytes: int, fingerprint: bytes, registration: Registration) -> Register:
-    rule = GroupRule(block_size=geometry.hash_block_size, reuse=ReuseRule.PREFIX)
+def _describe(geometry: KVGeometry, fingerprint: bytes, registration: Registration) -> Register:
+    groups = tuple(
+        CacheGroup(
+            rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
+            record_bytes=group.record_bytes,
+        )
+        for group in geometry.groups
+    )
     register = describe_blocks(
         fingerprint,  # type: ignore[arg-type]
-        CacheGeometry(
-            hash_block_size=geometry.hash_block_size, groups=(CacheGroup(rule=rule, record_bytes=record_bytes),)
-        ),
+        CacheGeometry(hash_block_size=geometry.hash_block_size, groups=groups),
         hash_algorithm=HASH_ALGORITHM,
     )
     return add_report_text(register, str(registration.report))
@@ -189,7 +210,7 @@ def _open_cache(
     tokens = arguments.chunked_prefill_size
     tokens = tokens if isinstance(tokens, int) and tokens > 0 else PREFILL_TOKENS
     stock = STOCK_STEPS * ceil(tokens / geometry.hash_block_size)
-    return access.open(register, role=Role.SCHEDULER, rank=rank, stock_slots=(stock,))
+    return access.open(register, role=Role.SCHEDULER, rank=rank, stock_slots=(stock,) * len(geometry.groups))
 
 
 def _tell(client: Client, terms: PageTerms, rank: int) -> None:
@@ -202,6 +223,6 @@ def _tell(client: Client, terms: PageTerms, rank: int) -> None:
         "kvoffload keeps pages of rank %d in %s: %s a page of %d tokens",
         rank,
         where,
-        describe_size(terms.record_bytes),
+        " + ".join(describe_size(group.record_bytes) for group in terms.groups),
         terms.page_size,
     )

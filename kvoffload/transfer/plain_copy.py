@@ -79,7 +79,7 @@ class PlainCopy:
                     f"group {pages.name}: allocation {self._page_map.allocations[allocation].name} is not registered",
                     remedy="register the KV caches again after they were released",
                 )
-            shape = (self._page_map.num_blocks, length)
+            shape = (self._page_map.count_blocks(group), length)
             yield torch.as_strided(flat, shape, (stride, 1), flat.storage_offset() + base), offset, offset + length
 
     def _check(self, group: int, block_ids: Sequence[int] | Int64s, records: torch.Tensor) -> Int64s:

@@ -24,6 +24,8 @@ PAGE = 16
 NEW_TOKENS = 12
 
 LINKER = {"linker": "KVOffloadLinker", "linker_module_path": "kvoffload.sglang.plugin"}
+ZEROING = {"linker": "ZeroingLinker", "linker_module_path": "zeroing_linker"}
+"""The same, with a control (`stand_ins`)."""
 ARGUMENTS: Mapping[str, object] = {
     "device": "cpu",
     "dtype": "bfloat16",
@@ -156,6 +158,7 @@ class SGLangEngine(EngineProcess):
         log: Path,
         *,
         linker: Mapping[str, object] | None = None,
+        kind: Mapping[str, str] = LINKER,
         storage: Mapping[str, object] | None = None,
         **arguments: object,
     ) -> None:
@@ -165,7 +168,7 @@ class SGLangEngine(EngineProcess):
             given |= {
                 "enable_unified_cache_external_linker": True,
                 "unified_cache_external_linker_backend": "dynamic",
-                "unified_cache_external_linker_config": {**LINKER, "linker_extra_config": {**PATIENT, **linker}},
+                "unified_cache_external_linker_config": {**kind, "linker_extra_config": {**PATIENT, **linker}},
             }
         if storage is not None:
             extra = {**STORAGE, "settings": {**PATIENT, **storage}}

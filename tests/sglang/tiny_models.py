@@ -50,6 +50,36 @@ def build_mla(folder: Path, seed: int) -> None:
     DeepseekV2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
+SWA_WINDOW = 64
+
+
+def build_swa(folder: Path, seed: int) -> None:
+    """Gemma 4, text alone: layers with a window and layers without one, in pools of their own."""
+    import torch
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    torch.manual_seed(seed)
+    config = Gemma4TextConfig(
+        **_shape(),
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        global_head_dim=32,
+        num_global_key_value_heads=2,
+        sliding_window=SWA_WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+        pad_token_id=0,
+        attention_k_eq_v=False,
+        # SGLang asks for it by this name.
+        swa_num_key_value_heads=2,
+    )
+    Gemma4ForCausalLM(config).save_pretrained(folder)
+
+
 def _shape() -> dict[str, object]:
     return {
         "vocab_size": VOCAB_SIZE,
@@ -63,7 +93,7 @@ def _shape() -> dict[str, object]:
     }
 
 
-BUILDERS = {"mha": build_mha, "mla": build_mla}
+BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa}
 
 if __name__ == "__main__":
     BUILDERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

@@ -30,9 +30,9 @@ from kvoffload.cache import (
     SegmentMap,
 )
 from kvoffload.client import PendingAcquire
-from kvoffload.kvspec import Registration, ReuseRule
+from kvoffload.kvspec import GroupSpec, Registration
 from kvoffload.sglang.host_pools import describe_host_pool
-from kvoffload.sglang.page_linker import PageLinker, PageTerms
+from kvoffload.sglang.page_linker import GroupRows, PageLinker, PageTerms
 from kvoffload.sglang.pools import describe_pool
 from kvoffload.transfer import CopyEngine, open_engine
 from kvoffload.types import Fingerprint
@@ -52,16 +52,24 @@ MEMORY = CacheTerms(
 class SessionCache:
     """As a client has it. A test says whether a server answers, how many slots there are, and where copies may go."""
 
-    def __init__(self, record_bytes: int) -> None:
-        rule = GroupRule(block_size=PAGE, reuse=ReuseRule.PREFIX)
-        self._record_bytes = record_bytes
-        geometry = CacheGeometry(hash_block_size=PAGE, groups=(CacheGroup(rule=rule, record_bytes=record_bytes),))
+    def __init__(self, groups: Sequence[GroupSpec]) -> None:
+        self._record_bytes = [group.record_bytes for group in groups]
+        geometry = CacheGeometry(
+            hash_block_size=PAGE,
+            groups=tuple(
+                CacheGroup(
+                    rule=GroupRule(block_size=PAGE, reuse=group.reuse_rule, window=group.window),
+                    record_bytes=group.record_bytes,
+                )
+                for group in groups
+            ),
+        )
         self.local_cache = LocalCache.create(MEMORY)
         self.session = LocalSession(self.local_cache, FINGERPRINT, geometry)
         self.is_answering = self.is_mapped = True
         self.slots_left = 1 << 20
         self.published: list[bytes] = []
-        self.addresses: dict[bytes, int] = {}
+        self.addresses: dict[tuple[int, bytes], int] = {}
         self.held: set[BlockLease] = set()
         self.steps = self.asked_for_slots = 0
         self.is_closed = False
@@ -69,9 +77,10 @@ class SessionCache:
     def stats(self) -> CacheStats:
         return self.session.stats()
 
-    def record(self, name: bytes) -> npt.NDArray[np.uint8]:
+    def record(self, name: bytes, group: int = 0) -> npt.NDArray[np.uint8]:
         """To be looked at and damaged."""
-        return self.session.memory(self.session.memory_id).view(self.addresses[name], self._record_bytes)
+        address = self.addresses[group, name]
+        return self.session.memory(self.session.memory_id).view(address, self._record_bytes[group])
 
     # ---- what the linker does ----
 
@@ -94,6 +103,12 @@ class SessionCache:
             if pending.found.lease is not None:
                 self.held.add(pending.found.lease)
         return pending
+
+    def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
+        found = self.session.acquire_entries(group, hashes, shards=shards)
+        if found.lease is not None:
+            self.held.add(found.lease)
+        return found
 
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
         return pending.found
@@ -119,7 +134,7 @@ class SessionCache:
         for at, address in enumerate(publication.slots.addresses.tolist()):
             name = names[32 * at : 32 * at + 32]
             self.published.append(name)
-            self.addresses[name] = address
+            self.addresses[publication.slots.group, name] = address
         return self.session.publish(publication)
 
     def abort(self, slots: ReservedSlots) -> None:
@@ -141,15 +156,19 @@ class Linked:
     cache: SessionCache
     pool: Any
 
-    def save(self, keys: Sequence[str], rows: Sequence[int]) -> bool:
+    def save(self, keys: Sequence[str], rows: Sequence[int], *others: GroupRows) -> bool:
         """Offers, and waits until it is told as done."""
-        self.linker.offload(keys, np.array(rows, np.int64))
+        self.linker.offload([pages_of(keys, rows), *others])
         while not self.linker.count_done():
             pass
         return self.linker.pop_done()
 
-    def load(self, rid: str, keys: Sequence[str], rows: Sequence[int]) -> bool:
-        return self.linker.load(rid, keys, np.array(rows, np.int64))
+    def load(self, rid: str, keys: Sequence[str], rows: Sequence[int], *others: GroupRows) -> bool:
+        return self.linker.load(rid, [pages_of(keys, rows), *others])
+
+
+def pages_of(keys: Sequence[str], rows: Sequence[int], group: int = 0) -> GroupRows:
+    return GroupRows(group, keys, np.array(rows, np.int64))
 
 
 def link(
@@ -159,17 +178,19 @@ def link(
     clock: Any = None,
     mask: bytes = bytes(32),
     wrap: Callable[[CopyEngine], Any] = lambda engine: engine,
+    window: int = 0,
     **terms: Any,
 ) -> Linked:
     """`wrap` makes of the copy engine the one that the linker has."""
-    is_of_host = hasattr(pool, "get_page_buffer_meta")
-    pages = (describe_host_pool if is_of_host else describe_pool)(pool, page_size=pool.page_size)
+    if hasattr(pool, "get_page_buffer_meta"):
+        pages = describe_host_pool(pool, page_size=pool.page_size)
+    else:
+        pages = describe_pool(pool, page_size=pool.page_size, window=window)
     registration = Registration()
     registration.register(pages.geometry, pages.tensors)
     engine = wrap(open_engine(registration.page_map, registration.memory))
-    record_bytes = pages.geometry.groups[0].record_bytes
-    cache = cache or SessionCache(record_bytes)
-    given = PageTerms(page_size=pool.page_size, record_bytes=record_bytes, fingerprint=FINGERPRINT, **terms)
+    cache = cache or SessionCache(pages.geometry.groups)
+    given = PageTerms(page_size=pool.page_size, groups=pages.group_terms, fingerprint=FINGERPRINT, **terms)
     linker = PageLinker(given, cache, engine, mask=mask, **({} if clock is None else {"clock": clock}))
     return Linked(linker, cache, pool)
 

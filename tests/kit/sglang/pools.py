@@ -68,6 +68,23 @@ class MLATokenToKVPool(Pool):
         return sum(map(_bytes, self.kv_buffer))
 
 
+class SWAKVPool:
+    """Layers 0, 2 and so on see a window, the others all; each kind has a pool of its own."""
+
+    def __init__(self, *, size: int = 32, size_swa: int = 24, page_size: int = PAGE, start_layer: int = 0) -> None:
+        self.size, self.size_swa, self.page_size, self.start_layer = size, size_swa, page_size, start_layer
+        self.dtype = torch.bfloat16
+        self.full_kv_pool = MHATokenToKVPool(size=size, page_size=page_size)
+        self.swa_kv_pool = MHATokenToKVPool(size=size_swa, page_size=page_size, heads=1)
+        self.layer_num = 4
+        self.layers_mapping = {1: (0, False), 3: (1, False), 0: (0, True), 2: (1, True)}
+        self.full_to_swa_index_mapping = torch.zeros(size + page_size + 1, dtype=torch.int64)
+        self.custom_mem_pool = None
+        self.post_capture_active = False
+
+
+SWAKVPool.__module__ = "sglang.srt.mem_cache.swa_memory_pool"
+
 for _kind in (MHATokenToKVPool, MLATokenToKVPool):
     _kind.__module__ = "sglang.srt.mem_cache.memory_pool"
 

@@ -54,7 +54,7 @@ def allocate(dims: Any, *, dtype: torch.dtype, device: str, allocator: Any, **_:
     return made
 
 
-def stand_in(module: ModuleType) -> None:
+def correct(module: ModuleType) -> None:
     """In a module of SGLang's host pools."""
     functions: Any = module
     if hasattr(module, "ALLOC_MEMORY_FUNCS"):

@@ -1,5 +1,5 @@
-"""Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch, and for the copies of
-SGLang's host pools (`host_copies`).
+"""Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch, and corrects modules
+of SGLang when they are imported (`host_copies`, `window_reads`).
 
 An engine for text imports torchvision's names and calls nothing of it: classes are empty, and everything else is
 absent.
@@ -15,7 +15,12 @@ import types
 from collections.abc import Sequence
 
 STANDS_FOR = "torchvision"
-HOST_POOLS = {f"sglang.srt.mem_cache.pool_host.{name}" for name in ("mha", "mla")}
+CORRECTIONS = {
+    "sglang.srt.mem_cache.pool_host.mha": "host_copies",
+    "sglang.srt.mem_cache.pool_host.mla": "host_copies",
+    "sglang.srt.mem_cache.swa_memory_pool": "window_reads",
+}
+"""By the module's name: whose `correct` corrects it."""
 
 
 class _Name(type):
@@ -56,26 +61,26 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
-class _HostPools(importlib.abc.MetaPathFinder):
-    """Finds what others find, and has their loader stand in when the module is there."""
+class _Corrector(importlib.abc.MetaPathFinder):
+    """Finds some modules as the others do, and corrects them when they are there."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in HOST_POOLS:
+        if fullname not in CORRECTIONS:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        assert spec is not None
-        assert spec.loader is not None
-        execute = spec.loader.exec_module
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if found is None or found.loader is None:
+            return found
+        load = found.loader.exec_module
 
-        def execute_and_stand_in(module: types.ModuleType) -> None:
-            execute(module)
-            importlib.import_module("host_copies").stand_in(module)
+        def load_and_correct(module: types.ModuleType) -> None:
+            load(module)
+            importlib.import_module(CORRECTIONS[fullname]).correct(module)
 
-        spec.loader.exec_module = execute_and_stand_in  # type: ignore[method-assign]
-        return spec
+        found.loader.exec_module = load_and_correct  # type: ignore[method-assign]
+        return found
 
 
+sys.meta_path.insert(0, _Corrector())
 sys.meta_path.append(_Finder())
-sys.meta_path.insert(0, _HostPools())

@@ -106,6 +106,12 @@ def group_with(*extra: object) -> dict[str, object]:
             StorageError,
             "exclusion w: 1 blocks need 388",
         ),
+        (
+            {"groups": (replace(GOOD.groups[0], num_blocks=GOOD.num_blocks + 1),)},
+            BlockCountError,
+            "the geometry says",
+        ),
+        ({"groups": (replace(GOOD.groups[0], num_blocks=-1),)}, BlockCountError, "its pool has -1 blocks"),
         ({"overlays": (("full", "x"),)}, GeometryError, "an overlay names group x"),
         ({"overlays": (("full",), ("full",))}, GeometryError, "group full is in two overlays"),
         ({"scale_views": (ScaleView(name="k", layer="x"),)}, UnknownLayerError, "scale view k names layer x"),

@@ -196,6 +196,16 @@ def test_blocks_that_are_none_are_refused(block: int, message: str) -> None:
         page_map.check_blocks(np.array([1, 2, block]), group=0)
 
 
+def test_a_group_may_have_fewer_blocks_than_others() -> None:
+    geometry = dense(3)
+    (group,) = geometry.groups
+    page_map = build_page_map(replace(geometry, groups=(replace(group, num_blocks=2),), exclusions=()))
+    assert page_map.count_blocks(0) == 2
+    page_map.check_blocks([0, 1], group=0)
+    with pytest.raises(BlockCountError, match="block 2 is not one of 0 to 1"):
+        page_map.check_blocks([2], group=0)
+
+
 def test_block_ids_come_in_any_form() -> None:
     page_map = build_page_map(dense(3))
     for ids in ([0, 2], (0, 2), range(0, 3, 2), np.array([0, 2], dtype=np.int32)):

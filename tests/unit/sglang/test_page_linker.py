@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from kvoffload.errors import NativeError
 from kvoffload.sglang import page_linker
 from kvoffload.transfer import CopyDirection
-from tests.kit.sglang.linked import Linked, link, make_keys
-from tests.kit.sglang.pools import MHATokenToKVPool, MLATokenToKVPool, clear, copy_rows, fill, rows_of
+from tests.kit.sglang.linked import Linked, link, make_keys, pages_of
+from tests.kit.sglang.pools import MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, clear, copy_rows, fill, rows_of
 
 KEYS = make_keys(3)
 PAGES = rows_of(1, 2, 3)
@@ -178,9 +177,9 @@ def test_slots_are_asked_for_before_a_save_needs_them(linked: Linked) -> None:
 
 
 def test_offers_are_told_as_done_in_their_order(linked: Linked) -> None:
-    linked.linker.offload(KEYS, np.array(PAGES))
-    linked.linker.offload(KEYS, np.array(PAGES[:-1]))
-    linked.linker.offload(make_keys(1, seed=4), np.array(rows_of(6)))
+    linked.linker.offload([pages_of(KEYS, PAGES)])
+    linked.linker.offload([pages_of(KEYS, PAGES[:-1])])
+    linked.linker.offload([pages_of(make_keys(1, seed=4), rows_of(6))])
     while linked.linker.count_done() < 3:
         pass
     assert [linked.linker.pop_done() for _ in range(3)] == [True, False, True]
@@ -211,7 +210,7 @@ class StuckEngine:
 def test_a_save_that_does_not_end_keeps_no_page_for_ever() -> None:
     now = [0.0]
     linked = link(MHATokenToKVPool(), clock=lambda: now[0], wrap=lambda engine: StuckEngine(engine, CopyDirection.SAVE))
-    linked.linker.offload(KEYS, np.array(PAGES))
+    linked.linker.offload([pages_of(KEYS, PAGES)])
     assert linked.linker.count_done() == 0
     now[0] += page_linker.SAVE_WAIT_S
     assert linked.linker.count_done() == 1
@@ -265,7 +264,7 @@ def test_a_request_that_asks_again_keeps_its_lease(linked: Linked) -> None:
 def test_a_reset_forgets_what_was_told_and_ends_what_is_on_its_way(linked: Linked) -> None:
     linked.save(KEYS, PAGES)
     linked.linker.lookup("r", KEYS)
-    linked.linker.offload(make_keys(2, seed=6), np.array(rows_of(4, 5)))
+    linked.linker.offload([pages_of(make_keys(2, seed=6), rows_of(4, 5))])
     linked.linker.reset(bytes(32))
     assert not linked.cache.held
     assert linked.linker.count_done() == 0
@@ -277,3 +276,118 @@ def test_after_the_end_there_are_misses(linked: Linked) -> None:
     linked.linker.close()
     assert linked.linker.lookup("r", KEYS) == []
     linked.linker.close()
+
+
+WINDOW = 7
+"""Two pages of it are behind a boundary."""
+SWA = 1
+LONG = make_keys(5, seed=11)
+
+
+@pytest.fixture
+def windowed() -> Iterator[Linked]:
+    linked = link_windowed()
+    yield linked
+    linked.linker.close()
+    assert not linked.cache.held
+
+
+def link_windowed(**terms: Any) -> Linked:
+    pool = SWAKVPool()
+    fill(pool.full_kv_pool, 1)
+    fill(pool.swa_kv_pool, 2)
+    return link(pool, window=WINDOW, **terms)
+
+
+def clear_both(pool: SWAKVPool) -> None:
+    clear(pool.full_kv_pool)
+    clear(pool.swa_kv_pool)
+
+
+def test_a_window_comes_back_to_other_pages_of_its_own_pool(windowed: Linked) -> None:
+    full, swa = windowed.pool.full_kv_pool, windowed.pool.swa_kv_pool
+    saved = copy_rows(full, rows_of(1, 2, 3, 4, 5)), copy_rows(swa, rows_of(6, 2))
+    assert windowed.save(LONG, rows_of(1, 2, 3, 4, 5), pages_of(LONG[3:], rows_of(6, 2), SWA))
+    clear_both(windowed.pool)
+    assert windowed.linker.lookup("r", LONG) == [5]
+    assert windowed.load("r", LONG, rows_of(8, 7, 6, 5, 4), pages_of(LONG[3:], rows_of(1, 3), SWA))
+    assert equal(copy_rows(full, rows_of(8, 7, 6, 5, 4)), saved[0])
+    assert equal(copy_rows(swa, rows_of(1, 3)), saved[1])
+    assert not any(rows.any() for rows in copy_rows(swa, rows_of(2, 4, 5, 6)))
+
+
+def test_every_length_at_which_its_window_is_there_is_told(windowed: Linked) -> None:
+    assert windowed.save(LONG[:2], rows_of(1, 2), pages_of(LONG[:2], rows_of(1, 2), SWA))
+    assert windowed.linker.lookup("r", LONG) == [1, 2]
+    # A node whose window the engine has let go of comes without it.
+    assert windowed.save(LONG, rows_of(1, 2, 3, 4, 5))
+    assert windowed.linker.lookup("r", LONG) == [1, 2]
+    assert windowed.save(LONG[4:], rows_of(5), pages_of(LONG[4:], rows_of(5), SWA))
+    assert windowed.linker.lookup("r", LONG) == [1, 2]
+    assert windowed.save(LONG[3:4], rows_of(4), pages_of(LONG[3:4], rows_of(4), SWA))
+    assert windowed.linker.lookup("r", LONG) == [5]
+    assert windowed.linker.lookup("tail", LONG[3:]) == [1, 2]
+
+
+def test_ranks_may_agree_on_a_shorter_length_whose_window_is_held_too() -> None:
+    windowed = link_windowed(ranks=2)
+    windowed.save(LONG[:2], rows_of(1, 2), pages_of(LONG[:2], rows_of(1, 2), SWA))
+    windowed.save(LONG, rows_of(1, 2, 3, 4, 5), pages_of(LONG[3:], rows_of(4, 5), SWA))
+    assert windowed.linker.lookup("r", LONG) == [1, 2, 5]
+    assert len(windowed.cache.held) == 2
+    assert windowed.load("r", LONG[:2], rows_of(6, 7), pages_of(LONG[:2], rows_of(3, 6), SWA))
+    assert windowed.linker.take_loaded() == (True,)
+    assert equal(
+        copy_rows(windowed.pool.swa_kv_pool, rows_of(3, 6)), copy_rows(windowed.pool.swa_kv_pool, rows_of(1, 2))
+    )
+    windowed.linker.close()
+    assert not windowed.cache.held
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [pages_of(LONG, rows_of(8, 7, 6, 5, 4))],
+        [pages_of(LONG, rows_of(8, 7, 6, 5, 4)), pages_of(LONG[4:], rows_of(3), SWA)],
+        [pages_of(LONG, rows_of(8, 7, 6, 5, 4)), pages_of(LONG[2:4], rows_of(3, 4), SWA)],
+        [pages_of(LONG[:4], rows_of(8, 7, 6, 5)), pages_of(LONG[2:4], rows_of(3, 4), SWA)],
+        [pages_of(LONG, rows_of(8, 7, 6, 5, 4)), pages_of(LONG[3:], rows_of(7, 8), SWA)],
+    ],
+    ids=["no window", "half a window", "another window", "a length without a window", "beyond the pool"],
+)
+def test_a_load_without_its_window_is_refused(windowed: Linked, parts: list[Any]) -> None:
+    windowed.save(LONG, rows_of(1, 2, 3, 4, 5), pages_of(LONG[3:], rows_of(4, 5), SWA))
+    windowed.linker.lookup("r", LONG)
+    clear_both(windowed.pool)
+    assert not windowed.linker.load("r", parts)
+    pools = (windowed.pool.full_kv_pool, windowed.pool.swa_kv_pool)
+    assert not any(rows.any() for pool in pools for rows in copy_rows(pool, list(range(pool.rows))))
+
+
+@pytest.mark.parametrize("group", [0, SWA])
+def test_a_record_of_any_group_that_is_not_what_was_saved_fails_the_load(group: int) -> None:
+    windowed = link_windowed(verify_always=True)
+    offer = LONG, rows_of(1, 2, 3, 4, 5), pages_of(LONG[3:], rows_of(4, 5), SWA)
+    windowed.save(*offer)
+    windowed.cache.record(bytes.fromhex(LONG[4]), group)[5] ^= 1
+    wanted = LONG, rows_of(8, 7, 6, 5, 4), pages_of(LONG[3:], rows_of(1, 3), SWA)
+    assert windowed.linker.lookup("r", LONG) == [5]
+    assert not windowed.load("r", *wanted)
+    assert windowed.linker.lookup("r", LONG) == []
+    fill(windowed.pool.full_kv_pool, 1)
+    fill(windowed.pool.swa_kv_pool, 2)
+    assert windowed.save(*offer)
+    assert windowed.linker.lookup("r", LONG) == [5]
+    assert windowed.load("r", *wanted)
+    windowed.linker.close()
+
+
+def test_a_request_that_asks_again_finds_a_window_that_has_come(windowed: Linked) -> None:
+    windowed.save(LONG[:2], rows_of(1, 2), pages_of(LONG[:2], rows_of(1, 2), SWA))
+    windowed.save(LONG, rows_of(1, 2, 3, 4, 5))
+    assert windowed.linker.lookup("r", LONG) == [1, 2]
+    (lease,) = windowed.cache.held
+    assert windowed.linker.lookup("r", LONG) == [1, 2]
+    assert windowed.cache.held == {lease}
+    windowed.save(LONG[3:], rows_of(4, 5), pages_of(LONG[3:], rows_of(4, 5), SWA))
+    assert windowed.linker.lookup("r", LONG) == [5]

@@ -78,7 +78,7 @@ def make(monkeypatch: pytest.MonkeyPatch, **terms: Any) -> Any:
     weights.take()
     pages = describe_pool(pool, page_size=PAGE)
     monkeypatch.setattr(start_up, "start_linker", lambda *_, **__: (linked.linker, weights, pages))
-    kind = plugin.derive_linker(Base, Counter, version="0", pool_name=PoolName.KV)
+    kind = plugin.derive_linker(Base, Counter, version="0", pool_name=PoolName)
     linker = kind(None, None, components=set(), extra_config={}, forward_stream=None)
     return SimpleNamespace(linker=linker, pool=pool, linked=linked)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvoffload.errors import GeometryError, KVOffloadError, UnknownLayerError, UnsupportedError
-from kvoffload.kvspec import Registration, build_page_map, prove_complete
+from kvoffload.kvspec import Registration, ReuseRule, build_page_map, prove_complete
 from kvoffload.sglang.pools import describe_pool
-from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool
+from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool, SWAKVPool
 
 POOLS = {
     "halves of one storage": MHATokenToKVPool,
@@ -117,3 +117,61 @@ def test_a_buffer_of_other_rows_is_refused() -> None:
     pool.k_buffer[1] = pool.k_buffer[1][:-PAGE]
     with pytest.raises(KVOffloadError, match=r"layer 1\.k has shape"):
         describe_pool(pool, page_size=PAGE)
+
+
+WINDOW = 7
+"""Two pages of it are behind a boundary."""
+
+
+def test_layers_with_a_window_are_a_group_of_their_own_pool() -> None:
+    pages = describe_pool(SWAKVPool(), page_size=PAGE, window=WINDOW)
+    prove_complete(pages.geometry)
+    Registration().register(pages.geometry, pages.tensors)
+    full, swa = pages.geometry.groups
+    assert [layer.name for layer in full.layers] == ["layer 1", "layer 3"]
+    assert [layer.name for layer in swa.layers] == ["layer 0", "layer 2"]
+    assert (full.reuse_rule, swa.reuse_rule, swa.window) == (ReuseRule.PREFIX, ReuseRule.WINDOW, WINDOW + 1)
+    assert pages.group_names == ("kv", "swa")
+    assert [terms.trailing_pages for terms in pages.group_terms] == [0, 2]
+    assert pages.num_layers == 4
+
+
+def test_pages_beyond_the_smaller_pool_are_refused() -> None:
+    page_map = build_page_map(describe_pool(SWAKVPool(size_swa=24), page_size=PAGE, window=WINDOW).geometry)
+    page_map.check_blocks([8], group=0)
+    page_map.check_blocks([6], group=1)
+    with pytest.raises(GeometryError, match="block 7 is not one of 0 to 6"):
+        page_map.check_blocks([7], group=1)
+
+
+def test_the_pool_with_a_window_may_be_the_larger_one() -> None:
+    pages = describe_pool(SWAKVPool(size_swa=64), page_size=PAGE, window=WINDOW)
+    assert [pages.geometry.count_blocks(layer) for layer in ("layer 1", "layer 0")] == [9, 17]
+
+
+def make_odd(**given: object) -> SWAKVPool:
+    pool = SWAKVPool()
+    for name, value in given.items():
+        setattr(pool, name, value)
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("pool", "window", "told"),
+    [
+        (SWAKVPool(), 0, "a window of 0"),
+        (make_odd(layers_mapping={0: (0, True), 1: (1, True)}), WINDOW, "has layers"),
+        (make_odd(swa_kv_pool=MLATokenToKVPool()), WINDOW, "MLATokenToKVPool in"),
+        (make_odd(swa_req_ring_size=4), WINDOW, "swa_req_ring_size"),
+        (make_odd(request_window=object()), WINDOW, "request_window"),
+    ],
+    ids=["no window", "no full attention", "latents", "a ring", "windows of requests"],
+)
+def test_windows_that_are_otherwise_than_was_tested_are_refused(pool: SWAKVPool, window: int, told: str) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        describe_pool(pool, page_size=PAGE, window=window)
+
+
+def test_a_tensor_of_the_pool_of_pools_that_was_not_placed_is_named() -> None:
+    with pytest.raises(UnknownLayerError, match="tensor sink"):
+        describe_pool(make_odd(sink=torch.ones(4)), page_size=PAGE, window=WINDOW)

@@ -19,7 +19,7 @@ from kvoffload.sglang.page_linker import PageLinker
 from kvoffload.sglang.start_up import refuse_unserved, start_host_pages, start_linker
 from tests.kit.children import child
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, MLATokenToKVPoolHost
-from tests.kit.sglang.linked import make_keys
+from tests.kit.sglang.linked import make_keys, pages_of
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, clear, copy_rows, fill, rows_of
 from tests.unit.client.conftest import SERVER
 
@@ -31,6 +31,7 @@ class Component(Enum):
 
     FULL = 0
     SWA = 1
+    MAMBA = 2
 
 
 FULL = Component.FULL
@@ -60,6 +61,10 @@ def make_params(pool: Any = None, **given: object) -> Any:
         "tp_cache_group": None,
         "mtp_draft_device_pools": (),
         "sidecar_draft_device_pools": (),
+        "sliding_window_size": None,
+        "swa_gates_prefix_match": True,
+        "decoder_swa_bounded_replay": False,
+        "draft_swa_window": 0,
     }
     return SimpleNamespace(**{**usual, **given})
 
@@ -93,7 +98,7 @@ def start(server: Path, pool: Any, **given: object) -> PageLinker:
 def save(linker: PageLinker, keys: list[str], rows: list[int]) -> bool:
     """Slots come from the server, in their own time."""
     for _ in range(1000):
-        linker.offload(keys, np.array(rows))
+        linker.offload([pages_of(keys, rows)])
         while not linker.count_done():
             pass
         if linker.pop_done():
@@ -122,7 +127,7 @@ def test_a_rank_finds_what_one_like_it_has_saved_and_no_other_does(
     try:
         again.begin_step()
         assert again.lookup("r", keys) == [1, 2]
-        assert again.load("r", keys, np.array(rows_of(4, 5)))
+        assert again.load("r", [pages_of(keys, rows_of(4, 5))])
         assert all(torch.equal(*both) for both in zip(copy_rows(pool, rows_of(4, 5)), saved, strict=True))
         other.begin_step()
         assert other.lookup("r", keys) == []
@@ -165,8 +170,11 @@ def test_what_was_not_tested_is_refused_by_name(given: dict[str, object], told: 
 
 
 def test_state_of_another_kind_and_pools_of_drafts_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="models with swa state"):
-        refuse_unserved(Arguments(), make_params(), {FULL, Component.SWA})
+    with pytest.raises(UnsupportedError, match="models with mamba state"):
+        refuse_unserved(Arguments(), make_params(), {FULL, Component.MAMBA})
+    for given in ({"draft_swa_window": 4}, {"swa_gates_prefix_match": False}, {"decoder_swa_bounded_replay": True}):
+        with pytest.raises(UnsupportedError, match="windows that are not the model's own"):
+            refuse_unserved(Arguments(), make_params(**given), {FULL, Component.SWA})
     with pytest.raises(UnsupportedError, match="pools of draft models"):
         refuse_unserved(Arguments(), make_params(sidecar_draft_device_pools=(object(),)), {FULL})
 
