@@ -62,7 +62,7 @@ help: ## this list
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 # pip is told twice to be quiet: once, it still warns of places to look in that its own configuration names in vain.
 
-setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts ## .venv with everything that tests and demo need
+setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts $(STAMPS)/routers ## .venv with everything that tests and demo need
 
 $(STAMPS)/venv:
 	$(call say,set-up 1/3: .venv)
@@ -102,6 +102,13 @@ $(STAMPS)/charts: requirements/charts.txt $(STAMPS)/packages | $(STAMPS)/text
 	$(call say,set-up: Helm for the tests of the chart (110 MB))
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/charts.txt \
 	  || echo "not to be had here: Helm (helm-python-sdk) and Kubernetes' schemas (kubernetes-validate)"
+	@touch $@
+
+# Likewise, without what its wheel wants besides: other programs in it need that.
+$(STAMPS)/routers: requirements/routers.txt $(STAMPS)/packages | $(STAMPS)/charts
+	$(call say,set-up: Dynamo's indexer for the tests of events (75 MB))
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/routers.txt \
+	  || echo "not to be had here: Dynamo's indexer (ai-dynamo-runtime)"
 	@touch $@
 
 # ---- the two commands ----

@@ -129,6 +129,12 @@ def _add_web(app: typer.Typer) -> None:
     app.command(short_help=_COMMANDS["web"].short_help)(web)
 
 
+def _add_warm(app: typer.Typer) -> None:
+    from kvoffload.cli.warm import warm
+
+    app.command(short_help=_COMMANDS["warm"].short_help)(warm)
+
+
 class _Command(NamedTuple):
     add: Callable[[typer.Typer], None]
     short_help: str
@@ -142,6 +148,7 @@ _COMMANDS = {
     "replay": _Command(_add_replay, "Replay a trace by each eviction policy."),
     "serve": _Command(_add_serve, "Serve cached blocks to this machine's engines."),
     "top": _Command(_add_top, "Watch a cache server; q ends it."),
+    "warm": _Command(_add_warm, "Fill a pool before traffic."),
     "web": _Command(_add_web, "Answer HTTP for a cache server."),
     "config": _Command(_add_config, "Show settings and their sources."),
     "inspect": _Command(_add_inspect, "Look into a cache server, as its operator."),

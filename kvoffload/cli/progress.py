@@ -10,8 +10,8 @@ Tell = Callable[[str, int], None]
 
 
 @contextmanager
-def progress(steps: int) -> Iterator[Tell]:
-    """Shows a bar that is gone at the end of the block."""
+def progress(steps: int | None) -> Iterator[Tell]:
+    """Shows a bar that is gone at the end of the block. None: nobody knows how many there are."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

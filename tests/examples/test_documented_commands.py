@@ -18,6 +18,7 @@ from kvoffload.key_files import read_public_key, write_new_pair
 from tests.house.commands import COMMANDS, WITHOUT_VALUE
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, serving
+from tests.kit.warm.played_engine import PlayedEngine, played_engine
 from tests.kit.web.prompt_load import PromptLoad
 
 GOES_ON = ("serve", "top", "web")
@@ -43,14 +44,16 @@ TRACE = [{"timestamp": at, "input_length": 1024, "output_length": 1, "hash_ids":
 
 
 class Reader:
-    """Whoever types the commands, beside a server at which an engine works."""
+    """Whoever types the commands, beside a server at which an engine works, and an engine that answers HTTP."""
 
-    def __init__(self, socket: Path, load: PromptLoad) -> None:
+    def __init__(self, socket: Path, load: PromptLoad, played: PlayedEngine) -> None:
         self.environment = os.environ | {"KVOFFLOAD_SERVER": str(socket)}
         rows, _ = Inspector(load.client.look_into).find_blocks()
         self._words = {
             "server=/run/kvoffload.sock": f"server={socket}",
             "http=tcp://127.0.0.1:9470": "http=tcp://127.0.0.1:0",
+            "http://127.0.0.1:8000": played.address,
+            "http://127.0.0.1:9470": played.address,
             "ENGINE": load.engine,
             "3f9a": rows[0]["hash"][:4],
             "3f9a04c1": rows[0]["hash"],
@@ -75,22 +78,25 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("reader")
-    with serving(folder / "s") as server:
+    with serving(folder / "s") as server, played_engine(PlayedEngine()) as played:
         await_that(lambda: server.has_memory)
         load = PromptLoad(folder / "s")
         load.turn()
         assert load.client.stats().readable
-        yield Reader(folder / "s", load)
+        yield Reader(folder / "s", load, played)
         load.close()
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """A folder with what a reader has: a model, a trace, keys, a configuration."""
+    """A folder with what a reader has: a model, a trace, prompts, keys, a configuration."""
     (tmp_path / "MODEL").mkdir()
     (tmp_path / "MODEL/config.json").write_text(json.dumps(MODEL))
     for name in ("FILE", "trace.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in TRACE))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
+    (tmp_path / "TOKEN").write_text("secret")
+    (tmp_path / "TOKEN").chmod(0o600)
     keys = {name: read_public_key(write_new_pair(tmp_path / name)[1]) for name in ("server", "dashboard")}
     (tmp_path / "server.toml").write_text(f'[[clients]]\nname = "dashboard"\nkey = "{keys["dashboard"]}"\n')
     return tmp_path

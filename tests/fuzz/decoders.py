@@ -40,6 +40,8 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/plan/model_shape.py",
         "kvoffload/transfer/calibration.py",
         "kvoffload/key_files.py",
+        "kvoffload/warm/prompt_file.py",
+        "kvoffload/warm/json_client.py",
     ),
 }
 """Modules of this folder, and what of kvoffload they fuzz."""

@@ -1,12 +1,15 @@
-"""Files that somebody else may have made: traces, a model's config, a measurement that was kept, keys."""
+"""Files that somebody else may have made: traces, a model's config, a measurement that was kept, keys, prompts; and
+what engines answer to these."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from kvoffload.cache.trace import find_block_tokens, read_trace
 from kvoffload.errors import ConfigError
@@ -15,6 +18,9 @@ from kvoffload.plan.model_shape import ShapeTerms, read_config, read_shape
 from kvoffload.transfer.calibration import Calibration, CalibrationKey, read_calibration, write_calibration
 from kvoffload.transfer.copy_engine import CopyDirection
 from kvoffload.transfer.copy_ways import CopyWay, WayTiming
+from kvoffload.warm.json_client import JsonClient, read_answer
+from kvoffload.warm.prompt_file import BadLine, read_prompts
+from kvoffload.warm.warmer import Warmer
 from tests.fuzz.parts import check_line
 from tests.kit.plan.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA_8B
 
@@ -33,6 +39,8 @@ def make_seeds() -> Iterator[bytes]:
     timing = WayTiming(direction=CopyDirection.LOAD, run_bytes=4096, runs=8, way=CopyWay.BATCH, seconds=0.5)
     write_calibration(_FILE, Calibration(key=_KEY, timings=(timing,)))
     yield b"\2" + _FILE.read_bytes()
+    yield b"\5" + b'{"prompt": "a", "pin_s": 5}\n\n{"messages": [{"role": "user"}], "n": 2}\n{"prompt": [1, 2]}'
+    yield b"\6" + b'{"tokens": [1, 2], "identities": [{"hit_tokens": 1, "why": ""}], "usage": {"prompt_tokens": 2}}'
     yield b"\3" + f"# Made.\nsecret {'s' * 40}\npublic {'p' * 40}\n".encode()
 
 
@@ -41,6 +49,23 @@ def _read_changed(data: bytes) -> None:
     changes = json.loads(data[1:])
     if isinstance(changes, dict):
         read_shape(_CONFIGS[data[0] % len(_CONFIGS)] | changes, ShapeTerms())
+
+
+class _Answers(JsonClient):
+    """The same, whatever is asked."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def post(self, path: str, what: object) -> Any:
+        return read_answer(path, 200, self._data)
+
+
+def _warm(data: bytes) -> None:
+    client = _Answers(data)
+    prompts = list(read_prompts(io.BytesIO(b'{"prompt": "a"}\n')))
+    for outcome in Warmer(client, client, at_once=1, model="m", wait=lambda seconds: None).run(prompts):
+        check_line(ConfigError(outcome.fault))
 
 
 def run(data: bytes) -> None:
@@ -52,6 +77,10 @@ def run(data: bytes) -> None:
         lambda: read_calibration(_FILE, _KEY),
         lambda: read_pair(_FILE),
         lambda: _read_changed(data[1:] or b"\0"),
+        lambda: [
+            check_line(ConfigError(one.why)) for one in read_prompts(io.BytesIO(data[1:])) if isinstance(one, BadLine)
+        ],
+        lambda: _warm(data[1:]),
     ]
     try:
         with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):

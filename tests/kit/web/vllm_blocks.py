@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from kvoffload.cache import Publication
 from kvoffload.client import Client, ClientTerms, Member, describe_blocks
 from kvoffload.keys.prompt_hashes import HashTerms, digest_seed, hash_prompt
 from kvoffload.protocol import IdentityField, Role
+from kvoffload.protocol.message import Event
 from tests.kit.cache.cache_model import PLAIN, fingerprint
 from tests.kit.server.tiers import await_that
 
@@ -21,7 +22,14 @@ SEED = "7"
 
 
 @contextmanager
-def engine(path: Path, name: str = "made-up/model", *, seed: str = SEED, algorithm: str = "sha256") -> Iterator[Client]:
+def engine(
+    path: Path,
+    name: str = "made-up/model",
+    *,
+    seed: str = SEED,
+    algorithm: str = "sha256",
+    on_event: Callable[[Event, int], None] | None = None,
+) -> Iterator[Client]:
     register = describe_blocks(
         fingerprint(name),
         PLAIN,
@@ -30,7 +38,7 @@ def engine(path: Path, name: str = "made-up/model", *, seed: str = SEED, algorit
         identity=(IdentityField(name="model", value=name),),
     )
     member = Member(engine=name, role=Role.SCHEDULER)
-    with Client(ClientTerms(socket=path, member=member, register=register)) as client:
+    with Client(ClientTerms(socket=path, member=member, register=register), on_event=on_event) as client:
         assert client.wait_until_served(30), client.fault
         yield client
 

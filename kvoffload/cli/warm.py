@@ -1,0 +1,136 @@
+"""`kvoffload warm`: fill a pool before traffic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from kvoffload.cli.progress import progress
+from kvoffload.errors import ConfigError, ServerError
+from kvoffload.key_files import read_private_text
+
+if TYPE_CHECKING:
+    from kvoffload.warm.json_client import JsonClient
+    from kvoffload.warm.warmer import Outcome
+
+FAILED = 1
+MAX_SHOWN = 10
+"""Lines about prompts that failed. The others are counted."""
+
+
+@dataclass
+class _Total:
+    prompts: int = 0
+    tokens: int = 0
+    before: int = 0
+    after: int = 0
+    failed: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.prompts += 1
+        self.failed += bool(outcome.fault)
+        self.tokens += outcome.tokens
+        self.before += outcome.before
+        self.after += outcome.after
+
+
+def warm(
+    prompts: Annotated[
+        str, typer.Argument(help="JSON lines with `prompt` or `messages`; - is the standard input.", metavar="FILE")
+    ],
+    *,
+    engine: Annotated[str, typer.Option("--engine", help="An OpenAI-compatible engine.", metavar="ADDRESS")],
+    cache: Annotated[
+        str, typer.Option("--cache", help="The `kvoffload web` of its cache server.", metavar="ADDRESS")
+    ] = "",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="What that has as http_token_file.", metavar="FILE")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="The engine's API key, if it has one.", metavar="FILE")
+    ] = None,
+    identity: Annotated[
+        str, typer.Option("--identity", help="First digits of the engine's identity, if its model has several.")
+    ] = "",
+    seed: Annotated[str, typer.Option("--seed", help="The engine's PYTHONHASHSEED, if it has one.")] = "",
+    at_once: Annotated[
+        int, typer.Option("--at-once", help="Prompts that the engine gets at a time.", min=1, max=256)
+    ] = 4,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for one prompt.", min=1, max=86400)] = 600,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Send prompts to an engine once each, so that what it computes is cached; 1 if one fails."""
+    from kvoffload.warm.json_client import JsonClient
+    from kvoffload.warm.prompt_file import read_prompts
+    from kvoffload.warm.warmer import CacheQuestion, Warmer
+
+    if not cache and (token_file or identity or seed):
+        raise ConfigError("--token-file, --identity and --seed are of no use without --cache", remedy="give --cache")
+    client = JsonClient(engine, key=_read(key_file), timeout_s=timeout)
+    asked = JsonClient(cache, key=_read(token_file)) if cache else None
+    total, faults = _Total(), []
+    with _open(prompts) as file:
+        model, root = find_model(client)
+        question = CacheQuestion(model="" if identity else root, identity=identity, seed=seed)
+        warmer = Warmer(client, asked, at_once=at_once, model=model, question=question)
+        with progress(None) as tell:
+            for outcome in warmer.run(read_prompts(file)):
+                total.add(outcome)
+                tell(f"{total.tokens} tokens", 1)
+                if outcome.fault and total.failed <= MAX_SHOWN:
+                    faults.append(f"line {outcome.line} {outcome.fault}")
+    for line in faults:
+        typer.echo(line, err=True)
+    print_total(total, is_asked=asked is not None, as_json=as_json)
+    if total.failed:
+        raise typer.Exit(FAILED)
+
+
+def find_model(engine: JsonClient) -> tuple[str, str]:
+    """The engine's first model, by the name that it serves and by the one that it loaded. ServerError: it does not
+    say."""
+    from kvoffload.warm.json_client import AnswerError
+
+    try:
+        first = engine.get("/v1/models")["data"][0]
+        return str(first["id"]), str(first.get("root") or "")
+    except AnswerError as fault:
+        raise ServerError(f"engine: {fault}", remedy="start it first, or give another --engine") from None
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise ServerError("engine: /v1/models names no model", remedy="give an OpenAI-compatible --engine") from None
+
+
+def print_total(total: _Total, *, is_asked: bool, as_json: bool) -> None:
+    row = {"prompts": total.prompts, "failed": total.failed, "tokens": total.tokens}
+    if is_asked:
+        row |= {"there_before": total.before, "warmed": max(total.after - total.before, 0), "there": total.after}
+    if as_json:
+        typer.echo(json.dumps(row))
+        return
+    typer.echo(f"{total.prompts} prompts, {total.failed} failed; {total.tokens} tokens computed or loaded")
+    if is_asked:
+        typer.echo(f"{row['there']} tokens are there: {row['there_before']} were before, {row['warmed']} are new")
+
+
+def _read(file: Path | None) -> str:
+    return "" if file is None else read_private_text(file).strip()
+
+
+@contextmanager
+def _open(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = open(name, "rb")  # noqa: SIM115 (closed below)
+    except OSError as fault:
+        raise ConfigError(f"{name} cannot be read: {fault.strerror}", remedy="name a file of prompts") from None
+    with file:
+        yield file

@@ -1,0 +1,98 @@
+"""JSON over HTTP, for one process's few questions: bounded in time, in bytes and in attempts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvoffload.errors import ConfigError
+
+MAX_ANSWER_BYTES = 32 << 20
+ATTEMPTS = 3
+FIRST_WAIT_S = 1.0
+"""Before the second attempt; twice as long before each further one."""
+_BUSY = frozenset({429, 502, 503, 504})
+_SHOWN = 200
+
+
+class AnswerError(Exception):
+    """There was no answer, or one that is none: a line that says what."""
+
+
+class JsonClient:
+    """Asks one address; from any thread."""
+
+    def __init__(
+        self, address: str, *, key: str = "", timeout_s: float = 30.0, wait: Callable[[float], None] = time.sleep
+    ) -> None:
+        """`key` goes along as a bearer's. ConfigError: this is no address."""
+        parts = urlsplit(address)
+        try:
+            is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good or parts.query or parts.fragment or parts.username:
+            raise ConfigError(f"{address!r} is no address", remedy="give one such as http://127.0.0.1:8000")
+        assert parts.hostname is not None
+        self._open = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._host, self._port, self._base = parts.hostname, parts.port, parts.path.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._timeout_s = timeout_s
+        self._wait = wait
+
+    def get(self, path: str) -> Any:
+        """AnswerError."""
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, what: Mapping[str, Any]) -> Any:
+        """AnswerError."""
+        return self._ask("POST", path, json.dumps(what).encode())
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> Any:
+        """Whoever is busy or away is asked again."""
+        wait_s = FIRST_WAIT_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                status, data = self._exchange(method, path, body)
+                if status not in _BUSY or attempt == ATTEMPTS:
+                    return read_answer(path, status, data)
+            except (OSError, HTTPException) as fault:
+                if attempt == ATTEMPTS:
+                    line = f"{self._host} does not answer {path}: {fault or type(fault).__name__}"
+                    raise AnswerError(line) from None
+            self._wait(wait_s)
+            wait_s *= 2
+        raise AssertionError("the last attempt has an end")
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        connection = self._open(self._host, self._port, timeout=self._timeout_s)
+        try:
+            headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+            connection.request(method, self._base + path, body, headers)
+            answer = connection.getresponse()
+            data = answer.read(MAX_ANSWER_BYTES + 1)
+            if len(data) > MAX_ANSWER_BYTES:
+                raise HTTPException(f"more than {MAX_ANSWER_BYTES >> 20} MiB")
+            return answer.status, data
+        finally:
+            connection.close()
+
+
+def read_answer(path: str, status: int, data: bytes) -> Any:
+    """AnswerError: it is a refusal, or no JSON."""
+    if not 200 <= status < 300:
+        raise AnswerError(f"{path} answers {status}: {_show(data)}")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise AnswerError(f"{path} answers no JSON: {_show(data)}") from None
+
+
+def _show(data: bytes) -> str:
+    text = " ".join(data[: 4 * _SHOWN].decode(errors="replace").split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return shown[:_SHOWN] or "nothing"

@@ -1,0 +1,1 @@
+"""What `kvoffload warm` asks, played."""

@@ -1,0 +1,62 @@
+"""What is asked over HTTP, how often, and what is made of faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoffload.errors import ConfigError
+from kvoffload.warm import json_client
+from kvoffload.warm.json_client import AnswerError, JsonClient
+from tests.kit.free_ports import free_port
+from tests.kit.warm.played_engine import MODEL, PlayedEngine, played_engine
+
+PATH = "/v1/completions"
+
+
+def test_an_answer_is_what_json_says_and_the_key_goes_along() -> None:
+    with played_engine(PlayedEngine()) as engine:
+        client = JsonClient(engine.address + "/", key="secret")
+        assert client.get("/v1/models")["data"][0]["id"] == MODEL
+        assert client.post(PATH, {"prompt": "ab"}) == {"usage": {"prompt_tokens": 64}}
+        assert engine.keys == {"Bearer secret"}
+
+
+def test_who_is_busy_is_asked_again_and_not_for_ever() -> None:
+    waits: list[float] = []
+    with played_engine(PlayedEngine(faults=[503, 429])) as engine:
+        client = JsonClient(engine.address, wait=waits.append)
+        assert client.post(PATH, {"prompt": "a"})["usage"]
+        engine.faults = [503] * 9
+        with pytest.raises(AnswerError, match=r"answers 503: .*fault 503"):
+            client.post(PATH, {"prompt": "a"})
+        assert len(engine.asked) == 6
+    assert waits == [1.0, 2.0, 1.0, 2.0]
+
+
+def test_who_refuses_is_asked_once() -> None:
+    with played_engine(PlayedEngine(faults=[400, 500])) as engine:
+        for status in (400, 500):
+            with pytest.raises(AnswerError, match=f"answers {status}"):
+                JsonClient(engine.address).post(PATH, {"prompt": "a"})
+        assert len(engine.asked) == 2
+
+
+def test_who_is_away_is_asked_again() -> None:
+    waits: list[float] = []
+    with pytest.raises(AnswerError, match=r"127\.0\.0\.1 does not answer /x"):
+        JsonClient(f"http://127.0.0.1:{free_port()}", wait=waits.append).get("/x")
+    assert len(waits) == json_client.ATTEMPTS - 1
+
+
+def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_client, "MAX_ANSWER_BYTES", 8)
+    with played_engine(PlayedEngine()) as engine, pytest.raises(AnswerError, match="does not answer"):
+        JsonClient(engine.address, wait=lambda seconds: None).get("/v1/models")
+
+
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://a:99999", "http://u@a", "http://a?b"]
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        JsonClient(address)
