@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from binascii import unhexlify
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -278,12 +279,12 @@ class PageLinker:
     # ---- inside ----
 
     def _name(self, keys: Sequence[str]) -> bytes:
-        names = bytes.fromhex("".join(keys))
+        names = unhexlify("".join(keys))
         if len(names) != len(keys) * HASH_BYTES:
             raise StorageError(f"{len(keys)} keys of pages have {len(names)} bytes", remedy="")
         if self.mask == NO_MASK:
             return names
-        return (as_rows(names) ^ np.frombuffer(self.mask, np.uint8)).tobytes()
+        return (np.frombuffer(names, np.uint64).reshape(len(keys), -1) ^ np.frombuffer(self.mask, np.uint64)).tobytes()
 
     def _find_pages(self, rows: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
         """The engine names every row; pages are whole and lie in order."""

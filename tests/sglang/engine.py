@@ -174,9 +174,15 @@ class SGLangEngine(EngineProcess):
         super().__init__(command, log, environment=_environment(int(str(given.get("tp_size", 1)))))
 
     def generate(self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS) -> list[Told]:
+        return self.time(*prompts, salt=salt, new_tokens=new_tokens)[1]
+
+    def time(
+        self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS
+    ) -> tuple[float, list[Told]]:
+        """The same, and how many seconds it took until all had their last token."""
         reply = self.ask({"do": "generate", "prompts": prompts, "salt": salt, "new_tokens": new_tokens})
         assert "answers" in reply, reply
-        return [_read_told(one) for one in reply["answers"]]
+        return reply["seconds"], [_read_told(one) for one in reply["answers"]]
 
     def flush(self) -> None:
         """Its own cache is empty from here on."""
