@@ -25,7 +25,9 @@ from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.measure import spread_of, summarize_pairs
 from kvoffload.sglang import weights
 from kvoffload.sglang.page_linker import PageLinker
+from kvoffload.sglang.start_up import start_linker
 from tests.kit.sglang.linked import make_keys
+from tests.kit.sglang.pools import PAGE as KIT_PAGE
 from tests.kit.sglang.pools import MHATokenToKVPool, rows_of
 from tests.sglang.engine import PAGE, SGLangEngine
 from tests.sglang.shared_records import observed
@@ -134,7 +136,7 @@ def measure_lookups(folder: Path, progress: Progress) -> Iterator[Result]:
     progress("look-ups")
     with SharedServer(folder, memory="64MiB", segment_size="64MiB") as server:
         server.start()
-        linker = _open_linker(server.socket, folder)
+        linker = _open_linker(server.socket)
         keys, others = make_keys(LOOKUP_PAGES), make_keys(LOOKUP_PAGES, seed=1)
         _save(linker, keys)
         cases: list[tuple[str, Callable[[], int], int]] = [
@@ -171,13 +173,28 @@ def _build(folder: Path) -> Path:
     return model
 
 
-def _open_linker(socket: Path, folder: Path) -> PageLinker:
-    """Over a pool of the kit: what is looked up is the server's."""
-    from tests.unit.sglang.test_start_up import start
+class Off:
+    """An engine's arguments: each that is not given is off."""
 
+    def __init__(self, **given: object) -> None:
+        vars(self).update(given)
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _open_linker(socket: Path) -> PageLinker:
+    """Over a pool of the kit: what is looked up is the server's."""
     model = torch.nn.Linear(8, 8)
     weights.find_models = lambda: [model]
-    return start(socket, MHATokenToKVPool(size=2 * LOOKUP_PAGES * 4))
+    pool = MHATokenToKVPool(size=2 * LOOKUP_PAGES * KIT_PAGE)
+    sizes = dict.fromkeys(("tp_size", "pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes"), 1)
+    arguments = Off(model_path="made/up", revision="c" * 40, device="cpu", disaggregation_mode="null", **sizes)
+    params = Off(page_size=KIT_PAGE, token_to_kv_pool_allocator=Off(get_kvcache=lambda: pool))
+    settings = {"server": str(socket), "acquire_deadline": "5s", "step_budget": "1s"}
+    linker, *_ = start_linker(arguments, params, components=set(), extra_config=settings, version="made up")
+    return linker
 
 
 def _save(linker: PageLinker, keys: list[str]) -> None:
