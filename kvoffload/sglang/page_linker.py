@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from binascii import unhexlify
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -304,12 +305,12 @@ class PageLinker:
     # ---- inside ----
 
     def _name(self, keys: Sequence[str]) -> bytes:
-        names = bytes.fromhex("".join(keys))
+        names = unhexlify("".join(keys))
         if len(names) != len(keys) * HASH_BYTES:
             raise StorageError(f"{len(keys)} keys of pages have {len(names)} bytes", remedy="")
         if self.mask == NO_MASK:
             return names
-        return (as_rows(names) ^ np.frombuffer(self.mask, np.uint8)).tobytes()
+        return (np.frombuffer(names, np.uint64).reshape(len(keys), -1) ^ np.frombuffer(self.mask, np.uint64)).tobytes()
 
     @property
     def _shards(self) -> tuple[int, ...]:

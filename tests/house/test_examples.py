@@ -11,6 +11,7 @@ RUN_BY = {
     "examples/06_working_engine.py": "tests/examples/test_shared_server.py",
     "examples/07_router/router.py": "tests/examples/test_router.py",
     "examples/08_prefill_and_decode/proxy.py": "tests/examples/test_prefill_and_decode.py",
+    "examples/10_sglang_and_vllm/run.py": "tests/sglang/test_example.py",
     "examples/demo.py": "tests/vllm/test_newcomer.py",
     "examples/mini_engine/run.py": "tests/examples/test_mini_engine.py",
 }

@@ -18,6 +18,8 @@ from typing import Any, Self
 from tests.sglang.engine_process import REPLY
 
 ROOT = Path(__file__).parents[2]
+VLLM_PYTHON = ROOT / ".venv/bin/python"
+"""Of the environment with vLLM."""
 START_S = 480.0
 ANSWER_S = 240.0
 PAGE = 16
@@ -174,12 +176,18 @@ class SGLangEngine(EngineProcess):
             extra = {**STORAGE, "settings": {**PATIENT, **storage}}
             given = {**HICACHE, "hicache_storage_backend_extra_config": json.dumps(extra), **given}
         command = [sys.executable, "-m", "tests.sglang.engine_process", json.dumps(given)]
-        super().__init__(command, log, environment=_environment(int(str(given.get("tp_size", 1)))))
+        super().__init__(command, log, environment=engine_environment(int(str(given.get("tp_size", 1)))))
 
     def generate(self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS) -> list[Told]:
+        return self.time(*prompts, salt=salt, new_tokens=new_tokens)[1]
+
+    def time(
+        self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS
+    ) -> tuple[float, list[Told]]:
+        """The same, and how many seconds it took until all had their last token."""
         reply = self.ask({"do": "generate", "prompts": prompts, "salt": salt, "new_tokens": new_tokens})
         assert "answers" in reply, reply
-        return [_read_told(one) for one in reply["answers"]]
+        return reply["seconds"], [_read_told(one) for one in reply["answers"]]
 
     def flush(self) -> None:
         """Its own cache is empty from here on."""
@@ -192,11 +200,11 @@ class SGLangEngine(EngineProcess):
 def build_model(kind: str, folder: Path, *, seed: int = 1) -> Path:
     """In a process of its own, with the engine's packages."""
     command = [sys.executable, "-m", "tests.sglang.tiny_models", kind, str(folder), str(seed)]
-    subprocess.run(command, cwd=ROOT, env=_environment(), check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, env=engine_environment(), check=True, capture_output=True)
     return folder
 
 
-def _environment(ranks: int = 1) -> dict[str, str]:
+def engine_environment(ranks: int = 1) -> dict[str, str]:
     stand_ins = str(Path(__file__).parent / "stand_ins")
     return {
         **os.environ,

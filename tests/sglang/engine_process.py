@@ -5,9 +5,11 @@ python -m tests.sglang.engine_process ARGUMENTS
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
+import time
 from typing import Any
 
 REPLY = "reply "
@@ -35,10 +37,29 @@ def serve(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
     if command["do"] == "update_weights":
         answer = engine.update_weights_from_disk(command["folder"])
         return {"updated": bool(answer[0])}
+    if command["do"] == "abort":
+        return {"finish": engine.loop.run_until_complete(abort(engine, command["prompts"], command["after_s"]))}
     sampling = {"temperature": 0, "max_new_tokens": command["new_tokens"], "ignore_eos": True}
     extra = {} if command["salt"] is None else {"cache_salt": command["salt"]}
+    begun_s = time.perf_counter()
     one_or_more = engine.generate(input_ids=command["prompts"], sampling_params=sampling, return_logprob=True, **extra)
-    return {"answers": [read_answer(one) for one in one_or_more]}
+    seconds = time.perf_counter() - begun_s
+    return {"answers": [read_answer(one) for one in one_or_more], "seconds": seconds}
+
+
+async def abort(engine: Any, prompts: list[list[int]], after_s: float) -> list[str]:
+    """Sends all at once, and takes all back when the time has come. Returns how each has ended."""
+
+    async def ask(prompt: list[int]) -> str:
+        sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+        stream = await engine.async_generate(input_ids=prompt, sampling_params=sampling, stream=True)
+        reasons = [part["meta_info"]["finish_reason"] async for part in stream]
+        return str(reasons[-1]["type"])
+
+    requests = [asyncio.ensure_future(ask(prompt)) for prompt in prompts]
+    await asyncio.sleep(after_s)
+    engine.tokenizer_manager.abort_request(abort_all=True)
+    return list(await asyncio.gather(*requests))
 
 
 def read_answer(answer: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,15 @@ class Observer:
         self.await_pages(0)
         return self._client.stats().readable
 
+    def await_no_leases(self) -> None:
+        """Until nobody holds a record that he was told of."""
+        gate = threading.Event()
+        for _ in range(LOOKS):
+            if not (held := self._client.stats().leases):
+                return
+            gate.wait(LOOK_S)
+        raise AssertionError(f"{held} leases are held")
+
     def close(self) -> None:
         self._client.close()
 

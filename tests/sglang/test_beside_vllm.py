@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.sglang.engine import ROOT, EngineProcess, SGLangEngine, build_model, make_prompt
+from tests.sglang.engine import VLLM_PYTHON, EngineProcess, SGLangEngine, build_model, make_prompt
 from tests.sglang.shared_records import Observer, observed, zeroed
 from tests.vllm.cache_server import SharedServer
 
 pytestmark = pytest.mark.sglang
 
-VLLM_PYTHON = ROOT / ".venv/bin/python"
 PAGE = 32
 """The smallest that vLLM takes on a CPU."""
 PAGES = 3

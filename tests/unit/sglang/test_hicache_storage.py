@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,15 @@ from kvoffload.sglang.weights import WeightMask
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, fill_host
 from tests.kit.sglang.linked import link, make_keys
 from tests.kit.sglang.pools import rows_of
-from tests.unit.sglang.test_plugin import PoolName
 
 KEYS = make_keys(2)
+
+
+class PoolName(Enum):
+    """As SGLang names pools."""
+
+    KV = "kv"
+    SWA = "swa"
 
 
 class Base:

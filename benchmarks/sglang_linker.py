@@ -1,0 +1,231 @@
+"""The linker on a real SGLang engine: time to first token of a restored prompt, what it costs where nothing is reused,
+and its look-ups.
+
+It needs the environment that `make sglang` sets up: `.venv-sglang/bin/python -m benchmarks.sglang_linker`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.connectors.model import VOCABULARY
+from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
+from kvoffload.bench.measure import spread_of, summarize_pairs
+from kvoffload.sglang import weights
+from kvoffload.sglang.page_linker import PageLinker
+from kvoffload.sglang.start_up import start_linker
+from tests.kit.sglang.linked import make_keys
+from tests.kit.sglang.pools import PAGE as KIT_PAGE
+from tests.kit.sglang.pools import MHATokenToKVPool, rows_of
+from tests.sglang.engine import PAGE, SGLangEngine
+from tests.sglang.shared_records import observed
+from tests.vllm.cache_server import SharedServer
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT = 4096
+COLD_PROMPT = 2048
+ROUNDS = 12
+COLD_ROUNDS = 10
+LOOKUPS = 2000
+LOOKUP_PAGES = 256
+FIRST_TOKEN = 3
+ENGINE = {
+    "max_total_tokens": 4 * PROMPT,
+    "chunked_prefill_size": 2 * PROMPT,
+    "context_length": 2 * PROMPT,
+    # The other engine must not take a core while it has nothing to do.
+    "sleep_on_idle": True,
+    "log_level": "warning",
+}
+BUILD = "import sys, pathlib; from benchmarks.connectors.model import build; build(pathlib.Path(sys.argv[1]))"
+
+
+def make_prompt(seed: int, tokens: int) -> list[int]:
+    """Those of different seeds share no page."""
+    return random.Random(seed).choices(range(FIRST_TOKEN, VOCABULARY), k=tokens)
+
+
+def measure_ttft(folder: Path, progress: Progress) -> Iterator[Result]:
+    """A prompt that the engine has, and the same when it was flushed, in turn."""
+    progress("first token of a restored prompt")
+    pages = PROMPT // PAGE - 1
+    with SharedServer(folder, memory="2GiB") as server:
+        server.start()
+        settings = {"server": str(server.socket), "memory": "2GiB"}
+        with (
+            SGLangEngine(_build(folder), folder / "log", linker=settings, **ENGINE) as engine,
+            observed(server) as observer,
+        ):
+            for seed in range(2):  # the first one warms up
+                prompt = make_prompt(seed, PROMPT)
+                cold_s, _ = engine.time(prompt, new_tokens=1)
+            observer.await_pages(2 * pages)
+            own, restored = [], []
+            for _ in range(1 + ROUNDS):
+                own_s, (hit,) = engine.time(prompt, new_tokens=1)
+                engine.flush()
+                restored_s, (back,) = engine.time(prompt, new_tokens=1)
+                assert (hit.own, back.own, back.restored) == (pages * PAGE, 0, pages * PAGE), (hit, back)
+                own.append(own_s)
+                restored.append(restored_s)
+    pair = summarize_pairs(restored[1:], own[1:])
+    yield Result(
+        name="ttft of a restored prompt",
+        value=pair.value_s * 1e3,
+        limit=pair.limit_s * 1e3,
+        unit="ms",
+        spread=pair.spread,
+        goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.1),
+        params={
+            "prompt": PROMPT,
+            "limit_is": "own hit",
+            "fastest_ms": round(min(restored) * 1e3, 1),
+            "fastest_own_ms": round(min(own) * 1e3, 1),
+            "cold_ms": round(cold_s * 1e3),
+        },
+    )
+
+
+def measure_no_reuse(folder: Path, progress: Progress) -> Iterator[Result]:
+    """Prompts that nobody has seen, by an engine with the linker, which saves them, and by one without it, in turn."""
+    progress("first token where nothing is reused")
+    model = _build(folder)
+    with SharedServer(folder, memory="2GiB") as server:
+        server.start()
+        settings = {"server": str(server.socket), "memory": "2GiB"}
+        linked = SGLangEngine(model, folder / "linked.log", linker=settings, **ENGINE)
+        plain = SGLangEngine(model, folder / "plain.log", **ENGINE)
+        with linked, plain:
+            with_us, without = [], []
+            for seed in range(1 + COLD_ROUNDS):
+                prompt = make_prompt(seed, COLD_PROMPT)
+                for engine, seconds in ((linked, with_us), (plain, without))[:: 1 if seed % 2 else -1]:
+                    spent_s, (told,) = engine.time(prompt, new_tokens=1)
+                    assert (told.own, told.restored) == (0, 0), told
+                    seconds.append(spent_s)
+    pair = summarize_pairs(with_us[1:], without[1:])
+    yield Result(
+        name="ttft, no reuse",
+        value=pair.value_s * 1e3,
+        limit=pair.limit_s * 1e3,
+        unit="ms",
+        spread=pair.spread,
+        goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.01),
+        params={
+            "prompt": COLD_PROMPT,
+            "limit_is": "an engine without the linker",
+            "fastest_ratio": round(min(with_us) / min(without), 4),
+        },
+    )
+
+
+def measure_lookups(folder: Path, progress: Progress) -> Iterator[Result]:
+    """By the engine's thread, of so many pages: none of them, all at a request's first look, all at its next ones."""
+    progress("look-ups")
+    with SharedServer(folder, memory="64MiB", segment_size="64MiB") as server:
+        server.start()
+        linker = _open_linker(server.socket)
+        keys, others = make_keys(LOOKUP_PAGES), make_keys(LOOKUP_PAGES, seed=1)
+        _save(linker, keys)
+        cases: list[tuple[str, Callable[[], int], int]] = [
+            ("miss", lambda: len(linker.lookup("miss", others)), 0),
+            ("hit, with its lease", lambda: len(linker.lookup("new", keys)), LOOKUP_PAGES),
+            ("hit, looked up again", lambda: len(linker.lookup("same", keys)), LOOKUP_PAGES),
+        ]
+        for case, look, expected in cases:
+            times_us = []
+            for _ in range(LOOKUPS):
+                linker.begin_step()
+                begun_ns = time.perf_counter_ns()
+                found = look()
+                times_us.append((time.perf_counter_ns() - begun_ns) / 1e3)
+                assert found == expected, (case, found)
+                # As when its load is over: its lease is given back.
+                linker.cancel_load("new")
+            yield Result(
+                name="look-up",
+                value=statistics.median(times_us),
+                limit=20.0,
+                unit="us",
+                spread=spread_of(times_us),
+                goal=Goal(Measure.VALUE, Bound.AT_MOST, 20.0),
+                params={"pages": LOOKUP_PAGES, "case": case, "fastest_us": round(min(times_us), 1)},
+            )
+        linker.close()
+
+
+def _build(folder: Path) -> Path:
+    model = folder / "model"
+    if not model.exists():
+        subprocess.run([sys.executable, "-c", BUILD, str(model)], cwd=ROOT, check=True)
+    return model
+
+
+class Off:
+    """An engine's arguments: each that is not given is off."""
+
+    def __init__(self, **given: object) -> None:
+        vars(self).update(given)
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _open_linker(socket: Path) -> PageLinker:
+    """Over a pool of the kit: what is looked up is the server's."""
+    model = torch.nn.Linear(8, 8)
+    weights.find_models = lambda: [model]
+    pool = MHATokenToKVPool(size=2 * LOOKUP_PAGES * KIT_PAGE)
+    sizes = dict.fromkeys(("tp_size", "pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes"), 1)
+    arguments = Off(model_path="made/up", revision="c" * 40, device="cpu", disaggregation_mode="null", **sizes)
+    params = Off(page_size=KIT_PAGE, token_to_kv_pool_allocator=Off(get_kvcache=lambda: pool))
+    settings = {"server": str(socket), "acquire_deadline": "5s", "step_budget": "1s"}
+    linker, *_ = start_linker(arguments, params, components=set(), extra_config=settings, version="made up")
+    return linker
+
+
+def _save(linker: PageLinker, keys: list[str]) -> None:
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        linker.begin_step()
+        linker.offload(keys, np.array(rows_of(*range(1, len(keys) + 1))))
+        linker.end_saves()
+        if linker.pop_done():
+            return
+        time.sleep(0.01)
+    raise AssertionError("pages were not saved")
+
+
+ROWS = {"ttft": measure_ttft, "no_reuse": measure_no_reuse, "lookup": measure_lookups}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default=",".join(ROWS), help="some of them, with commas between")
+    options = parser.parse_args()
+    for row in options.rows.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            for result in ROWS[row](Path(folder), _say):
+                print(json.dumps(result.as_json()), flush=True)
+    return 0
+
+
+def _say(step: str) -> None:
+    print(f"sglang_linker: {step}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
