@@ -48,7 +48,7 @@ def test_what_is_retained_is_not_evicted_until_it_ends() -> None:
         fill(engine, conversation=3000)
         assert not has(engine, chain)
         assert counts(watch(server)) == (
-            {"retain_partly": 1},
+            {"retain.partly": 1},
             {"hit_retained": 64, "unused_retained": 0, "gave_way": 0},
         )
 
