@@ -66,6 +66,8 @@ class TrackedRequest:
     """None: it expects nothing, or was not looked for yet."""
     lost_from: int = NEVER
     """Tokens from which on blocks were not saved when it ended, as too many were being saved."""
+    was_told: bool = False
+    """What became of its prompt was told: what is asked after a preemption is no turn of its session."""
     was_skipped: bool = False
     """That it is not loaded was noted."""
     is_tainted: bool = False

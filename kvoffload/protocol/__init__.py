@@ -27,6 +27,8 @@ from kvoffload.protocol.codec import CODEC, Answer, Call, Codec
 from kvoffload.protocol.faults import ErrorCode, ProtocolFault
 from kvoffload.protocol.handshake import Agreement, ServerTerms, advance, agree_version, check_call
 from kvoffload.protocol.insight import (
+    AgentSession,
+    AgentSessions,
     Clear,
     ClearedBlocks,
     Explain,
@@ -34,6 +36,7 @@ from kvoffload.protocol.insight import (
     Explanation,
     Insight,
     Inspect,
+    ListAgentSessions,
     Miss,
     ModelUse,
     NamedCount,
@@ -102,6 +105,8 @@ __all__ = [
     "Adopt",
     "AdoptAnswer",
     "AdoptVerdict",
+    "AgentSession",
+    "AgentSessions",
     "Agreement",
     "Answer",
     "Arrival",
@@ -145,6 +150,7 @@ __all__ = [
     "Invalidate",
     "LeasedSlots",
     "LinkOpened",
+    "ListAgentSessions",
     "Mark",
     "Medium",
     "Memory",

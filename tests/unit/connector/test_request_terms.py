@@ -30,6 +30,10 @@ def test_without_terms_of_ours_everything_is_default(params: dict[str, object] |
         ("pin_s", 3600),
         ("tenant", ""),
         ("tenant", "a" * 64),
+        ("session", ""),
+        ("session", "run 7/" + "a" * 58),
+        ("session_ttl_s", 0.5),
+        ("session_ttl_s", 3600),
     ],
 )
 def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
@@ -55,6 +59,11 @@ def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
         ("pin_s", "5s", "a number of seconds from 0 to 3600"),
         ("tenant", "a" * 65, "a text of at most 64 characters"),
         ("tenant", ["a"], "a text of at most 64 characters"),
+        ("session", "a" * 65, "a text of at most 64 printable ASCII characters"),
+        ("session", "a\nb", "a text of at most 64 printable ASCII characters"),
+        ("session", "\ud800", "a text of at most 64 printable ASCII characters"),
+        ("session", 7, "a text of at most 64 printable ASCII characters"),
+        ("session_ttl_s", 3601, "a number of seconds from 0 to 3600"),
     ],
 )
 def test_a_wrong_value_leaves_its_own_term_at_the_default(name: str, value: object, allowed: str) -> None:
