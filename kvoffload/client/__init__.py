@@ -1,7 +1,7 @@
 """A process's way to a cache server: join, look up in mapped memory, ask within a budget. Knows no engine."""
 
 from kvoffload.client.async_client import AsyncClient
-from kvoffload.client.block_calls import FarTerms, PendingAcquire
+from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire
 from kvoffload.client.client import Client
 from kvoffload.client.joining import Member
 from kvoffload.client.prompt_log import PromptNote
@@ -12,6 +12,7 @@ __all__ = [
     "Client",
     "ClientTerms",
     "FarTerms",
+    "HintTerms",
     "LinkState",
     "LinkTerms",
     "Member",

@@ -12,7 +12,7 @@ from typing import Self
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
-from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
+from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.lanes import Pending
@@ -26,6 +26,7 @@ from kvoffload.protocol import (
     Done,
     Drain,
     Draining,
+    Hinted,
     Inspect,
     ServerMessage,
     SetQuota,
@@ -108,6 +109,12 @@ class AsyncClient(Connection):
     def prefetch(self, ask: Ask) -> None:
         """A request that asks so comes soon."""
         self.engine.prefetch(ask, time.monotonic_ns())
+
+    async def hint(self, hint: HintTerms) -> Hinted:
+        """Does what a hint says, as far as it can be done. ServerError: the server takes none, or refuses this one."""
+        pending = self.engine.start_hint(hint, time.monotonic_ns())
+        await self._await_over(pending)
+        return expect(pending.answer, Hinted, "hint")
 
     def take(self, group: int, count: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are."""

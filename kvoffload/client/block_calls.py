@@ -21,7 +21,7 @@ from kvoffload.cache import (
     ReservedSlots,
 )
 from kvoffload.client.credit_stock import CreditStock, fit_stocks
-from kvoffload.client.lanes import Pending
+from kvoffload.client.lanes import Pending, make_ended
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import MappedBlocks
 from kvoffload.client.terms import LinkTerms
@@ -33,6 +33,8 @@ from kvoffload.protocol import (
     AcquireEntries,
     Credits,
     CreditsGranted,
+    Hint,
+    HintAction,
     Invalidate,
     Prefetch,
     Promote,
@@ -44,6 +46,7 @@ from kvoffload.protocol import (
     Reuse,
     ServerMessage,
 )
+from kvoffload.protocol.hints import MAX_TTL_MS
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
 from kvoffload.types import HASH_BYTES
 
@@ -68,6 +71,23 @@ class FarTerms:
     wait_s: float
     token_ns: int = 0
     """The engine takes so long to compute a token; 0 stands for not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintTerms:
+    """Says what is to be done with a prefix, before its request comes or after it."""
+
+    action: HintAction
+    chain: Buffer = b""
+    """May be empty where a session is named."""
+    limit: int = NO_LIMIT
+    """Tokens of the chain that are meant."""
+    session: str = ""
+    ttl_s: float = 0.0
+    """0: as long as the server retains what comes without a wish."""
+    priority: int = 0
+    tenant: str = ""
+    """Whose share pays, if it is one that may be named; else the session's."""
 
 
 @dataclass(eq=False)
@@ -226,6 +246,23 @@ class BlockCalls:
             name_space = self._blocks.mapped[1]
             message = Prefetch(name_space=name_space, chain=chain, local=ask.local, limit=ask.limit)
             self._link.tell(message, now_ns)
+
+    def start_hint(self, hint: HintTerms, now_ns: int) -> Pending:
+        """Over at once, without an answer, where the server takes none."""
+        mapped = self._blocks.mapped
+        message = Hint(
+            name_space=0 if mapped is None else mapped[1],
+            action=hint.action,
+            chain=bytes(memoryview(hint.chain).cast("B")[: HASH_BYTES * MAX_BLOCKS]),
+            limit=hint.limit,
+            session=hint.session,
+            ttl_ms=min(int(hint.ttl_s * 1000), MAX_TTL_MS),
+            priority=hint.priority,
+            tenant=self._tenants.get(hint.tenant, 0),
+        )
+        if mapped is None or not self._link.is_serving or not self._link.has("hints"):
+            return make_ended(message, now_ns)
+        return self._link.ask(message, now_ns, self._call_ns)
 
     # ---- saves ----
 

@@ -15,9 +15,10 @@ from typing import Self
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
-from kvoffload.client.block_calls import FarTerms, PendingAcquire
+from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
+from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState
@@ -28,6 +29,7 @@ from kvoffload.protocol import (
     Done,
     Drain,
     Draining,
+    Hinted,
     Inspect,
     ServerMessage,
     SetQuota,
@@ -164,6 +166,18 @@ class Client(Connection):
         """A request that asks so comes soon."""
         with self.lock:
             self.engine.prefetch(ask, time.monotonic_ns())
+
+    def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> Pending:
+        """Asks for what a hint says, and waits for nobody: `is_over` and `answer` say what came of it.
+
+        `on_answer` hears it once, on any thread of this process, or None: the server takes no hints, refuses this one,
+        or did not answer in time. It must not call the client.
+        """
+        with self.lock:
+            pending = self.engine.start_hint(hint, time.monotonic_ns())
+            if on_answer is not None:
+                pending.when_over(lambda: on_answer(pending.answer if isinstance(pending.answer, Hinted) else None))
+        return pending
 
     # ---- saves ----
 

@@ -26,6 +26,7 @@ from kvoffload.protocol.catalog import CAPABILITIES, MESSAGES
 from kvoffload.protocol.codec import CODEC, Answer, Call, Codec
 from kvoffload.protocol.faults import ErrorCode, ProtocolFault
 from kvoffload.protocol.handshake import Agreement, ServerTerms, advance, agree_version, check_call
+from kvoffload.protocol.hints import Hint, HintAction, Hinted, HintOutcome
 from kvoffload.protocol.insight import (
     AgentSession,
     AgentSessions,
@@ -140,6 +141,10 @@ __all__ = [
     "Growth",
     "Hello",
     "HelloAccepted",
+    "Hint",
+    "HintAction",
+    "HintOutcome",
+    "Hinted",
     "Holding",
     "IdentityField",
     "InboundSequence",

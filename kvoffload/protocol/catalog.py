@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.protocol import answers, blocks, insight, lifecycle, lifeline, opening, peering, survey, watching
+from kvoffload.protocol import answers, blocks, hints, insight, lifecycle, lifeline, opening, peering, survey, watching
 from kvoffload.protocol.message import Message
 
 MESSAGES: tuple[type[Message], ...] = (
@@ -56,6 +56,10 @@ MESSAGES: tuple[type[Message], ...] = (
     survey.BlockPlaces,
     survey.FindPrefix,
     survey.PrefixFound,
+    hints.Hint,
+    hints.Hinted,
+    hints.ListRetained,
+    hints.Retained,
     lifecycle.Drain,
     lifecycle.Draining,
     lifecycle.Adopt,
@@ -77,6 +81,6 @@ MESSAGES: tuple[type[Message], ...] = (
     lifeline.Holding,
 )
 
-CAPABILITIES = frozenset({"adopt", "events", "explain", "former", "operate", "peer", "prefetch", "promote"})
+CAPABILITIES = frozenset({"adopt", "events", "explain", "former", "hints", "operate", "peer", "prefetch", "promote"})
 """Parts of this version that a peer may lack. `promote` a server has where there are slower tiers, `peer` where
 it serves other servers."""

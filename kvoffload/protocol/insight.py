@@ -131,6 +131,7 @@ class Insight(Reply):
     saved_us: Annotated[U64, "that engines did not compute"]
     models: Annotated[tuple[ModelUse, ...], Several(Shape(ModelUse), MAX_MODELS), "that use most"] = ()
     speeds: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_TIERS), "of reading, bytes a second"] = ()
+    hints: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "what came of hints"] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,9 @@ from kvoffload.protocol import (
     ErrorCode,
     Greeting,
     Hello,
+    Hint,
+    Hinted,
+    HintOutcome,
     Holding,
     Mark,
     Prefetch,
@@ -44,6 +47,7 @@ from kvoffload.protocol import (
     answer_fault,
     check_call,
 )
+from kvoffload.protocol.hints import ListRetained, Retained
 from kvoffload.protocol.message import ONE_WAY_OPS, OneWay
 from kvoffload.protocol.survey import FindPrefix, FollowBlock
 from kvoffload.server.channels.express_channels import ExpressChannels
@@ -119,6 +123,8 @@ class ServerCore:
             Adopt: self._adopt,
             **peer_calls(links, self._identities),
             Mark: lambda _, __: Done(),
+            Hint: lambda _, __: Hinted(outcome=HintOutcome.NOTHING),
+            ListRetained: lambda _, __: Retained(total=0, size_bytes=0, limit_bytes=0, prefixes=()),
             **self._insight.handlers,
             **self._survey.handlers,
             Subscribe: self._subscribe,

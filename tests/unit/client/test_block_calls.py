@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask, BlockLease, CacheGeometry, Publication, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls, FarTerms, cut_batches, read_numbers, to_blob
+from kvoffload.client.block_calls import BlockCalls, FarTerms, HintTerms, cut_batches, read_numbers, to_blob
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import MappedBlocks, Memories
@@ -25,6 +25,10 @@ from kvoffload.protocol import (
     CreditsGranted,
     Error,
     ErrorCode,
+    Hint,
+    HintAction,
+    Hinted,
+    HintOutcome,
     LeasedSlots,
     Outcome,
     Prefetch,
@@ -34,6 +38,7 @@ from kvoffload.protocol import (
     Publish,
     Release,
 )
+from kvoffload.protocol.hints import MAX_TTL_MS
 from kvoffload.protocol.limits import MAX_BATCH
 from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
 from tests.kit.client.fake_wire import NO_FILE, TERMS, FakeMemory, FakeWire, Script, make_link
@@ -308,6 +313,21 @@ def test_a_prefetch_is_a_hint() -> None:
     setting.blocks.prefetch(Ask(CHAIN, local=32), 0)
     setting.script.now_ns += SECOND_NS
     assert setting.script.join(boot_id=2, memory=NO_FILE + 10) == []
+
+
+def test_a_hint_is_asked_of_a_server_that_takes_them_only() -> None:
+    wanted = HintTerms(action=HintAction.RETAIN, chain=CHAIN, session="s", ttl_s=1e9, priority=2, tenant="second")
+    setting = Setting(tenants=("first", "second"))
+    assert setting.blocks.start_hint(wanted, 0).is_over
+    assert setting.wire.take_all() == []
+    setting = Setting(tenants=("first", "second"), capabilities=("hints",))
+    pending = setting.blocks.start_hint(wanted, setting.script.now_ns)
+    (call,) = setting.wire.take_all()
+    assert call.message == Hint(
+        name_space=4, action=HintAction.RETAIN, chain=CHAIN, session="s", ttl_ms=MAX_TTL_MS, priority=2, tenant=2
+    )
+    setting.script.answer(call, Hinted(outcome=HintOutcome.DONE, tokens=64))
+    assert pending.answer == Hinted(outcome=HintOutcome.DONE, tokens=64)
 
 
 def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
