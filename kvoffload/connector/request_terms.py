@@ -63,7 +63,8 @@ def _is_pin_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_PIN_S
 
 
-def _is_session(value: Any) -> bool:
+def is_session(value: Any) -> bool:
+    """Says whether it may name an agent's session."""
     # It goes into messages as one line of text.
     return isinstance(value, str) and len(value) <= MAX_SESSION_LENGTH and value.isascii() and value.isprintable()
 
@@ -81,18 +82,17 @@ _TERMS = {
     "expect_tokens": _Term("a whole number, 0 or more", _is_token_count),
     "pin_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
     "tenant": _Term(f"a text of at most {MAX_TENANT_LENGTH} characters", _is_tenant),
-    "session": _Term(f"a text of at most {MAX_SESSION_LENGTH} printable ASCII characters", _is_session),
+    "session": _Term(f"a text of at most {MAX_SESSION_LENGTH} printable ASCII characters", is_session),
     "session_ttl_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
 }
 
 
-def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
+def read_terms(params: Mapping[str, object], session: str = "") -> tuple[RequestTerms, str]:
     """The terms, and one line about values that are not allowed: those terms stay at their defaults, nothing fails.
 
-    Keys that we do not know are another connector's. None is as good as absent: clients write null for it.
+    `session`: what the engine itself calls the request's, which counts where a time is set and no name. Keys that we do
+    not know are another connector's. None is as good as absent: clients write null for it.
     """
-    if not params:
-        return NO_TERMS, ""
     given = {name: value for name in _TERMS if (value := params.get(name)) is not None}
     wrong = {name for name, value in given.items() if not _TERMS[name].accepts(value)}
     taken: dict[str, Any] = {name: value for name, value in given.items() if name not in wrong}
@@ -102,4 +102,7 @@ def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
         for name in _TERMS
         if name in wrong
     ]
+    if taken.get("session_ttl_s") and "session" not in given and is_session(session):
+        # The engine has a name for it already.
+        taken["session"] = session
     return RequestTerms(**taken), "; ".join(complaints)
