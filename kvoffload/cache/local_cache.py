@@ -285,9 +285,21 @@ class LocalCache:
         found = self._core.acquire_entries(session, name_space, group, hashes, shards, is_use)
         return _read_acquired(found, len(shards))
 
-    def find_used(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """Which blocks are readable and were acquired for use since they are."""
-        return np.frombuffer(self._core.find_used(name_space, group, hashes), dtype=np.bool_)
+    def find_used(
+        self, name_space: int, group: int, hashes: Buffer, *, since: int | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Which blocks are readable and were acquired for use since they are; or since `use_clock` said `since`."""
+        return np.frombuffer(self._core.find_used(name_space, group, hashes, since), dtype=np.bool_)
+
+    @property
+    def use_clock(self) -> int:
+        """Grows with every acquire for use."""
+        return self._core.use_clock()
+
+    @property
+    def without_room(self) -> int:
+        """How many reservations found all room in use, so far."""
+        return self._core.without_room()
 
     def find_departed(self, name_space: int, group: int, hashes: Buffer) -> list[Departed | None]:
         """What became of blocks that were in memory and are not any more, as far as that is remembered."""

@@ -89,7 +89,7 @@ class RetainedPrefix:
     tenant: Annotated[Name, "whose share pays; empty: nobody's"]
     fingerprint: Annotated[Name, "the first letters of the identity's"]
     tokens: Annotated[U64, "of the prefix"]
-    size_bytes: Annotated[U64, "of its blocks, each counted here whoever else retains it"]
+    size_bytes: Annotated[U64, "of its blocks; each prefix counts all that it has"]
     ttl_ms: Annotated[U32, "until it ends"]
     priority: _Priority
     was_used: Annotated[Flag, "blocks of it were loaded since it is retained"]

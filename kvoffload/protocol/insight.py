@@ -131,7 +131,15 @@ class Insight(Reply):
     saved_us: Annotated[U64, "that engines did not compute"]
     models: Annotated[tuple[ModelUse, ...], Several(Shape(ModelUse), MAX_MODELS), "that use most"] = ()
     speeds: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_TIERS), "of reading, bytes a second"] = ()
-    hints: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "what came of hints"] = ()
+    hints: Annotated[
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "by action and outcome: retain_done"
+    ] = ()
+    hint_tokens: Annotated[
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "of hints' prefixes: what came of them"
+    ] = ()
+    retained: Annotated[U32, "prefixes that are retained now"] = 0
+    retained_bytes: Annotated[U64, "of their blocks, each counted for every prefix that has it"] = 0
+    retained_limit_bytes: Annotated[U64, "that they may have"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

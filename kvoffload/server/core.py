@@ -29,8 +29,6 @@ from kvoffload.protocol import (
     Greeting,
     Hello,
     Hint,
-    Hinted,
-    HintOutcome,
     Holding,
     Mark,
     Prefetch,
@@ -47,12 +45,13 @@ from kvoffload.protocol import (
     answer_fault,
     check_call,
 )
-from kvoffload.protocol.hints import ListRetained, Retained
+from kvoffload.protocol.hints import ListRetained
 from kvoffload.protocol.message import ONE_WAY_OPS, OneWay
 from kvoffload.protocol.survey import FindPrefix, FollowBlock
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.drain import DrainState, check_operator
 from kvoffload.server.event_feed import EventFeed, Space
+from kvoffload.server.hints.hint_calls import HintCalls
 from kvoffload.server.operators.counts import describe_draining
 from kvoffload.server.operators.fault_log import FaultLog
 from kvoffload.server.operators.operator_calls import OperatorCalls
@@ -71,7 +70,10 @@ from kvoffload.server.terms import CoreTerms
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.requests import TierRequests
 
-_ENDS_WITH_DRAIN = (Adopt, Promote)
+_ENDS_WITH_DRAIN = (Adopt, Hint, Promote)
+
+_TIMED = (Promote, Prefetch, FollowBlock, FindPrefix, Hint, ListRetained)
+"""Whoever serves these has to know the time."""
 
 _Answer: TypeAlias = ServerMessage | Callable[[], FoundLater] | None
 """None: there is none. A call: it takes long to find, on whatever thread."""
@@ -113,18 +115,23 @@ class ServerCore:
         self._closing: Closing | None = None
         self.faults = FaultLog()
         self._tiers = TierRequests(tiers, self._feed.tell_stored, self.faults)
+        self._hints = HintCalls(terms, self.domains, self._tiers)
         self._insight = OperatorCalls(
-            self.domains, tell_cleared=self.tell_cleared, express=express, on_prompt=on_prompt
+            self.domains,
+            tell_cleared=self.tell_cleared,
+            hints=self._hints.by_domain,
+            express=express,
+            on_prompt=on_prompt,
         )
         self._survey = Survey(self._sessions, self._tiers)
-        self._identities = Identities(terms.limits, self._sessions, self._feed.forget)
+        self._identities = Identities(
+            terms.limits, self._sessions, self._feed.forget, on_evict=self._hints.forget_spaces
+        )
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
             Adopt: self._adopt,
             **peer_calls(links, self._identities),
             Mark: lambda _, __: Done(),
-            Hint: lambda _, __: Hinted(outcome=HintOutcome.NOTHING),
-            ListRetained: lambda _, __: Retained(total=0, size_bytes=0, limit_bytes=0, prefixes=()),
             **self._insight.handlers,
             **self._survey.handlers,
             Subscribe: self._subscribe,
@@ -149,6 +156,7 @@ class ServerCore:
         """The domain serves from here on: memory was taken, or that of an old server adopted."""
         self._adoption.forget(domain)
         self.domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
+        self._hints.attach(domain, cache)
         self.faults.attempt(f"attaching tiers to domain {domain!r}", self._tiers.attach, domain, cache)
         waiting = self._sessions.attach(self.domains[domain])
         return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
@@ -292,8 +300,14 @@ class ServerCore:
         self.faults.attempt("sweep", self._sweep)
         self.faults.attempt("look", self._tiers.look)
 
+    def advance(self, now_ns: int) -> list[Sendable]:
+        """To be called in every turn of the loop: goes on with tiers and hints, and gives the answers that are due."""
+        self.faults.attempt("hints", self._hints.advance, now_ns)
+        return self._tiers.advance(now_ns)
+
     def tell_cleared(self, domain: str, name_space: int) -> None:
         """All blocks of a registered identity are being forgotten."""
+        self._hints.forget_spaces(domain, {name_space})
         fingerprint = self.domains[domain].fingerprints[name_space]
         self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
 
@@ -309,6 +323,7 @@ class ServerCore:
         it, and is told then."""
         if not self._drain.start(now_ns, deadline_ms):
             return []
+        self.faults.attempt("hints", self._hints.let_all_go)
         after_ms = self._terms.successor_after_ms if reason is ClosingReason.REPLACED else 0
         closing = self._closing = Closing(reason=reason, retry_after_ms=after_ms)
         return [ToLifeline(lifeline, closing) for session in self._sessions for lifeline in session.processes]
@@ -361,13 +376,17 @@ class ServerCore:
         if isinstance(message, Drain):
             behind += self.start_drain(now_ns, deadline_ms=message.deadline_ms)
             return self._count_draining()
-        if isinstance(message, Promote | Prefetch | FollowBlock | FindPrefix):
-            serve = self._tiers.serve if isinstance(message, Promote | Prefetch) else self._survey.find
-            return serve(connection, call, now_ns)
+        if isinstance(message, _TIMED):
+            return self._choose_timed(message)(connection, call, now_ns)
         answer = self._handlers[type(message)](connection, message)
         if isinstance(answer, Registered):
             behind += open_express(connection.session)
         return answer
+
+    def _choose_timed(self, message: ClientMessage) -> Callable[[Connection, Call, int], _Answer]:
+        if isinstance(message, Promote | Prefetch):
+            return self._tiers.serve
+        return self._hints.serve if isinstance(message, Hint | ListRetained) else self._survey.find
 
     def _greet_connection(
         self, key: bytes, connection: Connection | None, session: EngineSession, message: Hello

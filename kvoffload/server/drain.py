@@ -36,9 +36,12 @@ class DrainState:
 
 
 def check_operator(terms: CoreTerms, session: EngineSession, message: ClientMessage) -> Error | None:
-    """Who asks for what is for operators is one, or knows the token."""
-    if not message.is_for_operators:
-        return None
+    """Returns the refusal of what is for operators, of who is none."""
+    return check_stranger(terms, session, message) if message.is_for_operators else None
+
+
+def check_stranger(terms: CoreTerms, session: EngineSession, message: ClientMessage) -> Error | None:
+    """Returns the refusal of who is no operator, and does not know the token."""
     token, told = terms.operator_token, getattr(message, "token", "")
     if token and hmac.compare_digest(told.encode(), token.encode()):
         return None

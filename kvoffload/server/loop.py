@@ -236,7 +236,7 @@ class CacheServer:
         if self._is_stopping:
             self._send(self.core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
         self._serve_ready(self._bound_wait(timeout_s if self.has_memory else min(timeout_s, TAKING_TICK_S)))
-        self._send(self.core.tiers.advance(self._clock_ns()))
+        self._send(self.core.advance(self._clock_ns()))
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
             for part in (self.core, self.channels, self._express, self.peers):

@@ -135,6 +135,23 @@ TEST(a_lease_for_upkeep_is_no_use) {
     CHECK(!cache->search().find_used(space, chain(1, 2), used).ok());
 }
 
+TEST(uses_are_told_from_those_before_a_moment) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 3)), 3u);
+    CHECK(cache.take(session, space, chain(1, 1)).has_value());
+    const std::uint32_t before = cache->search().use_clock();
+    CHECK(cache.take(session, space, chain(1, 1, 1)).has_value());
+    std::array<std::uint8_t, 3> used{};
+    CHECK(cache->search().find_used(space, chain(1, 3), used, before).ok());
+    CHECK((used == std::array<std::uint8_t, 3>{0, 1, 0}));
+    CHECK(cache->search().find_used(space, chain(1, 3), used).ok());
+    CHECK((used == std::array<std::uint8_t, 3>{1, 1, 0}));
+    CHECK(cache->search().find_used(space, chain(1, 3), used, cache->search().use_clock()).ok());
+    CHECK((used == std::array<std::uint8_t, 3>{0, 0, 0}));
+}
+
 TEST(what_a_session_may_hold_is_bounded_and_nothing_stays_pinned) {
     SmallCache cache;
     const Space space = cache.open();

@@ -12,6 +12,7 @@ TEST(a_session_reserves_at_most_its_limit) {
     const std::vector<Ticket> tickets = cache.reserve(session, space, chain(1, 8));
     CHECK_EQUAL(tickets.size(), 5u);
     CHECK_EQUAL(cache->stats().refused, 1u);
+    CHECK_EQUAL(cache->reservations().without_room(), 0u);
     CHECK_EQUAL(cache->reservations().abort(session, std::span(tickets).first(2)), 2u);
     CHECK_EQUAL(cache.reserve(session, space, chain(2, 8)).size(), 2u);
     CHECK(cache.reserve(0, space, chain(2, 8)).empty());
@@ -30,6 +31,7 @@ TEST(with_everything_leased_reservations_are_refused_until_something_is_released
     CHECK(cache.reserve(session, space, chain(9999, 5)).empty());
     CHECK_EQUAL(cache->removals().evict(1), 0u);
     CHECK_EQUAL(cache->stats().refused, 1u);
+    CHECK_EQUAL(cache->reservations().without_room(), 1u);
     CHECK_EQUAL(cache->stats().evicted, 0u);
     CHECK(cache->leases().release(session, leases[17]) && cache->leases().release(session, leases[18]));
     CHECK_EQUAL(cache.put(session, space, chain(9999, 5)), 2u);

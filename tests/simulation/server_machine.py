@@ -276,7 +276,7 @@ class Server:
 
     def _advance_tiers(self) -> None:
         """As the loop does in each of its turns, of which there is one when something is due."""
-        self._send(self.core.tiers.advance(self.timeline.now_ns))
+        self._send(self.core.advance(self.timeline.now_ns))
         due_ns = self.core.tiers.next_ns()
         if due_ns is not None and self._tiers_due_ns not in range(self.timeline.now_ns, due_ns + 1):
             self._tiers_due_ns = max(due_ns, self.timeline.now_ns) + MILLISECOND_NS

@@ -33,6 +33,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
 from kvoffload.server.channels.express_channels import ExpressChannels
+from kvoffload.server.hints.hint_calls import DomainHints
 from kvoffload.server.operators.counts import cut_text, describe_counts
 from kvoffload.server.operators.prompt_ledger import NOT_ASKED, FoundBlock, OnPrompt, PromptLedger, find_block
 from kvoffload.server.outbox import FoundLater
@@ -54,12 +55,14 @@ class OperatorCalls:
         domains: Mapping[str, Domain],
         *,
         tell_cleared: Callable[[str, int], None],
+        hints: Mapping[str, DomainHints],
         express: ExpressChannels | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
         """`tell_cleared` hears of each namespace of a domain whose blocks are about to be forgotten, `on_prompt` of all
-        that engines ask for."""
+        that engines ask for. `hints` has what hints have done, by domain."""
         self._tell_cleared = tell_cleared
+        self._hints = hints
         self._express = express
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
         self._errors: Counter[ErrorCode] = Counter()
@@ -139,7 +142,7 @@ class OperatorCalls:
 
     def _inspect(self, domain: Domain) -> Insight:
         ledger = self._ledgers[domain.name]
-        counts = ledger.counts
+        counts, hints = ledger.counts, self._hints[domain.name]
         return Insight(
             outcomes=_name(ledger.tokens),
             errors=_name(self._count_errors()),
@@ -149,6 +152,11 @@ class OperatorCalls:
             saved_us=counts.saved_us,
             models=_describe_models(domain),
             speeds=tuple(_describe_speeds(domain)),
+            hints=_name(hints.done),
+            hint_tokens=_name(hints.tokens),
+            retained=len(hints.retentions),
+            retained_bytes=hints.retentions.size_bytes,
+            retained_limit_bytes=hints.retentions.limit_bytes,
         )
 
     def _count_errors(self) -> dict[str, int]:

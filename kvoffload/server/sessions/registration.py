@@ -27,6 +27,9 @@ _TRIES = 4
 OnForgotten = Callable[[str, Mapping[int, bytes]], None]
 """Hears of a domain's forgotten identities: its name, and fingerprints by namespace."""
 
+OnEvict = Callable[[str, Set[int]], None]
+"""Hears of a domain's identities before their blocks are evicted."""
+
 
 class Identities:
     """Those of all domains. Belongs to the thread of the server's core.
@@ -37,11 +40,19 @@ class Identities:
     them that nobody has registered for longest.
     """
 
-    def __init__(self, limits: ServerLimits, sessions: Iterable[EngineSession], on_forgotten: OnForgotten) -> None:
+    def __init__(
+        self,
+        limits: ServerLimits,
+        sessions: Iterable[EngineSession],
+        on_forgotten: OnForgotten,
+        *,
+        on_evict: OnEvict = lambda *_: None,
+    ) -> None:
         """Takes its limits. `sessions` gives all that there are at the moment, whenever it is gone through."""
         self._limits = limits
         self._sessions = sessions
         self._on_forgotten = on_forgotten
+        self._on_evict = on_evict
 
     def register(self, connection: Connection, message: Register) -> Registered | Error:
         """The namespace of the session's blocks, the same for all its processes. A refusal changes nothing but what is
@@ -136,6 +147,7 @@ class Identities:
     def _evict(self, domain: Domain, name_spaces: Sequence[int]) -> bool:
         """Their blocks, and those that have none then are forgotten. False: another thread has to end it first."""
         assert domain.cache is not None
+        self._on_evict(domain.name, set(name_spaces))
         if not domain.cache.leave_evict(name_spaces):
             return False
         logger.info("domain %r: %d identities that no engine has registered gave way", domain.name, len(name_spaces))

@@ -147,12 +147,13 @@ nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t n
         cache, [&](CacheCore& core) { return core.leases().acquire_entries(session, space, keys, shards, purpose); })));
 }
 
-nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
+nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes,
+                    std::optional<std::uint32_t> since) {
     const Space space = open_space(cache, name_space, group);
     const BufferView view(hashes);
     std::vector<std::uint8_t> found(hashes_of(view).size() / kHashBytes);
-    raise_if_not_ok(
-        without_gil(cache, [&](CacheCore& core) { return core.search().find_used(space, view.bytes(), found); }));
+    raise_if_not_ok(without_gil(
+        cache, [&](CacheCore& core) { return core.search().find_used(space, view.bytes(), found, since); }));
     return to_bytes(found);
 }
 
@@ -407,7 +408,10 @@ void bind_cache(nb::module_& module) {
         .def("lookup", lookup)
         .def("acquire", acquire)
         .def("acquire_entries", acquire_entries)
-        .def("find_used", find_used)
+        .def("find_used", find_used, nb::arg("name_space"), nb::arg("group"), nb::arg("hashes"),
+             nb::arg("since").none())
+        .def("use_clock", [](const Cache& self) { return self.core()->search().use_clock(); })
+        .def("without_room", [](const Cache& self) { return self.core()->reservations().without_room(); })
         .def("find_departed", find_departed)
         .def("find_stored", find_stored)
         .def("release",

@@ -87,15 +87,22 @@ Result<EntrySurvey> EntrySearch::survey(std::span<const std::uint8_t> prefix, st
     return survey;
 }
 
-Status EntrySearch::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const {
+Status EntrySearch::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found,
+                              std::optional<std::uint32_t> since) const {
     if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
         return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
     }
     std::vector<Found> entries(found.size());
     find_entries(state_.view, space, hashes, 1, entries);
     for (std::size_t i = 0; i < found.size(); ++i) {
-        const EntryNumber entry = entries[i].entry;
-        found[i] = entry != kNoEntry && (state_.view.entries[entry].tiers.load(kRelaxed) & kWasUsed) != 0 ? 1 : 0;
+        found[i] = 0;
+        if (entries[i].entry == kNoEntry) {
+            continue;
+        }
+        const Entry& entry = state_.view.entries[entries[i].entry];
+        const bool was_used = (entry.tiers.load(kRelaxed) & kWasUsed) != 0;
+        const auto later = static_cast<std::int32_t>(entry.recency.load(kRelaxed) - since.value_or(0));
+        found[i] = was_used && (!since || later > 0) ? 1 : 0;
     }
     return {};
 }

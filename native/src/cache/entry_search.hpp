@@ -35,8 +35,13 @@ public:
     // Whether each block is readable; `found` as long as there are hashes.
     Status lookup(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
 
-    // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes.
-    Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found) const;
+    // Whether each block is readable and was acquired for use since it is; `found` as long as there are hashes. With
+    // `since`, whether the last time was after `use_clock` said so.
+    Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found,
+                     std::optional<std::uint32_t> since = std::nullopt) const;
+
+    // Grows with every acquire for use, and begins anew behind its end.
+    std::uint32_t use_clock() const { return state_.view.header->clock.load(std::memory_order_relaxed); }
 
     // What became of blocks that are not there (any more), where that is remembered; as long as there are hashes.
     Status find_departed(Space space, std::span<const std::uint8_t> hashes,

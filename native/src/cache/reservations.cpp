@@ -77,6 +77,7 @@ bool Reservations::reserve_next(Reserving& reserving) {
         }
         if (entry == kNoEntry) {
             refused_.fetch_add(1, kRelaxed);
+            without_room_.fetch_add(reserving.is_charged ? 1 : 0, kRelaxed);
             return end({});
         }
         reserving.is_charged = false;

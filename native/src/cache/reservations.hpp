@@ -60,6 +60,9 @@ public:
     // Those that found everything in use, since this process has the cache.
     std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
 
+    // Of the refused ones, those that all the pool's room was in use for; the others were over their session's limit.
+    std::uint64_t without_room() const noexcept { return without_room_.load(std::memory_order_relaxed); }
+
 private:
     struct LeftJob;
     // A reservation on its way, part by part.
@@ -91,6 +94,7 @@ private:
     std::array<std::atomic<std::uint32_t>, kSessionLimit> count_by_place_{};
     std::array<std::atomic<bool>, kSessionLimit> is_searched_{};  // for what the place's session has reserved
     std::atomic<std::uint64_t> refused_ = 0;
+    std::atomic<std::uint64_t> without_room_ = 0;
 };
 
 }  // namespace kvo

@@ -1,0 +1,132 @@
+"""What a prefetch brings up comes from the tiers, within a bound; what nobody loads is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvoffload.cache import Ask
+from kvoffload.protocol import HintAction, HintOutcome
+from kvoffload.server.hints import prefetches
+from kvoffload.server.tiering.chain import TierChain
+from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.traffic import TierTraffic
+from tests.kit.cache.cache_model import KIB, PLAIN, make_chain
+from tests.kit.server.explained import store
+from tests.kit.server.harness import Client, Server
+from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, watch
+from tests.kit.tiers.memory_tier import MemoryTier
+
+PREFETCH = HintAction.PREFETCH
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    tier = TierTraffic(MemoryTier(), TierTerms(name="disk"), open_pidfd=lambda: 1_000_000)
+    with Server(terms=TERMS, tiers={"main": TierChain([tier])}) as made:
+        yield made
+
+
+@pytest.fixture
+def engine(server: Server) -> Client:
+    return server.process("first").join(PLAIN)
+
+
+def bring_down(engine: Client, chain: bytes, *, kept: int = 0) -> None:
+    """Its blocks are in the tier, and but for the first few not in memory any more."""
+    store(engine, chain)
+    turn(engine)
+    engine.server.cache.invalidate(engine.name_space, 0, chain[kept * 32 :])
+
+
+def turn(engine: Client) -> None:
+    for _ in range(8):
+        pass_time(engine, 0.001)
+
+
+def count_there(engine: Client, chain: bytes) -> int:
+    return int(engine.server.cache.lookup(engine.name_space, 0, chain).sum())
+
+
+def load(engine: Client, chain: bytes) -> None:
+    session = engine.server.cache.open_session()
+    found = engine.server.cache.acquire(session, engine.name_space, Ask(chain))
+    assert found.is_hit
+    engine.server.cache.release(session, found.lease)
+
+
+def test_it_answers_what_memory_and_tiers_have_and_brings_the_rest(server: Server, engine: Client) -> None:
+    chain = make_chain(1, 8)
+    bring_down(engine, chain, kept=2)
+    told = hint(engine, PREFETCH, chain + bytes(64))
+    assert (told.outcome, told.tokens, told.ttl_ms) == (HintOutcome.PARTLY, 128, 0)
+    turn(engine)
+    assert count_there(engine, chain) == 8
+    assert hint(engine, PREFETCH, chain).outcome is HintOutcome.DONE
+    load(engine, chain)
+    pass_time(engine, 1)
+    assert counts(watch(server))[1] == {"hit_prefetched": 6 * 16}
+    assert hint(engine, PREFETCH, make_chain(2, 4)).outcome is HintOutcome.NOTHING
+
+
+def test_up_to_a_limit_of_tokens(engine: Client) -> None:
+    chain = make_chain(1, 8)
+    bring_down(engine, chain)
+    told = hint(engine, PREFETCH, chain, limit=70)
+    assert (told.outcome, told.tokens) == (HintOutcome.DONE, 64)
+    turn(engine)
+    assert count_there(engine, chain) == 4
+
+
+def test_what_nobody_loads_is_counted_and_bounds_what_comes(server: Server, engine: Client) -> None:
+    """However many are asked for, others' blocks make room for no more than that."""
+    first, second = make_chain(1, 32), make_chain(2, 8)
+    bring_down(engine, first)
+    bring_down(engine, second)
+    told = hint(engine, PREFETCH, first)
+    assert (told.outcome, told.tokens) == (HintOutcome.PARTLY, 24 * 16)
+    turn(engine)
+    assert count_there(engine, first) == 24
+    told = hint(engine, PREFETCH, second)
+    assert (told.outcome, told.tokens) == (HintOutcome.OVER_LIMIT, 0)
+    pass_time(engine, prefetches.UNUSED_S)
+    assert counts(watch(server))[1] == {"unused_prefetched": 24 * 16}
+    assert hint(engine, PREFETCH, second).outcome is HintOutcome.DONE
+
+
+def test_what_was_loaded_makes_place_for_more(engine: Client) -> None:
+    first, second = make_chain(1, 24), make_chain(2, 24)
+    bring_down(engine, first)
+    bring_down(engine, second)
+    hint(engine, PREFETCH, first)
+    turn(engine)
+    load(engine, first)
+    pass_time(engine, 1)
+    assert hint(engine, PREFETCH, second).tokens == 24 * 16
+
+
+def test_no_more_come_at_a_time_than_leave_the_tier_to_engines(engine: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetches, "MAX_COMING", 0)
+    chain = make_chain(1, 8)
+    bring_down(engine, chain)
+    assert hint(engine, PREFETCH, chain).outcome is HintOutcome.OVER_LIMIT
+
+
+def test_a_session_that_was_elsewhere_is_retained_when_it_has_come(server: Server, engine: Client) -> None:
+    chain, operator = make_chain(1, 8), watch(server)
+    bring_down(engine, chain, kept=2)
+    told = hint(engine, HintAction.HAND_OVER, chain, session="s", ttl_ms=9000, priority=1)
+    assert (told.outcome, told.tokens, told.ttl_ms) == (HintOutcome.DONE, 128, 9000)
+    turn(engine)
+    [row] = list_retained(operator)
+    assert (row.session, row.engine, row.tokens, row.size_bytes) == ("s", "first", 128, 8 * 4 * KIB)
+
+
+def test_one_that_is_released_while_it_comes_is_not_retained(server: Server, engine: Client) -> None:
+    chain, operator = make_chain(1, 8), watch(server)
+    bring_down(engine, chain)
+    assert hint(engine, HintAction.HAND_OVER, chain, session="s").outcome is HintOutcome.DONE
+    assert hint(engine, HintAction.RELEASE, session="s").outcome is HintOutcome.DONE
+    turn(engine)
+    assert list_retained(operator) == []

@@ -1,0 +1,138 @@
+"""How much may be retained, by whom, and what gives way to whom: by the stated order, and nobody takes the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvoffload.protocol import HintAction, HintOutcome
+from kvoffload.protocol.hints import ListRetained
+from kvoffload.server import DomainTerms
+from kvoffload.server.hints import retentions
+from kvoffload.server.sessions.domain import TenantTerms
+from tests.kit.cache.cache_model import KIB, PLAIN, make_chain
+from tests.kit.server.explained import store
+from tests.kit.server.harness import UID, Server
+from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, watch
+
+RETAIN, RELEASE = HintAction.RETAIN, HintAction.RELEASE
+BLOCKS = 256
+"""That the memory has room for, of PLAIN."""
+MOST = 95
+"""That one alone may retain: three quarters of half of them, but for one."""
+
+
+def test_where_a_reservation_finds_no_room_the_weakest_give_way_first() -> None:
+    """By priority, and among equals by when they end."""
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        for number, (ttl_ms, priority) in enumerate([(9000, 0), (8000, 0), (3000, 5), (9000, 1)]):
+            store(engine, make_chain(number, 8))
+            hint(engine, RETAIN, make_chain(number, 8), session=str(number), ttl_ms=ttl_ms, priority=priority)
+        assert [row.session for row in list_retained(operator)] == ["1", "0", "3", "2"]
+        pass_time(engine, 0.2)
+        assert len(list_retained(operator)) == 4
+        # All else is in use.
+        session = server.cache.open_session()
+        held = server.cache.reserve(session, engine.name_space, 0, count=BLOCKS)
+        assert len(held) == BLOCKS - 4 * 8
+        pass_time(engine, 0.2)
+        assert [row.session for row in list_retained(operator)] == ["0", "3", "2"]
+        # As many as are wanted find room, and nothing more gives way.
+        assert len(server.cache.reserve(session, engine.name_space, 0, count=8)) == 8
+        pass_time(engine, 0.2)
+        assert [row.session for row in list_retained(operator)] == ["0", "3", "2"]
+        for left in (["3", "2"], ["2"], []):
+            server.cache.reserve(session, engine.name_space, 0, count=9)
+            pass_time(engine, 0.2)
+            assert [row.session for row in list_retained(operator)] == left
+        assert counts(operator)[1] == {"hit_retained": 0, "unused_retained": 4 * 128, "gave_way": 4 * 128}
+
+
+def test_a_session_over_its_own_limit_takes_nothing_from_others() -> None:
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        store(engine, make_chain(1, 8))
+        hint(engine, RETAIN, make_chain(1, 8), session="s")
+        session = server.cache.open_session(held_limit_bytes=4096)
+        assert len(server.cache.reserve(session, engine.name_space, 0, count=5)) == 1
+        pass_time(engine, 0.2)
+        assert len(list_retained(operator)) == 1
+
+
+def test_one_alone_retains_a_part_and_its_weaker_ones_give_way_to_its_stronger() -> None:
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        for number in range(3):
+            store(engine, make_chain(number, 40))
+        assert hint(engine, RETAIN, make_chain(0, 40), session="a", priority=1).outcome is HintOutcome.DONE
+        assert hint(engine, RETAIN, make_chain(1, 40), session="b", priority=2).outcome is HintOutcome.DONE
+        for priority in (0, 1):
+            told = hint(engine, RETAIN, make_chain(2, 40), session="c", priority=priority, ttl_ms=1000)
+            assert told.outcome is HintOutcome.OVER_LIMIT
+        assert [row.session for row in list_retained(operator)] == ["a", "b"]
+        assert hint(engine, RETAIN, make_chain(2, 40), session="c", priority=3).outcome is HintOutcome.DONE
+        assert [row.session for row in list_retained(operator)] == ["b", "c"]
+        # The session's own former one does not count.
+        assert hint(engine, RETAIN, make_chain(2, 40), session="b", priority=3).outcome is HintOutcome.DONE
+        told = operator.ask(ListRetained())
+        assert told.size_bytes <= MOST * 4 * KIB < told.limit_bytes == BLOCKS * 4 * KIB // 2
+
+
+def test_a_prefix_that_is_too_long_is_not_retained() -> None:
+    with Server(terms=TERMS) as server:
+        engine = server.process("first").join(PLAIN)
+        store(engine, make_chain(0, MOST + 1))
+        assert hint(engine, RETAIN, make_chain(0, MOST + 1)).outcome is HintOutcome.OVER_LIMIT
+        assert hint(engine, RETAIN, make_chain(0, MOST)).outcome is HintOutcome.DONE
+
+
+def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retentions, "MAX_RETAINED", 8)
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        store(engine, make_chain(0, 16))
+        for end in range(16):
+            hint(engine, RETAIN, make_chain(0, end + 1), session=str(end))
+            pass_time(engine, 0.01)
+        # Each ends later than those before it.
+        assert [row.session for row in list_retained(operator)] == [str(end) for end in range(10, 16)]
+
+
+def test_a_tenant_retains_no_more_than_half_its_quota() -> None:
+    tenants = (TenantTerms(name="small", quota_bytes=16 * 4 * KIB), TenantTerms(name="other"))
+    with Server(terms=TERMS, domains=[DomainTerms(name="main", tenants=tenants)]) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        store(engine, make_chain(0, 32))
+        assert hint(engine, RETAIN, make_chain(0, 9), session="s").outcome is HintOutcome.OVER_LIMIT
+        assert hint(engine, RETAIN, make_chain(0, 8), session="s").outcome is HintOutcome.DONE
+        assert hint(engine, RETAIN, make_chain(0, 32), session="s", tenant=2).outcome is HintOutcome.DONE
+        # Two tenants' sessions of one name are two.
+        assert [(row.session, row.tenant) for row in list_retained(operator)] == [("s", "small"), ("s", "other")]
+        assert hint(engine, RELEASE, session="s", tenant=2).outcome is HintOutcome.DONE
+        assert [row.tenant for row in list_retained(operator)] == ["small"]
+
+
+def test_nobody_takes_the_rest_and_a_newcomer_has_a_part() -> None:
+    with Server(terms=TERMS) as server:
+        first = server.process("first").join(PLAIN)
+        second = server.process("second", uid=UID + 1).join(PLAIN)
+        store(first, make_chain(0, MOST))
+        hint(first, RETAIN, make_chain(0, MOST), session="s")
+        assert hint(second, RETAIN, make_chain(0, 24), session="s", priority=9).outcome is HintOutcome.DONE
+        assert hint(second, RETAIN, make_chain(0, 25), session="s", priority=9).outcome is HintOutcome.OVER_LIMIT
+        assert [row.tokens for row in list_retained(watch(server))] == [MOST * 16, 24 * 16]
+
+
+def test_when_the_index_has_no_room_for_a_lease_it_is_said() -> None:
+    with Server(terms=TERMS) as server:
+        engine, chain = server.process("a").join(PLAIN), make_chain(1, 4)
+        store(engine, chain)
+        sessions = []
+        while True:
+            try:
+                sessions.append(server.cache.open_session())
+            except RuntimeError:
+                break
+        assert hint(engine, RETAIN, chain).outcome is HintOutcome.NO_ROOM
+        assert np.array(sessions).size
