@@ -50,8 +50,8 @@ TURNS = 6
 """Of each agent. Between two of them others fill the pool more than three times."""
 SESSIONS_POOL_SHARE = 1 / 20
 """A pool has so much of all that others compute beside agents."""
-AGENTS_SHARE = 0.4
-"""Of the pool, which agents' sessions have at their ends: less than a server retains at most."""
+AGENTS_SHARE = 1 / 3
+"""Of the pool, which agents' sessions have at their ends: a little less than a server retains for one user."""
 SHARED_POOL = 256 * GIB
 """Of conversations and agents: ours and the ideal one's."""
 
