@@ -215,7 +215,8 @@ class VirtualEngine:
     # ---- a step ----
 
     def arrive(self, ask: Ask, at_s: float) -> None:
-        sampling = SamplingParams(temperature=0, max_tokens=len(ask.answer), ignore_eos=True)
+        extra = None if ask.wishes is None else {"kv_transfer_params": dict(ask.wishes)}
+        sampling = SamplingParams(temperature=0, max_tokens=len(ask.answer), ignore_eos=True, extra_args=extra)
         request = Request(ask.name, ask.prompt, sampling, None, arrival_time=at_s, block_hasher=self._hasher)
         self._under_way[ask.name] = Served(ask, request, at_s)
         self._told[ask.name] = 0

@@ -25,6 +25,7 @@ from benchmarks.ground.work import (
     cut,
     make_agents,
     make_fresh,
+    mix_agents,
     read_conversations,
     repeat,
     write_conversations,
@@ -44,6 +45,13 @@ PARTS = 4
 POOL_SHARE = 1 / 10
 """A pool that is too small has so much of all that conversations have computed."""
 SHORT_TOKENS = 20_000
+AGENTS = 4
+TURNS = 6
+"""Of each agent. Between two of them others fill the pool more than three times."""
+SESSIONS_POOL_SHARE = 1 / 20
+"""A pool has so much of all that others compute beside agents."""
+AGENTS_SHARE = 1 / 3
+"""Of the pool, which agents' sessions have at their ends: a little less than a server retains for one user."""
 SHARED_POOL = 256 * GIB
 """Of conversations and agents: ours and the ideal one's."""
 
@@ -257,6 +265,77 @@ def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
     yield from _serve_beside_ideal(model, ground, parts, params, pool_bytes=pool_bytes)
 
 
+def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
+    """Agents' turns among conversations of twenty times the pool's size, with their sessions named and without."""
+    asks = [ask for ask in read_conversations(ground.find_trace(), limit=480) if ask.tokens <= SHORT_TOKENS]
+    if ground.is_short:
+        asks = asks[: len(asks) // 3]
+    count = AGENTS // 2 if ground.is_short else AGENTS
+    others = cut(come_at(asks, tokens_per_s=LOADS[1] * StepCost(model).prefill_rate()), TURNS)
+    with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
+        _serve_parts(engine, others)
+        connector: Any = engine.scheduler.connector
+        all_bytes = connector.pool.used_bytes
+    pool_bytes = max(round(all_bytes * SESSIONS_POOL_SHARE / SEGMENT_BYTES), 1) * SEGMENT_BYTES
+    # At their ends the sessions have so much of the pool.
+    last_tokens = int(AGENTS_SHARE * pool_bytes / _count_token_bytes(model) / count)
+    turn_tokens = last_tokens // (2 * len(others))
+    agents = make_agents(
+        count,
+        turns=len(others),
+        first_tokens=last_tokens - len(others) * turn_tokens,
+        tool_tokens=turn_tokens - turn_tokens // 4,
+        new_tokens=turn_tokens // 4,
+        think_s=1.0,
+    )
+    params: Params = {"model": model.name, "scenario": "sessions", "pool_mib": pool_bytes // MIB, "agents": count}
+    plain, named = mix_agents(others, agents), mix_agents(others, agents, ttl_s=3600.0)
+    runs = {}
+    for name, parts in (("without", plain), ("with", named)):
+        with open_ours(model, EngineTerms(), pool_bytes=pool_bytes) as engine:
+            runs[name] = _serve_parts(engine, parts)
+            left = count_left(engine)
+    for name, size_bytes in (("ideal", pool_bytes), ("all", ROOM)):
+        with open_ideal(model, EngineTerms(), pool_bytes=size_bytes) as engine:
+            runs[name] = _serve_parts(engine, plain)
+    hits = {name: _divide_hits(run) for name, run in runs.items()}
+    params |= {"agent_turns": len(agents), "requests": len(agents) + len(asks)}
+    yield Result(
+        name="sessions' tokens hit",
+        value=hits["with"][0],
+        limit=max(hits["all"][0], 1),
+        unit="tokens",
+        spread=0.0,
+        goal=Goal(Measure.RATIO, Bound.AT_LEAST, 0.95),
+        params={**params, "without": hits["without"][0], "ideal": hits["ideal"][0]},
+    )
+    yield Result(
+        name="others' tokens hit",
+        value=hits["with"][1],
+        limit=max(hits["without"][1], 1),
+        unit="tokens",
+        spread=0.0,
+        goal=Goal(Measure.RATIO, Bound.AT_LEAST, 1 - AGENTS_SHARE),
+        params={**params, "ideal": hits["ideal"][1], "all": hits["all"][1]},
+    )
+    yield from _scheduler_times(runs["with"], params)
+    yield _left(left, params)
+
+
+def _count_token_bytes(model: Model) -> float:
+    """What a token of a prompt takes of a pool."""
+    with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
+        engine.serve(make_fresh(1, tokens=8192, new_tokens=64, per_s=0))
+        connector: Any = engine.scheduler.connector
+        return float(connector.pool.used_bytes) / 8192
+
+
+def _divide_hits(run: Run) -> tuple[int, int]:
+    """Tokens hit of agents, and of others."""
+    agents = sum(one.cached_tokens for one in run.served if one.ask.name.startswith("agent-"))
+    return agents, _count_hits(run) - agents
+
+
 def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
     """Nothing is reused: what the connector costs in output tokens a second."""
     asks = make_fresh(64 if ground.is_short else 160, tokens=2000, new_tokens=200, per_s=0, seed=6)
@@ -284,7 +363,7 @@ def _read_conversations(model: Model, ground: Ground) -> list[Ask]:
 
 
 Scenario = Callable[[Model, Ground], Iterator[Result]]
-SHORT: Sequence[Scenario] = (save_all, save_before_eviction, carry_backlog, divide, compute_all)
+SHORT: Sequence[Scenario] = (save_all, save_before_eviction, carry_backlog, divide, keep_sessions, compute_all)
 ALL: Sequence[Scenario] = (
     save_all,
     save_before_eviction,
@@ -294,6 +373,7 @@ ALL: Sequence[Scenario] = (
     serve_conversations,
     outgrow_pool,
     serve_agents,
+    keep_sessions,
     compute_all,
 )
 

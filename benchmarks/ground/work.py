@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class Ask:
     arrival_s: float = 0.0
     after: Ask | None = field(default=None, repr=False)
     """The turn before; this one arrives so long after it has ended."""
+    wishes: Mapping[str, Any] | None = field(default=None, repr=False)
+    """What it asks of the connector, in `kv_transfer_params`."""
 
     @property
     def tokens(self) -> int:
@@ -91,6 +94,29 @@ def make_agents(
             asks.append(before)
             prompt = prompt + answer + make_tokens(seed * 7_000_003 + session * 1000 + turn, tool_tokens)
     return asks
+
+
+def mix_agents(parts: Sequence[Sequence[Ask]], agents: Sequence[Ask], *, ttl_s: float = 0.0) -> list[list[Ask]]:
+    """Other requests with one turn of each agent in every part, at some time of it. With `ttl_s` agents name their
+    sessions, and let them go with the last turn."""
+    chance, turns = random.Random(len(agents)), _count_turns(agents)
+    mixed = [list(part) for part in parts]
+    for ask in agents:
+        name, _, turn = ask.name.rpartition("-")
+        if int(turn) >= len(parts):
+            continue
+        part = mixed[int(turn)]
+        wishes: dict[str, Any] = {"session": name, "session_ttl_s": ttl_s}
+        if int(turn) + 1 == min(turns, len(parts)):
+            action = {"action_id": "1", "action_type": "release", "action_version": "1", "payload": {"session": name}}
+            wishes["kv_hints"] = {"protocol_version": "1", "message_id": ask.name, "actions": [action]}
+        at_s = chance.uniform(0, parts[int(turn)][-1].arrival_s)
+        part.append(Ask(ask.name, ask.prompt, ask.answer, at_s, wishes=wishes if ttl_s else None))
+    return mixed
+
+
+def _count_turns(agents: Sequence[Ask]) -> int:
+    return 1 + max(int(ask.name.rpartition("-")[2]) for ask in agents)
 
 
 def read_conversations(trace: Path, *, limit: int) -> list[Ask]:

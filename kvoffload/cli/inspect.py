@@ -43,6 +43,15 @@ def sessions(
         _show(inspector.list_sessions(), as_json=as_json, nothing="nobody is joined")
 
 
+@inspect_app.command(short_help="Agents' sessions: turns, hits, seconds saved.")
+def agents(
+    file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
+) -> None:
+    """What agents' sessions got of the cache: the requests that have the same `session`."""
+    with _inspecting(file, assignments, token) as inspector:
+        _show(inspector.list_agents(), as_json=as_json, nothing="no request has named a session yet")
+
+
 @inspect_app.command(short_help="Whose blocks there are, and their geometry.")
 def identities(
     file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvoffload.cache import Leaving
 from kvoffload.errors import ServerError
+from kvoffload.protocol import AgentSession, AgentSessions, ListAgentSessions
 from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
 from kvoffload.protocol.message import Reply, Request
 from kvoffload.protocol.survey import (
@@ -45,6 +46,15 @@ class Inspector:
     def list_sessions(self) -> list[Row]:
         """A row for each process."""
         return [_describe_process(process) for process in self._processes()]
+
+    def list_agents(self) -> list[Row]:
+        """A row for each agent's session that the server remembers, the one with the latest turn first."""
+        rows: list[Row] = []
+        while True:
+            answer = self._ask(ListAgentSessions(first=len(rows), token=self._token), AgentSessions)
+            rows += map(describe_agent, answer.sessions)
+            if len(rows) >= answer.total or not answer.sessions:
+                return rows
 
     def list_identities(self) -> list[Row]:
         """The one that came first first."""
@@ -125,6 +135,18 @@ class Inspector:
         answer = self._look_into(message)
         assert isinstance(answer, kind), answer
         return answer
+
+
+def describe_agent(session: AgentSession) -> Row:
+    """What its turns asked for, and what came of it."""
+    return {
+        "session": session.name,
+        "turns": session.turns,
+        "asked_tokens": session.asked,
+        "hit_tokens": session.promised,
+        "from_tiers": session.lower,
+        "saved_s": round(session.saved_us / 1e6, 3),
+    }
 
 
 def _describe_process(process: JoinedProcess) -> Row:

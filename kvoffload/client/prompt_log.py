@@ -38,6 +38,8 @@ class PromptNote:
     """Promised from below memory."""
     saved_us: int = 0
     miss: Miss = Miss.NEVER_SEEN
+    session: str = ""
+    """An agent's, whose turn it is."""
     on_explained: Callable[[Explanation], None] | None = None
     """Hears the server's view, if there is one, on any thread; it must not call the client."""
 
@@ -88,6 +90,7 @@ class PromptLog:
             group=self._group,
             missing=self._find_missing(note),
             tags=hashes[:, :TAG_BYTES].tobytes(),
+            session=note.session,
         )
 
     def _find_missing(self, note: PromptNote) -> bytes:

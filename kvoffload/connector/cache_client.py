@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, Placed, Publication, ReservedSlots, SegmentMap
-from kvoffload.client import FarTerms, PendingAcquire, PromptNote
+from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
+from kvoffload.protocol import Hinted
 
 
 class CacheClient(Protocol):
@@ -43,6 +45,7 @@ class CacheClient(Protocol):
     def publish(self, publication: Publication) -> bool: ...
     def abort(self, slots: ReservedSlots) -> None: ...
     def invalidate(self, group: int, hashes: Buffer) -> None: ...
+    def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> object: ...
     def note_prompt(self, note: PromptNote) -> None: ...
     def close(self) -> None: ...
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 MAX_PIN_S = 3600.0
 MAX_TENANT_LENGTH = 64
+MAX_SESSION_LENGTH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,10 @@ class RequestTerms:
     pin_s: float = 0.0
     """How long its blocks should be kept from eviction."""
     tenant: str = ""
+    session: str = ""
+    """An agent's, whose turn it is."""
+    session_ttl_s: float = 0.0
+    """How long what the session has so far should be kept from eviction, until its next turn."""
 
     def find_save_limit(self, prompt_tokens: int) -> int | None:
         """Tokens beyond which nothing is saved of a request with such a prompt; None: there is no limit."""
@@ -58,6 +63,12 @@ def _is_pin_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_PIN_S
 
 
+def is_session(value: Any) -> bool:
+    """Says whether it may name an agent's session."""
+    # It goes into messages as one line of text.
+    return isinstance(value, str) and len(value) <= MAX_SESSION_LENGTH and value.isascii() and value.isprintable()
+
+
 def _is_tenant(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_TENANT_LENGTH
 
@@ -71,16 +82,17 @@ _TERMS = {
     "expect_tokens": _Term("a whole number, 0 or more", _is_token_count),
     "pin_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
     "tenant": _Term(f"a text of at most {MAX_TENANT_LENGTH} characters", _is_tenant),
+    "session": _Term(f"a text of at most {MAX_SESSION_LENGTH} printable ASCII characters", is_session),
+    "session_ttl_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
 }
 
 
-def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
+def read_terms(params: Mapping[str, object], session: str = "") -> tuple[RequestTerms, str]:
     """The terms, and one line about values that are not allowed: those terms stay at their defaults, nothing fails.
 
-    Keys that we do not know are another connector's. None is as good as absent: clients write null for it.
+    `session`: what the engine itself calls the request's, which counts where a time is set and no name. Keys that we do
+    not know are another connector's. None is as good as absent: clients write null for it.
     """
-    if not params:
-        return NO_TERMS, ""
     given = {name: value for name in _TERMS if (value := params.get(name)) is not None}
     wrong = {name for name, value in given.items() if not _TERMS[name].accepts(value)}
     taken: dict[str, Any] = {name: value for name, value in given.items() if name not in wrong}
@@ -90,4 +102,7 @@ def read_terms(params: Mapping[str, object] | None) -> tuple[RequestTerms, str]:
         for name in _TERMS
         if name in wrong
     ]
+    if taken.get("session_ttl_s") and "session" not in given and is_session(session):
+        # The engine has a name for it already.
+        taken["session"] = session
     return RequestTerms(**taken), "; ".join(complaints)

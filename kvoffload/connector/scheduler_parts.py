@@ -14,6 +14,7 @@ from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.engine.traces import open_traces
 from kvoffload.connector.engine.vllm_compat import GroupKind
 from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.hints.request_hints import RequestHints
 from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingTerms, agree, make_register, name_node
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import PromptNotes
@@ -23,7 +24,6 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.nodes.all_nodes import AllNodes
 from kvoffload.connector.nodes.other_node import OtherNode
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
-from kvoffload.connector.saves.kept_prefixes import KeptPrefixes
 from kvoffload.connector.saves.look_out import ROUND_STEPS, LookOut
 from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
@@ -146,7 +146,7 @@ class SchedulerParts:
     pins: BlockPins
     places: RankPlaces
     policy: SavePolicy
-    kept: KeptPrefixes
+    hints: RequestHints
     events: CacheEvents | None
     nodes: AllNodes | None
     """The same as `cache` where the engine's ranks are on several machines."""
@@ -228,10 +228,10 @@ def assemble(
         measures=measures,
         clock=clock,
     )
-    kept = KeptPrefixes(cache, groups, clock=clock)
+    hints = RequestHints(cache, groups, measures=measures, clock=clock)
     times = StepTimes(judge, decoded_tokens=terms.decoded_tokens, clock=clock)
     return SchedulerParts(
-        cache, groups, worth, judge, times, restores, saves, pins, places, policy, kept, events, nodes
+        cache, groups, worth, judge, times, restores, saves, pins, places, policy, hints, events, nodes
     )
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from kvoffload.cache import Ask
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
 from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.hints.request_hints import is_kept
 from kvoffload.connector.identity.agreement import Rank, refuse_changes
 from kvoffload.connector.identity.masks import RequestMasks
 from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
 from kvoffload.connector.loads.engine_prefix import find_branch
 from kvoffload.connector.measures import Measures
-from kvoffload.connector.request_terms import read_terms
+from kvoffload.connector.request_terms import NO_TERMS, read_terms
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
 from kvoffload.connector.step_plan import (
     NOTHING_TO_DO,
@@ -117,7 +118,7 @@ class SchedulerSide:
         parts = self.parts
         if parts is None:
             return False
-        if parts.saves.pending or parts.restores.is_waited_for or parts.kept.pending:
+        if parts.saves.pending or parts.restores.is_waited_for or parts.hints.pending:
             return True
         if self._is_parting:
             return not self._has_changed
@@ -199,7 +200,9 @@ class SchedulerSide:
         parts = self.parts
         if parts is None:
             return
-        terms, complaint = read_terms(request.kv_transfer_params)
+        terms, complaint = NO_TERMS, ""
+        if request.kv_transfer_params:
+            terms, complaint = read_terms(request.kv_transfer_params, vllm_compat.find_session(request))
         if complaint and self._notes < MAX_NOTES:
             self._notes += 1
             logger.warning("request %s: %s", request.request_id, complaint)
@@ -217,6 +220,12 @@ class SchedulerSide:
         )
         self.requests[request.request_id] = tracked
         parts.restores.expect(tracked)
+        # Last: whatever is wrong with what strangers say, the request is known.
+        envelope = vllm_compat.find_hints(request)
+        if envelope is not None or terms is not NO_TERMS:
+            tracked.wishes = parts.hints.read(envelope, terms)
+            tracked.is_kept = is_kept(tracked.wishes)
+            parts.hints.arrive(tracked)
 
     def match(self, request: Request, local: int) -> int | None:
         """Tokens that an asynchronous load would bring beyond the engine's own; None: ask again."""
@@ -278,12 +287,11 @@ class SchedulerSide:
             self._has_changed or parts.saves.pending or parts.restores.is_waited_for or parts.restores.unsent
         ):
             parts, apart = self._store_apart(parts)
-        are_saves_pending = parts.saves.pending > 0
-        if are_saves_pending:
+        if parts.saves.pending:
             parts.saves.end_overdue()
         parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
-        parts.kept.step(are_saves_pending=are_saves_pending)
+        parts.hints.step(parts.saves)
         step = parts.times.begin(output, self.requests)
         retired = self._find_retired()
         parts.cache.begin_step()
@@ -355,14 +363,19 @@ class SchedulerSide:
             return 0
         parts.restores.forget(request.request_id)
         parts.saves.end_request(tracked, block_ids if tracked.has_run else ())
+        if tracked.wishes:
+            self._end_hints(parts, tracked)
         if not tracked.has_run:
             # Its blocks may not hold yet what the engine counts as computed: a load, of ours or of another connector.
             return 0
-        if tracked.terms.pin_s and not tracked.is_tainted:
-            tracked.chain.follow(request.block_hashes)
-            tokens = min(request.num_computed_tokens, tracked.chain.tokens)
-            parts.kept.keep(tracked.chain.data, tokens, tracked.terms.pin_s)
         return self._count_expected(parts, tracked) if self.terms.hands_over else 0
+
+    def _end_hints(self, parts: SchedulerParts, tracked: TrackedRequest) -> None:
+        tokens = 0
+        if tracked.has_run and not tracked.is_tainted:
+            tracked.chain.follow(tracked.request.block_hashes)
+            tokens = min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.progress.limit)
+        parts.hints.end(tracked, tokens)
 
     def _count_expected(self, parts: SchedulerParts, tracked: TrackedRequest) -> int:
         """Returns how many tokens of a request that has ended are saved or on their way, for others to load."""
@@ -385,7 +398,7 @@ class SchedulerSide:
         self._has_changed |= not self.terms.sharing.may_part
         parts.saves.drop_all()
         parts.restores.drop_answers()
-        parts.kept.let_go()
+        parts.hints.let_go()
 
     def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[GroupKey, ...]]:
         """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
@@ -448,7 +461,7 @@ class SchedulerSide:
                 )
             self.parts.saves.drop_all()
             self.parts.restores.drop_answers()
-            self.parts.kept.let_go()
+            self.parts.hints.let_go()
             self.parts.policy.forget_all()
 
     def _has_old_blocks(self, parts: SchedulerParts) -> bool:
@@ -487,6 +500,7 @@ class SchedulerSide:
         """Somebody is about to take what was measured."""
         parts = self.parts
         if parts is not None:
+            parts.hints.count_answers()
             self._measures.set("kvoffload_pinned_blocks", parts.pins.count)
             self._measures.set("kvoffload_leased_blocks", parts.restores.blocks)
             self._measures.set("kvoffload_server_up", int(parts.cache.is_served))
@@ -502,7 +516,7 @@ class SchedulerSide:
         """Says, after a step without anything to do, how many are going to be like it if nothing happens."""
         if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching:
             return 0
-        if not (parts.restores.is_quiet and parts.kept.is_quiet):
+        if not parts.restores.is_quiet or parts.hints.pending:
             return 0
         return parts.saves.look_out.rest_steps
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvoffload.connector.block_chain import BlockChain
+from kvoffload.connector.hints.envelope import Wish
 from kvoffload.connector.request_terms import RequestTerms
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class TrackedRequest:
     chain: BlockChain
     terms: RequestTerms
     progress: SaveProgress
+    wishes: tuple[Wish, ...] = ()
+    """What its hints say of its prefix."""
+    is_kept: bool = False
+    """What it computes is to be in the cache as soon as it can be: its wishes are to retain it."""
     has_run: bool = False
     """Since it was given blocks it was part of a step: whoever loaded blocks for it has done so."""
     asked_s: float | None = None
@@ -66,6 +71,8 @@ class TrackedRequest:
     """None: it expects nothing, or was not looked for yet."""
     lost_from: int = NEVER
     """Tokens from which on blocks were not saved when it ended, as too many were being saved."""
+    was_told: bool = False
+    """What became of its prompt was told: what is asked after a preemption is no turn of its session."""
     was_skipped: bool = False
     """That it is not loaded was noted."""
     is_tainted: bool = False

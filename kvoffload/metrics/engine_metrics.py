@@ -63,6 +63,18 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         labels={"hook": "a method that the engine calls"},
     ),
     Metric(
+        name="kvoffload_hint_actions_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Actions of requests' hints, and terms that are such, by what the server did or why it was not asked.",
+        labels={
+            "action": "prefetch, retain, release, priority, hand_over, or one that is not known: by its name at first, "
+            "later `other`",
+            "outcome": "done, partly, nothing, over_limit or no_room (answers), no_answer; unknown_action, "
+            "unknown_version, wrong, too_many (of an envelope, or waiting for saves), skipped (nothing to do it with)",
+        },
+    ),
+    Metric(
         name="kvoffload_hits_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,

@@ -28,6 +28,8 @@ from kvoffload.protocol.faults import ErrorCode, ProtocolFault
 from kvoffload.protocol.handshake import Agreement, ServerTerms, advance, agree_version, check_call
 from kvoffload.protocol.hints import Hint, HintAction, Hinted, HintOutcome
 from kvoffload.protocol.insight import (
+    AgentSession,
+    AgentSessions,
     Clear,
     ClearedBlocks,
     Explain,
@@ -35,6 +37,7 @@ from kvoffload.protocol.insight import (
     Explanation,
     Insight,
     Inspect,
+    ListAgentSessions,
     Miss,
     ModelUse,
     NamedCount,
@@ -103,6 +106,8 @@ __all__ = [
     "Adopt",
     "AdoptAnswer",
     "AdoptVerdict",
+    "AgentSession",
+    "AgentSessions",
     "Agreement",
     "Answer",
     "Arrival",
@@ -150,6 +155,7 @@ __all__ = [
     "Invalidate",
     "LeasedSlots",
     "LinkOpened",
+    "ListAgentSessions",
     "Mark",
     "Medium",
     "Memory",

@@ -39,6 +39,8 @@ MESSAGES: tuple[type[Message], ...] = (
     insight.Explained,
     insight.Inspect,
     insight.Insight,
+    insight.ListAgentSessions,
+    insight.AgentSessions,
     insight.Clear,
     insight.ClearedBlocks,
     insight.SetQuota,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from kvoffload.protocol.answers import Done
 from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Line, Name, OptionalDigest, Several
-from kvoffload.protocol.limits import MAX_MODELS, MAX_NAMED_COUNTS, MAX_QUERIES, MAX_TIERS, MAX_TIMINGS
+from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_MODELS, MAX_NAMED_COUNTS, MAX_QUERIES, MAX_TIERS, MAX_TIMINGS
 from kvoffload.protocol.message import Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
 
@@ -55,6 +55,7 @@ class Query:
     group: Annotated[U16, "of the block that is missing first"] = 0
     missing: Annotated[OptionalDigest, "its hash; empty: none is"] = b""
     tags: Annotated[bytes, Blob("tags", TAG_BYTES, MAX_TAGS), "the first bytes of hashes that were asked for"] = b""
+    session: Annotated[Name, "of an agent, whose next turn it is; empty: of none"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +150,42 @@ class Inspect(Request):
     needs = Phase.GREETED
     capability = "explain"
     reply = Insight
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSession:
+    """What became of the turns of one agent, in the words of `Query`."""
+
+    name: Annotated[Name, "that its requests have"]
+    turns: Annotated[U64, "that were told"]
+    asked: Annotated[U64, "tokens that engines had not themselves"]
+    promised: Annotated[U64, "of them, from the cache"]
+    lower: Annotated[U64, "of those, from slower tiers"]
+    saved_us: Annotated[U64, "that engines did not compute"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSessions(Reply):
+    """Of the domain, the one with the latest turn first."""
+
+    op = 88
+
+    total: Annotated[U32, "that are known; the oldest are forgotten"]
+    sessions: Annotated[tuple[AgentSession, ...], Several(Shape(AgentSession), ARRAY_ITEMS), "of them"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListAgentSessions(Request):
+    """What agents' sessions got of the cache. For operators."""
+
+    op = 28
+    needs = Phase.GREETED
+    capability = "operate"
+    is_for_operators = True
+    reply = AgentSessions
+
+    first: Annotated[U32, "of those that are wanted, counted from 0"] = 0
+    token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from kvoffload.client.inspector import describe_agent
 from kvoffload.config.sources import LoadedSettings, format_value
 from kvoffload.errors import ServerError
 from kvoffload.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, expose
@@ -36,6 +37,7 @@ _QUOTA = {
     "required": ["tenant", "quota_bytes"],
     "additionalProperties": False,
 }
+_SESSIONS = {"session": {"type": "string", "description": "the one that is meant; all without it"}}
 _BOTH = {HTTPStatus.OK: "yes", HTTPStatus.SERVICE_UNAVAILABLE: "no, and why"}
 
 
@@ -105,6 +107,14 @@ class Application:
                     answer=self._find_prefixes,
                     body=BODY,
                     body_bytes=MAX_QUESTION_BYTES,
+                    needs_token=True,
+                ),
+                Route(
+                    method="GET",
+                    path="/v1/sessions",
+                    summary="What agents' sessions got of the cache, the one with the latest turn first.",
+                    answer=self._list_agents,
+                    query=_SESSIONS,
                     needs_token=True,
                 ),
                 Route(
@@ -202,6 +212,12 @@ class Application:
     async def _hint(self, request: Request) -> Response:
         with _as_gateway():
             return json_response(await self._hints.do(read_envelope(request.read_json())))
+
+    async def _list_agents(self, request: Request) -> Response:
+        wanted = request.head.query.get("session")
+        with _as_gateway():
+            found = await self._watcher.list_agents(self._token)
+        return json_response({"sessions": [describe_agent(one) for one in found if wanted in (None, one.name)]})
 
     async def _clear(self, _request: Request) -> Response:
         with _as_gateway():

@@ -10,7 +10,7 @@ from kvoffload.cache import CacheStats
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.insight import ServerInsight
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Draining
+from kvoffload.protocol import AgentSession, AgentSessions, Draining, ListAgentSessions
 
 FRESH_S = 0.1
 """Readers who come within that time are told the same."""
@@ -55,6 +55,17 @@ class Watcher:
     async def set_quota(self, tenant: str, quota_bytes: int, token: str) -> None:
         """Sets a tenant's quota. ServerError: the server refuses, or does not answer."""
         await self._client.set_quota(tenant, quota_bytes, token=token)
+
+    async def list_agents(self, token: str) -> list[AgentSession]:
+        """Returns agents' sessions, the one with the latest turn first. ServerError: the server refuses, or does not
+        answer."""
+        found: list[AgentSession] = []
+        while True:
+            answer = await self._client.look_into(ListAgentSessions(first=len(found), token=token))
+            assert isinstance(answer, AgentSessions)
+            found += answer.sessions
+            if len(found) >= answer.total or not answer.sessions:
+                return found
 
     async def _find_insight(self) -> ServerInsight | None:
         try:

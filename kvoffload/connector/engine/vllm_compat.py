@@ -290,6 +290,19 @@ def hash_seed(config: VllmConfig) -> str:
     return f"drawn by engine {config.kv_transfer_config.engine_id}"
 
 
+def find_hints(request: Request) -> object:
+    """The envelope of hints that came with the request: vLLM 0.32's field for one, or ours; None: none."""
+    envelope = getattr(request, "kv_hints", None)
+    if envelope is None and request.kv_transfer_params:
+        return request.kv_transfer_params.get("kv_hints")
+    return envelope
+
+
+def find_session(request: Request) -> str:
+    """The name of the request's session, where vLLM has one: 0.32 and later."""
+    return getattr(request, "session_id", None) or ""
+
+
 def has_extra_keys(request: Request) -> bool:
     """Whether the names of its blocks come of more than tokens: an adapter, a salt, images, or embeddings."""
     is_plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None

@@ -64,6 +64,8 @@ class PromptNotes:
         asked_s = self._clock() if tracked.asked_s is None else tracked.asked_s
         found: dict[str, int | str] = {"asked": promised + computed, "promised": promised, "lower": lower, "miss": why}
         self._traces.note(tracked.request.trace_headers, "find", self._clock() - asked_s, found)
+        session = "" if tracked.was_told else tracked.terms.session
+        tracked.was_told = True
         self._cache.note_prompt(
             PromptNote(
                 chain=tracked.chain.data,
@@ -74,6 +76,7 @@ class PromptNotes:
                 lower=lower,
                 saved_us=saved_ns // 1000,
                 miss=Miss[reason.name],
+                session=session,
                 on_explained=partial(_log, name) if is_told else None,
             )
         )

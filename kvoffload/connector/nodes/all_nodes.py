@@ -22,11 +22,12 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import FarTerms, PendingAcquire, PromptNote
+from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.nodes.orders import NodeOrders, NodeQuestion, NodeReport
 from kvoffload.connector.nodes.other_node import ANSWER_WAIT_S, OtherNode
 from kvoffload.connector.step_plan import LoadJob, Place, SaveJob, StepPlan
+from kvoffload.protocol import Hinted
 from kvoffload.types import HASH_BYTES
 
 MAX_ROUNDS = 4
@@ -298,6 +299,12 @@ class AllNodes:
         self._own.invalidate(group, hashes)
         for other in self._others:
             other.invalidate(group, bytes(hashes))
+
+    def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> object:
+        """All nodes do what it says; what this one answers is the answer."""
+        for other in self._others:
+            other.hint(hint)
+        return self._own.start_hint(hint, on_answer=on_answer)
 
     def note_prompt(self, note: PromptNote) -> None:
         self._own.note_prompt(note)

@@ -57,6 +57,8 @@ class NodeProxy:
         self._wanted.update(orders.slots)
         for question in orders.questions:
             self._ask(question)
+        for hint in orders.hints:
+            self.cache.start_hint(hint)
 
     def report(self, *, is_idle: bool) -> NodeReport | None:
         """Returns what is new, None for nothing. `is_idle`: it may wait for answers, as long as a step's budget."""

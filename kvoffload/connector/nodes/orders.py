@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvoffload.cache import AcquiredBlocks, Ask, Publication, ReservedSlots
-from kvoffload.client import FarTerms
+from kvoffload.client import FarTerms, HintTerms
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,7 @@ class NodeOrders:
     slots: Mapping[int, int] = field(default_factory=dict)
     """How many are wanted, by group."""
     questions: tuple[NodeQuestion, ...] = ()
+    hints: tuple[HintTerms, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvoffload.cache import Publication, ReservedSlots
+from kvoffload.client import HintTerms
 from kvoffload.client.credit_stock import CreditStock
 from kvoffload.connector.nodes.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
 
@@ -29,6 +30,7 @@ class OtherNode:
         self._invalid: list[tuple[int, bytes]] = []
         self._slots: dict[int, int] = {}
         self._questions: list[NodeQuestion] = []
+        self._hints: list[HintTerms] = []
 
     # ---- what it has said ----
 
@@ -54,7 +56,15 @@ class OtherNode:
     @property
     def is_asking(self) -> bool:
         """It is to hear something, or owes slots: the engine has to take another step."""
-        if self._over or self._published or self._aborted or self._invalid or self._slots or self._questions:
+        if (
+            self._over
+            or self._published
+            or self._aborted
+            or self._invalid
+            or self._slots
+            or self._questions
+            or self._hints
+        ):
             return True
         is_late = self._clock() >= self._asked_s + ANSWER_WAIT_S
         return not is_late and any(stock.is_asking for stock in self._stocks)
@@ -97,6 +107,9 @@ class OtherNode:
     def invalidate(self, group: int, names: bytes) -> None:
         self._invalid.append((group, names))
 
+    def hint(self, hint: HintTerms) -> None:
+        self._hints.append(hint)
+
     def take_orders(self, retired: tuple[int, ...] = ()) -> NodeOrders:
         """Returns what is to be told, once."""
         orders = NodeOrders(
@@ -107,9 +120,10 @@ class OtherNode:
             tuple(self._invalid),
             self._slots,
             tuple(self._questions),
+            tuple(self._hints),
         )
         self._over, self._published, self._aborted, self._invalid, self._questions = [], [], [], [], []
-        self._slots = {}
+        self._slots, self._hints = {}, []
         return orders
 
     # ---- inside ----

@@ -178,4 +178,4 @@ class Auto(EvictionWatch):
 
 
 def _cannot_wait(one: Candidates) -> bool:
-    return one.tracked.terms.pin_s > 0 or one.tracked.request.lora_request is not None
+    return one.tracked.is_kept or one.tracked.request.lora_request is not None

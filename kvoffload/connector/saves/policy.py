@@ -145,7 +145,7 @@ class SecondUse(Eager):
         is_wanted = [
             self.seen.see(one.group, names[at : at + HASH_BYTES], user) for at in range(0, len(names), HASH_BYTES)
         ]
-        if all(is_wanted) or one.tracked.terms.pin_s > 0:
+        if all(is_wanted) or one.tracked.is_kept:
             return one
         return replace(one, blocks=np.where(is_wanted, one.blocks, NULL_BLOCK)) if any(is_wanted) else None
 

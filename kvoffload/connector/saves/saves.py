@@ -107,6 +107,8 @@ class Saves:
         self._overdue: dict[int, _Job] = {}
         """Jobs that are not waited for any more. Their slots stay theirs: a copy may still write to them."""
         self._numbers = count(1)
+        self.last_job = 0
+        """The number of the job that began last."""
         self._on_the_way: list[set[int]] = [set() for _ in groups.facts]
         """By group: first words of the names of what is being saved."""
         self._ended: list[Candidates] = []
@@ -122,6 +124,11 @@ class Saves:
     def pending(self) -> int:
         """Save jobs that some rank has not reported, and what waits for the next plan."""
         return len(self._jobs) + bool(self._ended)
+
+    @property
+    def oldest_job(self) -> int:
+        """The number of the job that is on its way the longest; 0: none is. Jobs are numbered as they begin."""
+        return next(iter(self._jobs), 0)
 
     @property
     def blocks_under_way(self) -> int:
@@ -281,7 +288,7 @@ class Saves:
 
     def follow(self, former: Saves) -> None:
         """Goes on with the numbers of others, whose jobs some rank may still report."""
-        self._numbers = former._numbers
+        self._numbers, self.last_job = former._numbers, former.last_job
 
     # ---- inside ----
 
@@ -509,7 +516,7 @@ class Saves:
             if len(mine) > 1:
                 mine = join_parts(mine)
                 told = sorted(place_parts(mine), key=self._is_published_later)
-            number = next(self._numbers)
+            number = self.last_job = next(self._numbers)
             moves = BlockMoves(
                 np.repeat([part.named.group for part in mine], [len(part.slots) for part in mine]),
                 np.concatenate([part.named.blocks for part in mine]),

@@ -22,6 +22,7 @@ from kvoffload.protocol import (
     Explained,
     Insight,
     Inspect,
+    ListAgentSessions,
     ModelUse,
     NamedCount,
     Query,
@@ -65,9 +66,10 @@ class OperatorCalls:
         self._express = express
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
         self._errors: Counter[ErrorCode] = Counter()
-        self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], _Answer]] = dict.fromkeys(
-            (Stats, Explain, Inspect, Clear, SetQuota), self._serve
-        )
+        self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], _Answer]] = {
+            **dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve),
+            ListAgentSessions: self._list_agents,
+        }
 
     def note_answer(self, answer: object) -> None:
         """Counts those that are errors."""
@@ -88,6 +90,10 @@ class OperatorCalls:
             case Clear() | SetQuota():
                 return self._change(domain, domain.cache, message)
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
+
+    def _list_agents(self, connection: Connection, message: ClientMessage) -> _Answer:
+        assert isinstance(message, ListAgentSessions)
+        return self._ledgers[connection.session.domain.name].agents.list_from(message.first)
 
     def _explain(
         self, cache: LocalCache, ledger: PromptLedger, registration: Registration, queries: Sequence[Query]

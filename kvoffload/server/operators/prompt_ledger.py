@@ -12,6 +12,7 @@ from kvoffload.cache import Departed, Leaving, LocalCache
 from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register, Reuse
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import LINE_BYTES
+from kvoffload.server.operators.agent_ledger import AgentLedger
 from kvoffload.server.operators.counts import cut_text
 from kvoffload.server.operators.distinct_blocks import DistinctBlocks
 from kvoffload.server.sessions.domain import Domain
@@ -72,6 +73,7 @@ class PromptLedger:
         self._saved_us = 0
         self.tokens: Counter[str] = Counter()
         """By outcome: `hit_memory`, `hit_lower`, or why they were computed."""
+        self.agents = AgentLedger()
 
     @property
     def counts(self) -> _Counts:
@@ -93,6 +95,8 @@ class PromptLedger:
                 self._on_prompt(registration.name_space, register.hash_block_size, query.asked, query.tags)
         # Engines say what they like, and it has to fit an answer.
         self._saved_us = min(self._saved_us + query.saved_us, U64_MAX)
+        if query.session:
+            self.agents.take(query)
         explanation = self._explain(registration, query, found)
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower

@@ -27,10 +27,10 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import FarTerms, PendingAcquire, PromptNote
+from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
 from kvoffload.client.lanes import Pending
 from kvoffload.connector.step_plan import Place
-from kvoffload.protocol import Acquire, Acquired, Outcome, Register
+from kvoffload.protocol import Acquire, Acquired, Hinted, HintOutcome, Outcome, Register
 from kvoffload.server.sessions.domain import read_geometry
 from kvoffload.types import HASH_BYTES
 
@@ -90,6 +90,9 @@ class LocalClient:
         self.published: list[Published] = []
         self.aborted: list[ReservedSlots] = []
         self.notes: list[PromptNote] = []
+        self.hints: list[HintTerms] = []
+        self.hinted: Hinted | None = Hinted(outcome=HintOutcome.DONE)
+        """How every hint is answered."""
         self.is_closed = False
         self.serve_anew(memory)
 
@@ -257,6 +260,12 @@ class LocalClient:
 
     def invalidate(self, group: int, hashes: Buffer) -> None:
         self.current.invalidate(group, hashes)
+
+    def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> None:
+        """Is told to the test alone; what comes of it is the server's business."""
+        self.hints.append(hint)
+        if on_answer is not None:
+            on_answer(self.hinted)
 
     def note_prompt(self, note: PromptNote) -> None:
         self.notes.append(note)

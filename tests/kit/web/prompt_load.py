@@ -42,8 +42,8 @@ class PromptLoad:
         self._lengths: dict[int, int] = {}
         self._tokens = 0
 
-    def turn(self, *, conversations: int = 40) -> None:
-        """Somebody goes on with a conversation."""
+    def turn(self, *, conversations: int = 40, session: str = "") -> None:
+        """Somebody goes on with a conversation: an agent, if it names a session."""
         who = self._random.randrange(conversations)
         blocks = self._lengths[who] = min(self._lengths.get(who, 3) + self._random.randint(1, 4), 24)
         chain = make_chain(who, blocks)
@@ -61,6 +61,7 @@ class PromptLoad:
                 lower=max(boundary - memory_alone, 0),
                 saved_us=boundary * TOKEN_US,
                 miss=Miss.TOO_SHORT if boundary == blocks * BLOCK else Miss.NEVER_SEEN,
+                session=session,
             )
         )
         self._tokens += blocks * BLOCK + 5

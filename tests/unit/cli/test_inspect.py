@@ -55,6 +55,11 @@ def test_who_is_joined(place: Place) -> None:
     assert "\x1b" not in shown.stdout
 
 
+def test_agents_sessions(place: Place) -> None:
+    assert place.ask("agents") == []
+    assert "no request has named a session yet" in run("inspect", "agents", *place.flags).stdout
+
+
 def test_identities(place: Place) -> None:
     [row] = place.ask("identities")
     assert row["made_of"] == {"model": "made-up/model-8b"}

@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.client.inspector import Inspector
 from kvoffload.errors import ServerError
-from kvoffload.protocol import GroupTerms, IdentityField, Reuse, Role
+from kvoffload.protocol import AgentSession, AgentSessions, GroupTerms, IdentityField, ListAgentSessions, Reuse, Role
 from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
 from kvoffload.protocol.limits import ARRAY_ITEMS
 from kvoffload.protocol.message import Reply, Request
@@ -52,11 +52,15 @@ class PlayedServer:
     processes: tuple[JoinedProcess, ...] = ()
     identities: tuple[IdentityRead, ...] = (MODEL, OTHER)
     retained: tuple[RetainedPrefix, ...] = ()
+    agents: tuple[AgentSession, ...] = ()
     asked: list[Request] = field(default_factory=list)
 
     def look_into(self, message: Request) -> Reply:
         self.asked.append(message)
         match message:
+            case ListAgentSessions():
+                told = self.agents[message.first : message.first + ARRAY_ITEMS]
+                return AgentSessions(total=len(self.agents), sessions=told)
             case ListJoined():
                 shown = self.processes[message.first : message.first + ARRAY_ITEMS]
                 return Joined(total=len(self.processes), processes=shown)
@@ -99,6 +103,18 @@ def test_all_pages_of_sessions_are_read_and_the_token_is_told() -> None:
     assert [row["engine"] for row in rows] == [f"engine {at}" for at in range(2 * ARRAY_ITEMS + 1)]
     assert len(server.asked) == 3
     assert {message.token for message in server.asked if isinstance(message, ListJoined)} == {TOKEN}
+
+
+def test_all_pages_of_agents_sessions_are_read() -> None:
+    agents = tuple(
+        AgentSession(name=f"agent {at}", turns=2, asked=30, promised=20, lower=5, saved_us=1_500_000)
+        for at in range(ARRAY_ITEMS + 1)
+    )
+    server = PlayedServer(agents=agents)
+    rows = Inspector(server.look_into, token=TOKEN).list_agents()
+    assert [row.pop("session") for row in rows] == [one.name for one in agents]
+    assert rows[0] == {"turns": 2, "asked_tokens": 30, "hit_tokens": 20, "from_tiers": 5, "saved_s": 1.5}
+    assert {message.token for message in server.asked if isinstance(message, ListAgentSessions)} == {TOKEN}
 
 
 def test_who_is_not_of_this_machine_has_no_numbers_of_it() -> None:

@@ -84,10 +84,11 @@ def test_long_prompts_go_in_more_messages() -> None:
 
 def test_a_query_names_what_is_missing_first_and_tags_of_what_was_asked() -> None:
     setting = Setting()
-    setting.note(local=16, boundary=48, lower=16, saved_us=9, miss=Miss.NEVER_SEEN)
+    setting.note(local=16, boundary=48, lower=16, saved_us=9, miss=Miss.NEVER_SEEN, session="a")
     (call,) = setting.send()
     (query,) = call.message.queries
     assert (query.asked, query.promised, query.lower, query.saved_us) == (114, 32, 16, 9)
+    assert query.session == "a"
     assert query.missing == CHAIN[3 * 32 : 4 * 32]
     assert query.tags == b"".join(CHAIN[at : at + 8] for at in range(32, len(CHAIN), 32))
 

@@ -10,8 +10,8 @@ import pytest
 from kvoffload.connector.request_terms import RequestTerms, read_terms
 
 
-@pytest.mark.parametrize("params", [None, {}, {"remote_engine_id": "x", "do_remote_prefill": True}])
-def test_without_terms_of_ours_everything_is_default(params: dict[str, object] | None) -> None:
+@pytest.mark.parametrize("params", [{}, {"remote_engine_id": "x", "do_remote_prefill": True}])
+def test_without_terms_of_ours_everything_is_default(params: dict[str, object]) -> None:
     assert read_terms(params) == (RequestTerms(), "")
 
 
@@ -30,6 +30,10 @@ def test_without_terms_of_ours_everything_is_default(params: dict[str, object] |
         ("pin_s", 3600),
         ("tenant", ""),
         ("tenant", "a" * 64),
+        ("session", ""),
+        ("session", "run 7/" + "a" * 58),
+        ("session_ttl_s", 0.5),
+        ("session_ttl_s", 3600),
     ],
 )
 def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
@@ -55,6 +59,11 @@ def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
         ("pin_s", "5s", "a number of seconds from 0 to 3600"),
         ("tenant", "a" * 65, "a text of at most 64 characters"),
         ("tenant", ["a"], "a text of at most 64 characters"),
+        ("session", "a" * 65, "a text of at most 64 printable ASCII characters"),
+        ("session", "a\nb", "a text of at most 64 printable ASCII characters"),
+        ("session", "\ud800", "a text of at most 64 printable ASCII characters"),
+        ("session", 7, "a text of at most 64 printable ASCII characters"),
+        ("session_ttl_s", 3601, "a number of seconds from 0 to 3600"),
     ],
 )
 def test_a_wrong_value_leaves_its_own_term_at_the_default(name: str, value: object, allowed: str) -> None:
@@ -73,6 +82,21 @@ def test_all_that_is_wrong_is_said_in_one_short_line() -> None:
     assert "\r" not in complaint
     assert len(complaint) < 300
     assert [part.split("=")[0] for part in complaint.split("; ")] == ["skip_load", "pin_s", "tenant"]
+
+
+@pytest.mark.parametrize(
+    ("params", "own", "session"),
+    [
+        ({"session_ttl_s": 5}, "own", "own"),
+        ({"session_ttl_s": 5, "session": "ours"}, "own", "ours"),
+        ({"session_ttl_s": 5}, "a\nb", ""),
+        ({"skip_load": True}, "own", ""),
+    ],
+)
+def test_the_engines_own_name_of_a_session_counts_where_a_time_is_set(
+    params: dict[str, object], own: str, session: str
+) -> None:
+    assert read_terms(params, own)[0].session == session
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(RequestTerms), ids=lambda field: str(field.name))

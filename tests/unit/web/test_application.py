@@ -165,6 +165,32 @@ async def test_stats_and_metrics_tell_of_prompts(tmp_path: Path) -> None:
             assert numbers["kvoffload_call_seconds_count['acquire']"] == 0
 
 
+async def test_agents_sessions_are_told_with_the_token_alone(tmp_path: Path) -> None:
+    async with application(tmp_path / "s", token=TOKEN) as app:
+        with serving(tmp_path / "s") as server:
+            await_that(lambda: server.has_memory)
+            await await_ready(app, 200)
+            load = PromptLoad(tmp_path / "s")
+            for _ in range(2):
+                load.turn(conversations=2, session="agent")
+            request = ask("GET", "/v1/sessions", authorization=f"Bearer {TOKEN}")
+
+            async def rows(**query: str) -> list[dict[str, Any]]:
+                told = await app.router.answer(replace(request, head=replace(request.head, query=query)))
+                found: list[dict[str, Any]] = json.loads(told.body)["sessions"]
+                return found
+
+            async with asyncio.timeout(WAIT_S):
+                while [(one["session"], one["turns"]) for one in await rows()] != [("agent", 2)]:
+                    await asyncio.sleep(0.02)
+            load.close()
+            assert (await rows(session="agent"))[0]["asked_tokens"] > 0
+            assert await rows(session="other") == []
+        with pytest.raises(HttpError) as fault:
+            await app.router.answer(ask("GET", "/v1/sessions"))
+        assert fault.value.status == 401
+
+
 async def test_how_much_of_a_prompt_is_there_is_told_with_the_token_alone(tmp_path: Path) -> None:
     async with application(tmp_path / "s", token=TOKEN) as app:
         with serving(tmp_path / "s") as server:

@@ -49,6 +49,17 @@ def test_a_miss_is_told_once_however_often_it_is_asked() -> None:
     assert (note.boundary, note.miss, note.saved_us) == (0, Miss.NEVER_SEEN, 0)
 
 
+def test_a_turn_is_told_with_its_session_once() -> None:
+    engine = warm_engine(DENSE)
+    engine.cache.notes.clear()
+    request = engine.arrive("second", range(500, 560), session="agent")
+    assert engine.match(request) == 0
+    assert noted(engine).session == "agent"
+    engine.parts.restores.forget("second")
+    assert engine.match(request) == 0
+    assert noted(engine).session == "", "it was preempted, and asks again"
+
+
 def test_what_computing_would_have_taken_is_saved() -> None:
     engine = measured_engine()
     for _ in range(4):

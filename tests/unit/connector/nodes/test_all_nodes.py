@@ -9,11 +9,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.cache import AcquireOutcome, Ask
+from kvoffload.client import HintTerms
 from kvoffload.connector.nodes import all_nodes
 from kvoffload.connector.nodes.all_nodes import MAX_MEMORIES
 from kvoffload.connector.nodes.other_node import ANSWER_WAIT_S
 from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, SaveJob, StepPlan
 from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import HintAction, Hinted
 from tests.kit.connector.facts import group_facts
 from tests.kit.connector.nodes import BLOCK, SLOTS, Nodes, make_chain, make_publication
 
@@ -340,3 +342,15 @@ def test_the_end_closes_this_nodes_client() -> None:
     assert nodes.cache.warnings == 0
     nodes.cache.close()
     assert [client.is_closed for client in nodes.clients] == [True, False]
+
+
+def test_a_hint_is_for_all_nodes_and_this_ones_answer_counts() -> None:
+    nodes = Nodes(3)
+    heard: list[Hinted | None] = []
+    hint = HintTerms(action=HintAction.RETAIN, chain=CHAIN, limit=24, ttl_s=5)
+    nodes.cache.start_hint(hint, on_answer=heard.append)
+    assert heard == [nodes.clients[0].hinted]
+    assert nodes.cache.is_asking
+    nodes.step()
+    assert [client.hints for client in nodes.clients] == [[hint]] * 3
+    assert not nodes.cache.is_asking

@@ -1,0 +1,154 @@
+"""Reads a `kv_hints` envelope, vLLM's own or the same in `kv_transfer_params`, into what is to be done. Pure."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kvoffload.connector.request_terms import MAX_SESSION_LENGTH, is_session
+from kvoffload.protocol import HintAction
+from kvoffload.protocol.hints import MAX_PRIORITY, MAX_TTL_MS
+
+VERSION = "1"
+"""Of the envelope, and of each action."""
+MAX_ACTIONS = 8
+"""Of one envelope. What comes after them is ignored."""
+MAX_TYPE_LENGTH = 32
+ACTIONS = {
+    "prefetch": HintAction.PREFETCH,
+    "retain": HintAction.RETAIN,
+    "release": HintAction.RELEASE,
+    "priority": HintAction.PRIORITISE,
+    "hand_over": HintAction.HAND_OVER,
+}
+NAMES = {action: name for name, action in ACTIONS.items()}
+_SESSIONS_ALONE = frozenset({HintAction.PRIORITISE, HintAction.HAND_OVER})
+"""These say nothing without the name of a session."""
+
+
+class Ignored(StrEnum):
+    """Says why an action is not done, in the words of the metric."""
+
+    UNKNOWN_ACTION = "unknown_action"
+    UNKNOWN_VERSION = "unknown_version"
+    WRONG = "wrong"
+    TOO_MANY = "too_many"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """One action of a request, on its own prefix."""
+
+    action: HintAction
+    tokens: int | None = None
+    """Of the prefix, that are meant; None: all that the request has."""
+    session: str = ""
+    ttl_s: float = 0.0
+    """0: as long as the server retains what comes without a wish."""
+    priority: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """What an envelope said."""
+
+    wishes: tuple[Wish, ...] = ()
+    ignored: tuple[tuple[str, Ignored], ...] = ()
+    """Types of actions, and why they are not done; the type is empty where nothing can be said of it."""
+    complaint: str = ""
+    """One line about what is wrong, short whatever was said."""
+
+
+NOTHING = Read()
+
+
+def read_envelope(envelope: object) -> Read:
+    """Never raises, whatever was put into the envelope. None is as good as none."""
+    if envelope is None:
+        return NOTHING
+    version, actions = _get(envelope, "protocol_version"), _get(envelope, "actions")
+    if not isinstance(version, str) or not isinstance(actions, Sequence) or isinstance(actions, str | bytes):
+        return Read(
+            ignored=(("", Ignored.WRONG),),
+            complaint="kv_hints is ignored, it is an object with protocol_version, message_id and a list of actions",
+        )
+    if version != VERSION:
+        return Read(ignored=(("", Ignored.UNKNOWN_VERSION),))
+    wishes: list[Wish] = []
+    ignored: list[tuple[str, Ignored]] = []
+    complaint = ""
+    for action in actions[:MAX_ACTIONS]:
+        name = _get(action, "action_type")
+        if not isinstance(name, str) or len(name) > MAX_TYPE_LENGTH:
+            found: Wish | _Refusal = _Refusal(Ignored.WRONG, f"an action_type is a text of {MAX_TYPE_LENGTH} letters")
+            name = ""
+        else:
+            found = _read_action(name, action)
+        if isinstance(found, Wish):
+            wishes.append(found)
+        else:
+            ignored.append((name, found.why))
+            complaint = complaint or found.line
+    if len(actions) > MAX_ACTIONS:
+        ignored.append(("", Ignored.TOO_MANY))
+        complaint = complaint or f"kv_hints has {len(actions)} actions, the first {MAX_ACTIONS} are taken"
+    return Read(wishes=tuple(wishes), ignored=tuple(ignored), complaint=complaint)
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    why: Ignored
+    line: str = ""
+    """Empty: it is counted only, for it may be right for somebody else."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    allowed: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_number(value: Any, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _is_whole(value: Any, most: int) -> bool:
+    return isinstance(value, int) and _is_number(value, most)
+
+
+_MAX_TTL_S = MAX_TTL_MS / 1000
+_MAX_TOKENS = 2**62
+_PAYLOAD = {
+    "tokens": _Item("a whole number, 0 or more", lambda value: _is_whole(value, _MAX_TOKENS)),
+    "session": _Item(f"a text of at most {MAX_SESSION_LENGTH} printable ASCII characters", is_session),
+    "ttl_s": _Item(f"a number of seconds from 0 to {_MAX_TTL_S:.0f}", lambda value: _is_number(value, _MAX_TTL_S)),
+    "priority": _Item(f"a whole number from 0 to {MAX_PRIORITY}", lambda value: _is_whole(value, MAX_PRIORITY)),
+}
+
+
+def _read_action(name: str, action: object) -> Wish | _Refusal:
+    kind = ACTIONS.get(name)
+    if kind is None:
+        return _Refusal(Ignored.UNKNOWN_ACTION)
+    if _get(action, "action_version") != VERSION:
+        return _Refusal(Ignored.UNKNOWN_VERSION)
+    payload = _get(action, "payload")
+    if not isinstance(payload, Mapping | None):
+        return _Refusal(Ignored.WRONG, f"the action {name} is ignored, its payload is an object")
+    # What else is in it may be for others.
+    given = {item: value for item in _PAYLOAD if (value := (payload or {}).get(item)) is not None}
+    for item, value in given.items():
+        if not _PAYLOAD[item].accepts(value):
+            line = f"{item}={reprlib.repr(value)}, allowed is {_PAYLOAD[item].allowed}"
+            return _Refusal(Ignored.WRONG, f"the action {name} is ignored: {line}")
+    if kind in _SESSIONS_ALONE and not given.get("session"):
+        return _Refusal(Ignored.WRONG, f"the action {name} is ignored: it needs the name of a session")
+    return Wish(action=kind, **given)
+
+
+def _get(one: object, name: str) -> object:
+    """From JSON, or from vLLM's own struct."""
+    return one.get(name) if isinstance(one, Mapping) else getattr(one, name, None)

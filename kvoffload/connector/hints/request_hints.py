@@ -1,0 +1,193 @@
+"""Hints of requests on their way to the server: what is wanted at their arrival, and what is kept after their end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from kvoffload.client import HintTerms
+from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.hints.envelope import ACTIONS, NAMES, Wish, read_envelope
+from kvoffload.connector.measures import Measures
+from kvoffload.connector.request_terms import RequestTerms
+from kvoffload.connector.saves.saves import Saves
+from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.protocol import HintAction, Hinted
+from kvoffload.types import HASH_BYTES
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 64
+"""Prefixes of requests that have ended, and whose blocks are being saved. Beyond it they are not retained."""
+MAX_STEPS = 400
+"""That a prefix waits for its blocks to be saved."""
+MAX_NAMES = 16
+"""Types of actions that nobody knows and that are counted by their names; any further one is called `other`."""
+MAX_ANSWERS = 1024
+"""That are remembered until somebody counts them."""
+SAY_EVERY_S = 60.0
+"""How often a line in the log says what is wrong with an envelope."""
+OTHER = "other"
+_AT_ONCE = frozenset({HintAction.PREFETCH, HintAction.PRIORITISE, HintAction.HAND_OVER})
+_BY_NAME = frozenset({HintAction.PRIORITISE, HintAction.RELEASE})
+"""Of a session, whatever its prefix is."""
+_KEEPING = frozenset({HintAction.RETAIN, HintAction.HAND_OVER})
+
+
+@dataclass(eq=False)
+class _Ended:
+    """A prefix that is to be retained when it has been saved."""
+
+    terms: HintTerms
+    steps: int = 0
+    last_job: int = 0
+
+
+class RequestHints:
+    """Owned by the scheduler's thread. Nothing here waits, and a request has so many actions at most."""
+
+    def __init__(
+        self,
+        cache: CacheClient,
+        groups: GroupTable,
+        *,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._groups = groups
+        self._measures = measures or Measures()
+        self._clock = clock
+        self._waiting: list[_Ended] = []
+        self._answers: deque[tuple[str, str]] = deque(maxlen=MAX_ANSWERS)
+        """Actions with their outcomes, as threads of the client hear them."""
+        self._unknown: set[str] = set()
+        self._says_again_s = float("-inf")
+
+    @property
+    def pending(self) -> int:
+        """Prefixes that the server was not told of yet."""
+        return len(self._waiting)
+
+    def read(self, envelope: object, terms: RequestTerms) -> tuple[Wish, ...]:
+        """Returns what a request wishes, by its envelope and by the terms that say the same."""
+        found = read_envelope(envelope)
+        for name, why in found.ignored:
+            self._count(name, why.value)
+        if found.complaint and self._clock() >= self._says_again_s:
+            self._says_again_s = self._clock() + SAY_EVERY_S
+            logger.warning("%s (said once a minute at most)", found.complaint)
+        wishes: list[Wish] = []
+        if terms.pin_s:
+            wishes.append(Wish(action=HintAction.RETAIN, ttl_s=terms.pin_s))
+        if terms.session and terms.session_ttl_s:
+            wishes.append(Wish(action=HintAction.RETAIN, session=terms.session, ttl_s=terms.session_ttl_s))
+        # Last: what is said of this request alone has the last word.
+        return (*wishes, *found.wishes)
+
+    def arrive(self, tracked: TrackedRequest) -> None:
+        """Says what is wanted before the request runs."""
+        for wish in tracked.wishes:
+            if wish.action in _AT_ONCE:
+                tracked.chain.follow(tracked.request.block_hashes)
+                self._send(self._describe(tracked, wish, tracked.chain.tokens), is_meant=not tracked.is_tainted)
+
+    def end(self, tracked: TrackedRequest, tokens: int) -> None:
+        """It has ended with so many tokens that may have been saved; 0: nothing of it is to be kept."""
+        for wish in tracked.wishes:
+            if wish.action is HintAction.RELEASE:
+                self._release(self._describe(tracked, wish, tracked.chain.tokens))
+            elif wish.action is HintAction.RETAIN:
+                self._retain(self._describe(tracked, wish, tokens))
+
+    def step(self, saves: Saves) -> None:
+        """Sends what has been saved by now. It is called before the step plans its saves, which are those of what ended
+        before: so a prefix waits for the jobs that there are when it is looked at for the second time."""
+        if self._answers:
+            self.count_answers()
+        for one in list(self._waiting) if self._waiting else ():
+            one.steps += 1
+            if one.steps == 1:
+                continue
+            one.last_job = one.last_job or saves.last_job
+            if 0 < saves.oldest_job <= one.last_job and one.steps < MAX_STEPS:
+                continue
+            self._waiting.remove(one)
+            self._send(one.terms)
+
+    def let_go(self) -> None:
+        """What has ended so far is not to be retained: the weights change."""
+        for one in self._waiting:
+            self._count(NAMES[one.terms.action], "skipped")
+        self._waiting.clear()
+
+    def count_answers(self) -> None:
+        """Counts what the server has answered."""
+        while self._answers:
+            self._count(*self._answers.popleft())
+
+    # ---- inside ----
+
+    def _describe(self, tracked: TrackedRequest, wish: Wish, tokens: int) -> HintTerms:
+        limit = self._groups.align(tokens if wish.tokens is None else min(tokens, wish.tokens))
+        if wish.action in _BY_NAME and wish.session:
+            limit = 0
+        return HintTerms(
+            action=wish.action,
+            chain=tracked.chain.data[: limit // self._groups.hash_block_size * HASH_BYTES],
+            limit=limit,
+            session=wish.session,
+            ttl_s=wish.ttl_s,
+            priority=wish.priority,
+            tenant=tracked.terms.tenant,
+        )
+
+    def _retain(self, terms: HintTerms) -> None:
+        if not terms.limit:
+            self._count("retain", "skipped")
+            return
+        if terms.session:
+            # A session that takes turns faster than they are saved wants the latest.
+            self._waiting = [one for one in self._waiting if one.terms.session != terms.session]
+        if len(self._waiting) >= MAX_WAITING:
+            self._count("retain", "too_many")
+            return
+        self._waiting.append(_Ended(terms))
+
+    def _release(self, terms: HintTerms) -> None:
+        if terms.session:
+            self._waiting = [one for one in self._waiting if one.terms.session != terms.session]
+        self._send(terms)
+
+    def _send(self, terms: HintTerms, *, is_meant: bool = True) -> None:
+        name = NAMES[terms.action]
+        if not is_meant or not (terms.chain or terms.session):
+            self._count(name, "skipped")
+            return
+        self._cache.start_hint(terms, on_answer=partial(self._hear, name))
+
+    def _hear(self, name: str, answer: Hinted | None) -> None:
+        self._answers.append((name, "no_answer" if answer is None else answer.outcome.name.lower()))
+
+    def _count(self, name: str, outcome: str) -> None:
+        if name not in ACTIONS and name not in self._unknown:
+            if len(self._unknown) < MAX_NAMES and _is_plain(name):
+                self._unknown.add(name)
+            else:
+                name = OTHER
+        self._measures.count("kvoffload_hint_actions_total", action=name, outcome=outcome)
+
+
+def is_kept(wishes: tuple[Wish, ...]) -> bool:
+    """Whether a prefix with these wishes has to be in the cache as soon as it can be."""
+    return any(wish.action in _KEEPING for wish in wishes)
+
+
+def _is_plain(name: str) -> bool:
+    """It becomes a label of a metric."""
+    return bool(name) and name.isascii() and name.replace("_", "").replace("-", "").replace(".", "").isalnum()

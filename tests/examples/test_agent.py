@@ -1,0 +1,82 @@
+"""The session handle of examples, 09_agent/agent_session.py, with a client that is played and a real cache server."""
+
+from __future__ import annotations
+
+import runpy
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvoffload.cli.web import MIN_TOKEN_LETTERS
+from tests.examples.serve import EXAMPLES
+from tests.kit.cli.web_process import get, web
+from tests.kit.server.tiers import await_that, serving
+from tests.kit.web.prompt_load import PromptLoad
+
+AgentSession = runpy.run_path(str(EXAMPLES / "09_agent/agent_session.py"))["AgentSession"]
+TOKEN = "x" * MIN_TOKEN_LETTERS
+
+
+class PlayedClient:
+    """Answers with the number of messages, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.chat = types.SimpleNamespace(completions=self)
+
+    def create(self, **asked: Any) -> Any:
+        self.asked.append(asked)
+        message = types.SimpleNamespace(content=str(len(asked["messages"])))
+        return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
+
+    @property
+    def terms(self) -> list[dict[str, Any]]:
+        return [asked["extra_body"]["kv_transfer_params"] for asked in self.asked]
+
+
+def test_turns_grow_and_name_their_session_and_the_last_lets_it_go() -> None:
+    client = PlayedClient()
+    with AgentSession(client, "m", ttl_s=60) as session:
+        assert [session.turn("one"), session.turn("two", role="tool", temperature=0)] == ["1", "3"]
+        assert session.turn("end", is_last=True) == "5"
+        assert session.report() == {}
+    assert [one["content"] for one in client.asked[-1]["messages"]] == ["one", "1", "two", "3", "end"]
+    assert client.asked[1]["temperature"] == 0
+    assert {(terms["session"], terms["session_ttl_s"]) for terms in client.terms} == {(session.name, 60)}
+    (action,) = client.terms[-1]["kv_hints"]["actions"]
+    assert (action["action_type"], action["payload"]) == ("release", {"session": session.name})
+    assert "kv_hints" not in client.terms[0]
+
+
+def test_sessions_have_names_of_their_own() -> None:
+    names = {AgentSession(PlayedClient(), "m").name for _ in range(2)}
+    assert len(names) == 2
+    assert all(len(name) <= 64 for name in names)
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return file
+
+
+def test_the_report_is_the_servers(tmp_path: Path, token: Path) -> None:
+    with serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
+        load = PromptLoad(tmp_path / "s")
+        with web(tmp_path / "s", f"http_token_file={token}") as address:
+            await_that(lambda: get(f"{address}/readyz")[0] == 200)
+            session = AgentSession(PlayedClient(), "m", web=address, token=TOKEN)
+            assert session.report() == {}
+            for _ in range(2):
+                load.turn(conversations=1, session=session.name)
+                load.client.stats()  # what was stored is there
+            load.await_told()
+            report = session.report()
+            assert (report["session"], report["turns"]) == (session.name, 2)
+            assert 0 < report["hit_tokens"] < report["asked_tokens"]
+        load.close()
