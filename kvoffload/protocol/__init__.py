@@ -74,9 +74,11 @@ from kvoffload.protocol.opening import (
 from kvoffload.protocol.peering import Introduce, LinkOpened, OpenLink
 from kvoffload.protocol.sequence import Arrival, InboundSequence
 from kvoffload.protocol.watching import (
+    BlocksListed,
     Cleared,
     Counts,
     EventsLost,
+    ListBlocks,
     Medium,
     NamespaceOpened,
     PlaceCounts,
@@ -105,6 +107,7 @@ __all__ = [
     "Agreement",
     "Answer",
     "Arrival",
+    "BlocksListed",
     "Bye",
     "Call",
     "Channel",
@@ -145,6 +148,7 @@ __all__ = [
     "Invalidate",
     "LeasedSlots",
     "LinkOpened",
+    "ListBlocks",
     "Mark",
     "Medium",
     "Memory",
