@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from kvoffload.cache import GroupRule
-    from kvoffload.client import Client
+    from kvoffload.client import Client, Heard
     from kvoffload.config.sources import Settings
     from kvoffload.connector.step_plan import GroupFacts
     from kvoffload.protocol import Register
-    from kvoffload.protocol.message import Event
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +118,12 @@ class EngineStart:
         return vllm_compat.exchange_between_ranks(self._config, frame)
 
     def open_for_scheduler(
-        self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
+        self, register: Register, engine: EngineFacts, on_event: Callable[[Heard, int], None] | None
     ) -> Client:
         stock_slots = self._plan_stock(engine.groups)
         client = self._open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
-            client.subscribe()
+            client.subscribe(with_inventory=True)
         if register.fingerprint == self._fingerprint:
             self._tell(client, engine)
         return client
