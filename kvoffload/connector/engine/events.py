@@ -38,6 +38,8 @@ PIECE = 64
 """So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
 MAX_NOTES = 128
 """Of a step's blocks each, whose tokens were not looked at yet. Beyond it the oldest are told without tokens."""
+RUN_BLOCKS = 256
+"""So many blocks of a note are looked at before others get their turn."""
 LOCAL = "LOCAL"
 """Where the publisher itself is."""
 _NO_PARENT = bytes(HASH_BYTES)
@@ -142,8 +144,8 @@ class CacheEvents:
     def note_found(self, tracked: TrackedRequest, tokens: int) -> None:
         """So many of a request's first tokens were found: their blocks may have been told without tokens."""
         group = self._groups.first_prefix
-        if group is not None:
-            positions = range(tokens // self._groups.rules[group].block_size)
+        if group is not None and tokens:
+            positions = range(min(tokens, tracked.chain.tokens) // self._groups.rules[group].block_size)
             self.note_tokens(tracked, group, positions, tracked.chain.names(group, positions))
             self._is_due.set()
 
@@ -215,22 +217,31 @@ class CacheEvents:
         """Tells once more of blocks that were told without their tokens."""
         while self._noted:
             note = self._noted.popleft()
-            size = self._groups.rules[note.group].block_size
-            tokens = note.request.all_token_ids[note.positions.start * size : note.positions.stop * size]
-            self._saved[note.group].note(
-                SavedRun(
-                    note.names,
-                    np.array(tokens, np.int64),
-                    None if note.parent == _NO_PARENT else note.parent,
-                    note.mask,
-                    vllm_compat.list_extra_keys(note.request, note.positions, size),
-                    _describe_request(note.request),
-                )
-            )
-            bare = [name for name in _cut(note.names) if self._told.get((note.group, name)) is False]
+            names = _cut(note.names)
+            known = self._saved[note.group].count_known(names)
+            for first in range(known, len(names), RUN_BLOCKS):
+                self._note_run(note, first, min(first + RUN_BLOCKS, len(names)))
+                time.sleep(0)
+            bare = [name for name in names if self._told.get((note.group, name)) is False]
             if bare:
                 self._told.update(dict.fromkeys(((note.group, name) for name in bare), True))
                 yield from self._tell_all(note.group, bare, [_NO_PARENT] * len(bare))
+
+    def _note_run(self, note: _Note, first: int, end: int) -> None:
+        """Keeps what some of a note's blocks are made of."""
+        size = self._groups.rules[note.group].block_size
+        positions = range(note.positions.start + first, note.positions.start + end)
+        parent = note.names[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else note.parent
+        self._saved[note.group].note(
+            SavedRun(
+                note.names[first * HASH_BYTES : end * HASH_BYTES],
+                np.array(note.request.all_token_ids[positions.start * size : positions.stop * size], np.int64),
+                None if parent == _NO_PARENT else parent,
+                note.mask,
+                vllm_compat.list_extra_keys(note.request, positions, size),
+                _describe_request(note.request),
+            )
+        )
 
     def _make_of(self, event: Stored | Removed | InventoryBegun | InventoryEnded) -> Iterator[KVCacheEvent]:
         if isinstance(event, InventoryBegun):

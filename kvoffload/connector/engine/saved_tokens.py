@@ -75,10 +75,8 @@ class SavedTokens:
         return self._blocks
 
     def note(self, run: SavedRun) -> None:
-        """A request has these blocks. Nothing is kept where all are known."""
+        """A request has these blocks."""
         words: list[int] = np.frombuffer(run.names, "<u8")[:: HASH_BYTES // 8].tolist()
-        if all(word in self._places for word in words):
-            return
         number, self._next = self._next, self._next + 1
         first = number << _RUN_BITS
         self._runs[number] = _Kept(run, words)
@@ -92,6 +90,10 @@ class SavedTokens:
         number, place = divmod(self._places.get(int.from_bytes(name[:8], "little"), -1), 1 << _RUN_BITS)
         kept = self._runs.get(number)
         return kept is not None and kept.run.names[place * HASH_BYTES : (place + 1) * HASH_BYTES] == name
+
+    def count_known(self, names: Sequence[bytes]) -> int:
+        """How many of these, from the first on, are known."""
+        return next((at for at, name in enumerate(names) if not self.knows(name)), len(names))
 
     def find(self, names: bytes, at: int) -> SavedRun | None:
         """Of these blocks from the one at this place on: the next ones that are of one run. None: the first is not

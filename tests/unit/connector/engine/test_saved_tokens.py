@@ -31,6 +31,7 @@ def test_what_follows_a_block_is_found_with_it() -> None:
         assert find(saved, 3, 4, 6) == (2, list(range(12, 20)))
     assert find(saved, 1) == (0, [])
     assert [saved.knows(NAMES[at]) for at in (1, 2, 7, 8)] == [False, True, True, False]
+    assert [saved.count_known(NAMES[first:end]) for first, end in ((1, 3), (3, 6), (6, 40))] == [0, 3, 2]
     assert read(saved.find(b"".join(NAMES[4:9]), 1)) == (3, list(range(20, 32)))
 
 
@@ -64,7 +65,7 @@ def test_the_oldest_are_forgotten_however_often_they_are_offered() -> None:
     saved = SavedTokens(4, limit=10)
     for _ in range(50):
         note(saved, 0, 3)
-    assert saved.held_blocks == 3
+    assert saved.held_blocks == 9
     note(saved, 10, 20)
     assert find(saved, 0) == (0, [])
     assert find(saved, 19) == (1, [76, 77, 78, 79])
