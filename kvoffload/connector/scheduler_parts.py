@@ -73,6 +73,8 @@ class SchedulerTerms:
     """Where the engine sends what it traces; None: nowhere."""
     event_kinds: tuple[GroupKind, ...] | None = None
     """Of the engine's block tables, for events of what becomes of cached blocks; None: nobody wants to hear."""
+    events_again_s: float = 0.0
+    """How often events tell all again; 0: never."""
     has_prefix_cache: bool = True
     """Of the engine's own."""
     whole_prompts: bool = False
@@ -185,7 +187,9 @@ def assemble(
     register = make_register(fingerprint, engine.groups, sharing, description=engine.description)
     events = None
     if terms.event_kinds is not None:
-        events = CacheEvents(fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask)
+        events = CacheEvents(
+            fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask, again_s=terms.events_again_s
+        )
     cache = open_cache(register, engine, None if events is None else events.hear)
     if events is not None:
         events.start(cache.take_inventory)

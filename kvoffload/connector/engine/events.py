@@ -74,9 +74,11 @@ class CacheEvents:
         *,
         kinds: Sequence[vllm_compat.GroupKind] = (),
         find_mask: Callable[[], bytes] = lambda: NO_MASK,
+        again_s: float = 0.0,
     ) -> None:
         """`kinds`: of the groups of the engine's block tables. `find_mask` tells what lies over the names of requests
-        without an adapter."""
+        without an adapter. All is told again every `again_s`; 0: never."""
+        self._again_s = again_s
         self._fingerprint = fingerprint
         self._groups = groups
         self._find_mask = find_mask
@@ -98,6 +100,8 @@ class CacheEvents:
         name, and whether it was told with tokens."""
         self._stale: dict[tuple[int, bytes], bool] = {}
         """Likewise: those that the present inventory has not told so far."""
+        self._wants_again = self._repeats = False
+        """The next inventory tells again what was told; the present one does."""
         self._saved = [SavedTokens(rule.block_size) for rule in groups.rules]
         self._constants = [
             _keep_known(
@@ -172,6 +176,11 @@ class CacheEvents:
         if self._heard:
             self._is_due.set()
 
+    def tell_again(self) -> None:
+        """All that is there is told once more, to those who were not there to hear it."""
+        self._wants_again = True
+        self._ask_again()
+
     def make(self) -> None:
         """Makes events of what was heard, as far as there is room for them; on one thread."""
         while self._heard and len(self._made) < MAX_EVENTS:
@@ -192,9 +201,13 @@ class CacheEvents:
     # ---- on a thread of its own ----
 
     def _keep_making(self) -> None:
+        again_s = time.monotonic() + self._again_s
         while not self._is_closed:
-            self._is_due.wait()
+            self._is_due.wait(max(again_s - time.monotonic(), 0) if self._again_s else None)
             self._is_due.clear()
+            if self._again_s and time.monotonic() >= again_s:
+                self.tell_again()
+                again_s = time.monotonic() + self._again_s
             try:
                 self.make()
             except Exception:
@@ -249,7 +262,9 @@ class CacheEvents:
             self._stale.update(self._told)
             self._told = {}
             self._loadable = self._make_loadable()
+            self._repeats, self._wants_again = self._wants_again, False
         elif isinstance(event, InventoryEnded):
+            self._repeats = False
             yield from self._tell_stale()
         elif isinstance(event, Stored):
             yield from self._tell_stored(event)
@@ -323,7 +338,7 @@ class CacheEvents:
             has_tokens = saved.knows(name)
             known = self._told.get(key)
             is_new = known is None and len(self._told) + len(self._stale) < MAX_TOLD
-            is_again = known is not None and has_tokens and not known
+            is_again = (has_tokens and known is False) or (self._repeats and was_with_tokens is not None)
             if is_new or is_again:
                 self._told[key] = has_tokens
                 chosen.append(at)

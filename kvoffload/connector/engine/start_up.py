@@ -83,6 +83,7 @@ class EngineStart:
             load_always=self._settings.load_policy == "always",
             promote_wait_s=self._settings.promote_deadline,
             event_kinds=vllm_compat.group_kinds(self._cache) if vllm_compat.wants_events(self._config) else None,
+            events_again_s=self._settings.events_interval,
             arrival_wait_s=self._settings.arrival_deadline,
             saves=self._saves,
             hands_over=not self._transfer.is_kv_consumer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,9 +51,13 @@ def masked(names: bytes, mask: bytes) -> bytes:
 
 def hearing(*more: GroupFacts, mask: bytes = NO_MASK) -> CacheEvents:
     """Of full attention and more."""
+    return hearing_of(hearing_groups(*more), mask)
+
+
+def hearing_groups(*more: GroupFacts) -> GroupTable:
     groups = [group_facts(1, block_size=8), *more]
     groups.sort(key=lambda group: (group.index, group.stage))
-    return hearing_of(GroupTable(groups, hash_block_size=4, alignment=8), mask)
+    return GroupTable(groups, hash_block_size=4, alignment=8)
 
 
 def hearing_windows(mask: bytes = NO_MASK) -> CacheEvents:
@@ -249,6 +254,30 @@ def test_many_that_have_gone_are_told_in_parts() -> None:
     gone = take(events)
     assert [len(one.block_hashes) for one in gone] == [64, 64, 22]
     assert sorted(name for one in gone for name in one.block_hashes) == sorted(told(name) for name in names)
+
+
+def test_all_can_be_told_again_by_an_inventory() -> None:
+    events = hearing()
+    for is_told in (True, False):
+        for event in (InventoryBegun(), stored(hashes=A + C, parents=bytes(32) + C), InventoryEnded()):
+            events.hear(event, 0)
+        assert [one.block_hashes for one in take(events)] == ([[told(A)], [told(C)]] if is_told else [])
+    events.tell_again()
+    for event in (InventoryBegun(), stored(hashes=A, parents=bytes(32)), InventoryEnded()):
+        events.hear(event, 0)
+    again, gone = take(events)
+    assert (type(again), again.block_hashes) == (BlockStored, [told(A)])
+    assert (type(gone), gone.block_hashes) == (BlockRemoved, [told(C)])
+
+
+def test_all_is_asked_for_again_now_and_then() -> None:
+    events = CacheEvents(b"f" * 32, hearing_groups(), again_s=0.001)
+    asked = threading.Event()
+    events.start(lambda: bool(asked.set()) or True)
+    try:
+        assert asked.wait(60)
+    finally:
+        events.close()
 
 
 def test_a_listed_block_whose_beginning_is_not_known_has_no_parent() -> None:
