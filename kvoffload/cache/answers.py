@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple, NewType
@@ -79,6 +79,30 @@ class FoundEntries:
     tenants: npt.NDArray[np.uint64]
     used: npt.NDArray[np.uint64]
     """1: it was acquired for use since."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ListedBlocks:
+    """Readable blocks of one identity, in parallel columns."""
+
+    next: int
+    """Where the listing goes on; 0: it is over."""
+    groups: npt.NDArray[np.uint64]
+    hashes: bytes
+    parents: bytes
+    """The blocks before them; zeros for none, the own name for one that is not readable any more, or not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedBlocks:
+    """Blocks that cannot be found any more, or could not at some moment since they were asked for."""
+
+    parts: Sequence[tuple[int, int, bytes]]
+    """Namespace, group and hashes."""
+    lost: int
+    """More blocks of which nothing else is known."""
+    is_all: bool
+    """Others have to be taken still, if not."""
 
 
 @dataclass(frozen=True, kw_only=True)

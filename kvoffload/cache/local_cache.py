@@ -23,6 +23,8 @@ from kvoffload.cache.answers import (
     LeasedGroup,
     LeaseId,
     Leaving,
+    ListedBlocks,
+    RemovedBlocks,
     Reservation,
     Residence,
     SessionId,
@@ -327,6 +329,21 @@ class LocalCache:
             tenants=tenants,
             used=used,
         )
+
+    def list_blocks(self, name_space: int, *, first: int = 0, limit: int) -> ListedBlocks:
+        """Some readable blocks of an identity: from the beginning, or from where the last ones ended. A block that is
+        readable from the first to the last call is listed, once. Takes less than a millisecond or two."""
+        following, groups, hashes, parents = self._core.list_blocks(name_space, first, limit)
+        return ListedBlocks(next=following, groups=_numbers(groups), hashes=hashes, parents=parents)
+
+    def watch_removed(self, is_wanted: bool) -> None:
+        """Whether blocks that cannot be found any more are kept for `take_removed` from now on."""
+        self._core.watch_removed(is_wanted)
+
+    def take_removed(self, limit: int) -> RemovedBlocks:
+        """The oldest of the blocks that were removed, so many at most. Each is taken once; it may be there again."""
+        parts, lost, is_all = self._core.take_removed(limit)
+        return RemovedBlocks(parts=parts, lost=lost, is_all=is_all)
 
     def release(self, session: SessionId, lease: LeaseId) -> bool:
         """Ends a lease. False: the session has no such lease (any more)."""

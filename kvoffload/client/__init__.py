@@ -3,6 +3,7 @@
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire
 from kvoffload.client.client import Client
+from kvoffload.client.inventory import Heard, InventoryBegun, InventoryEnded
 from kvoffload.client.joining import Member
 from kvoffload.client.prompt_log import PromptNote
 from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms, add_report_text, describe_blocks
@@ -12,7 +13,10 @@ __all__ = [
     "Client",
     "ClientTerms",
     "FarTerms",
+    "Heard",
     "HintTerms",
+    "InventoryBegun",
+    "InventoryEnded",
     "LinkState",
     "LinkTerms",
     "Member",

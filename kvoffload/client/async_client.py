@@ -15,6 +15,7 @@ from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publica
 from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire, PendingSlots
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
+from kvoffload.client.inventory import Heard
 from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.prompt_log import PromptNote
@@ -33,7 +34,7 @@ from kvoffload.protocol import (
     Stats,
     Subscribe,
 )
-from kvoffload.protocol.message import Event, Reply, Request
+from kvoffload.protocol.message import Reply, Request
 
 _ANSWERS_S = 0.005
 """How often answers are looked for while some are awaited, whatever the loop hears from the socket."""
@@ -45,7 +46,7 @@ class AsyncClient(Connection):
     It has no budget of a step, since it holds up nobody: its calls end by their deadlines.
     """
 
-    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
+    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription; it must not call the client."""
         super().__init__(terms, on_event=on_event)
         self._watched: list[int] = []
@@ -168,9 +169,12 @@ class AsyncClient(Connection):
         """The server takes nothing new and ends. ServerError: it refuses."""
         return expect(await self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
-    def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
-        """Events from now on, after every reconnect too."""
-        self.link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+    def subscribe(self, name_spaces: Sequence[int] = (), *, with_inventory: bool = False) -> None:
+        """Events from now on, after every reconnect too. With an inventory of what is there already, of these
+        namespaces or else of the own one: `InventoryBegun`, `Stored` events among the others, `InventoryEnded`; and
+        again after every loss."""
+        message = Subscribe(name_spaces=tuple(name_spaces))
+        self.link.subscribe(message, time.monotonic_ns(), with_inventory=with_inventory)
 
     # ---- inside ----
 

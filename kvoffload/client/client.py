@@ -18,6 +18,7 @@ from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publica
 from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
+from kvoffload.client.inventory import Heard
 from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS
 from kvoffload.client.prompt_log import PromptNote
@@ -36,7 +37,7 @@ from kvoffload.protocol import (
     Stats,
     Subscribe,
 )
-from kvoffload.protocol.message import Event, Reply, Request
+from kvoffload.protocol.message import Reply, Request
 
 _SLICE_S = 0.001
 """How long a waiting call sleeps at most before it looks again."""
@@ -55,7 +56,7 @@ class Client(Connection):
     own sees to it that there is one again.
     """
 
-    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None = None) -> None:
+    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, mostly on the client's own thread; it must not call the
         client, which waits for it."""
         super().__init__(terms, on_event=on_event)
@@ -252,10 +253,18 @@ class Client(Connection):
         """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""
         return expect(self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
-    def subscribe(self, name_spaces: Sequence[int] = ()) -> None:
-        """Events from now on, after every reconnect too."""
+    def subscribe(self, name_spaces: Sequence[int] = (), *, with_inventory: bool = False) -> None:
+        """Events from now on, after every reconnect too. With an inventory of what is there already, of these
+        namespaces or else of the own one: `InventoryBegun`, `Stored` events among the others, `InventoryEnded`; and
+        again after every loss."""
         with self.lock:
-            self.link.subscribe(Subscribe(name_spaces=tuple(name_spaces)), time.monotonic_ns())
+            message = Subscribe(name_spaces=tuple(name_spaces))
+            self.link.subscribe(message, time.monotonic_ns(), with_inventory=with_inventory)
+
+    def take_inventory(self) -> bool:
+        """The inventory of a subscription follows once more. False: there is none."""
+        with self.lock:
+            return self.link.begin_inventory(time.monotonic_ns())
 
     # ---- inside ----
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 from kvoffload.client.block_calls import BlockCalls
+from kvoffload.client.inventory import Heard
 from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import MappedBlocks, Memories
@@ -16,7 +17,6 @@ from kvoffload.client.prompt_log import PromptLog
 from kvoffload.client.terms import ClientTerms, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.protocol import Bye, Error, Role
-from kvoffload.protocol.message import Event
 
 PARTING_S = 0.2
 """How long an end waits at most for the server to have had all that was sent."""
@@ -25,7 +25,7 @@ PARTING_S = 0.2
 class Connection(MappedBlocks):
     """What is public here asks nobody and waits for nobody. All else belongs to whoever holds the client's lock."""
 
-    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Event, int], None] | None) -> None:
+    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None) -> None:
         memories = Memories(keeps_former=terms.member.role is Role.WORKER)
         super().__init__(memories, groups=0 if terms.register is None else len(terms.register.groups))
         self.terms = terms

@@ -16,6 +16,7 @@ from random import Random
 
 import numpy as np
 
+from kvoffload.client.inventory import Heard, Inventory
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
 from kvoffload.client.lanes import Backoff, Lane, Lanes, Pending, Wire, make_ended
 from kvoffload.client.memories import Memories
@@ -34,6 +35,8 @@ from kvoffload.protocol import (
     Express,
     FormerMemory,
     Holding,
+    ListBlocks,
+    NamespaceOpened,
     Quarantine,
     Register,
     Registered,
@@ -83,9 +86,10 @@ class Link:
         *,
         pidfd: int,
         random: Random,
-        on_event: Callable[[Event, int], None] | None = None,
+        on_event: Callable[[Heard, int], None] | None = None,
     ) -> None:
-        """`on_event` hears of the events of a subscription, with their numbers. The pidfd stays the caller's."""
+        """`on_event` hears of the events of a subscription, with their numbers, and of its inventory. The pidfd stays
+        the caller's."""
         self._member = member
         self._register = register
         self._terms = terms
@@ -113,6 +117,7 @@ class Link:
         self._redial = self._make_backoff()
         self.lanes = Lanes(wire, self._make_backoff, has_blocks=register is not None)
         self._subscription: Subscribe | None = None
+        self._inventory: Inventory | None = None
 
     @property
     def is_serving(self) -> bool:
@@ -153,6 +158,7 @@ class Link:
             self._hang_up(now_ns, f"the server does not answer: awaited is its {visit.joining.step.value}")
         elif self.state is LinkState.SERVING:
             self._watch_answers(now_ns)
+            self._go_on_inventory(now_ns)
             if self.state is LinkState.SERVING and visit.told_held:
                 self._tell_held(visit.capabilities, self.memories.list_mapped(), now_ns)
 
@@ -226,6 +232,8 @@ class Link:
         if isinstance(answer.message, Event):
             if self._on_event is not None:
                 self._on_event(answer.message, answer.number)
+            if isinstance(answer.message, EventsLost):
+                self.begin_inventory(now_ns)
             return
         if isinstance(answer.message, Error) and self._has_lost_thread(answer.message, now_ns):
             return
@@ -234,6 +242,8 @@ class Link:
             self._give_back(answer, now_ns)
         if pending is not None:
             pending.end(answer.message if pending.is_wanted else None)
+            if isinstance(pending.message, ListBlocks):
+                self._go_on_inventory(now_ns)
 
     # ---- what is asked ----
 
@@ -269,11 +279,28 @@ class Link:
             return None
         return lane.mark(self._visit.session, now_ns, wait_ns)
 
-    def subscribe(self, message: Subscribe, now_ns: int) -> None:
-        """Now, and after every join. Events that may have been missed show as EventsLost(count=0)."""
+    def subscribe(self, message: Subscribe, now_ns: int, *, with_inventory: bool = False) -> None:
+        """Now, and after every join. Events that may have been missed show as EventsLost(count=0). With an inventory,
+        which follows and comes again after every loss, of the namespaces that are named or else of the own one."""
+        assert self._on_event is not None, "nobody hears of events"
+        self._inventory = Inventory(self._on_event) if with_inventory else None
         self._subscription = message
         if self.state is LinkState.SERVING:
-            self.ask(message, now_ns, self._call_ns)
+            self._subscribe(now_ns)
+
+    def begin_inventory(self, now_ns: int) -> bool:
+        """The inventory of the subscription follows from its beginning. False: there is none."""
+        if self._inventory is None or self._subscription is None or not self.has("inventory"):
+            return False
+        name_spaces = self._subscription.name_spaces
+        if not name_spaces and self.registered is not None and self._register is not None:
+            name_spaces = (self.registered.name_space,)
+            opened = NamespaceOpened(name_space=self.registered.name_space, fingerprint=self._register.fingerprint)
+            if self._on_event is not None:
+                self._on_event(opened, 0)
+        self._inventory.begin(name_spaces)
+        self._go_on_inventory(now_ns)
+        return True
 
     def close(self) -> None:
         self._leave()
@@ -370,12 +397,21 @@ class Link:
         if self._subscription is not None:
             if self._on_event is not None and self.joins > 1:
                 self._on_event(EventsLost(count=0), 0)
-            self.subscribe(self._subscription, now_ns)
+            self._subscribe(now_ns)
         if held is not None and self.state is LinkState.SERVING:
             self._visit.told_held = None
             self._tell_held(self._visit.capabilities, self.memories.list_mapped(), now_ns)
 
     # ---- being served ----
+
+    def _subscribe(self, now_ns: int) -> None:
+        assert self._subscription is not None
+        self.ask(self._subscription, now_ns, self._call_ns)
+        self.begin_inventory(now_ns)
+
+    def _go_on_inventory(self, now_ns: int) -> None:
+        if self._inventory is not None and self.state is LinkState.SERVING:
+            self._inventory.go_on(now_ns, lambda message: self.ask(message, now_ns, self._call_ns))
 
     def _watch_answers(self, now_ns: int) -> None:
         for lane in self.lanes:
@@ -420,6 +456,8 @@ class Link:
 
     def _leave(self) -> None:
         """What this server has begun to hand over is closed."""
+        if self._inventory is not None:
+            self._inventory.stop()
         if self._visit.joining is not None:
             self._visit.joining.close()
         self._visit = _Visit()

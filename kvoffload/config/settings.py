@@ -374,6 +374,15 @@ class Settings(BaseModel):
         ge=0.0,
         le=60.0,
     )
+    events_interval: Duration = _setting(
+        0.0,
+        room="connector",
+        allowed="a duration from 0s to 24h; 0 for never",
+        description="How often the events of an engine with --kv-events-config tell again which blocks are there, for "
+        "routers that were started later than the engine.",
+        ge=0.0,
+        le=86400.0,
+    )
     save_policy: Literal["auto", "eager", "on_evict", "second_use"] = _setting(
         "auto",
         room="connector",

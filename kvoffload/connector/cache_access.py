@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvoffload.client import Client, ClientTerms, LinkState, LinkTerms, Member
+from kvoffload.client import Client, ClientTerms, Heard, LinkState, LinkTerms, Member
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config.sources import Settings
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Register, Role
-from kvoffload.protocol.message import Event
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class CacheAccess:
         *,
         role: Role,
         rank: int = 0,
-        on_event: Callable[[Event, int], None] | None = None,
+        on_event: Callable[[Heard, int], None] | None = None,
         stock_slots: tuple[int, ...] = (),
         waits: bool = True,
     ) -> Client:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from kvoffload.client import Heard
 from kvoffload.connector.block_chain import NO_MASK
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.engine.events import CacheEvents
@@ -33,7 +34,6 @@ from kvoffload.connector.saves.worth import GATHERED_TOKENS, SaveWorth
 from kvoffload.connector.step_plan import GroupFacts, Place, WorkerFacts
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
-from kvoffload.protocol.message import Event
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -50,7 +50,7 @@ STEPS_AHEAD = 4
 SEEN_PER_BLOCK = 8
 """Blocks that `second_use` remembers to have seen, for each that the engine has room for."""
 
-OpenCache = Callable[[Register, EngineFacts, Callable[[Event, int], None] | None], CacheClient]
+OpenCache = Callable[[Register, EngineFacts, Callable[[Heard, int], None] | None], CacheClient]
 """Hears how to register, what the ranks said, and who wants to hear of the server's events."""
 
 
@@ -73,6 +73,8 @@ class SchedulerTerms:
     """Where the engine sends what it traces; None: nowhere."""
     event_kinds: tuple[GroupKind, ...] | None = None
     """Of the engine's block tables, for events of what becomes of cached blocks; None: nobody wants to hear."""
+    events_again_s: float = 0.0
+    """How often events tell all again; 0: never."""
     has_prefix_cache: bool = True
     """Of the engine's own."""
     whole_prompts: bool = False
@@ -185,10 +187,12 @@ def assemble(
     register = make_register(fingerprint, engine.groups, sharing, description=engine.description)
     events = None
     if terms.event_kinds is not None:
-        events = CacheEvents(fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask)
+        events = CacheEvents(
+            fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask, again_s=terms.events_again_s
+        )
     cache = open_cache(register, engine, None if events is None else events.hear)
     if events is not None:
-        events.start()
+        events.start(cache.take_inventory)
     nodes = _join_nodes(cache, facts, engine.groups, sharing, clock) if sharing.nodes > 1 else None
     cache = nodes or cache
     places = RankPlaces(sharing.ranks, nodes=nodes, node_ranks=sharing.node_ranks)
@@ -206,7 +210,7 @@ def assemble(
         policy=policy,
         is_ready=is_ready,
         is_known=is_known,
-        note_saved=None if events is None else events.note_saved,
+        note_saved=None if events is None else events.note_tokens,
         look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=terms.round_steps),
         measures=measures,
         clock=clock,

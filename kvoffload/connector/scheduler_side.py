@@ -242,6 +242,8 @@ class SchedulerSide:
             tracked.chain = BlockChain(parts.groups, mask)
             parts.restores.forget(request.request_id)
         found = parts.restores.match(tracked, local, version=parts.saves.version)
+        if found is not None and parts.events is not None:
+            parts.events.note_found(tracked, local + found)
         # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
         branch = 0 if found is None else find_branch(parts.cache, parts.groups, tracked, local + found)
         tracked.progress = parts.worth.begin(

@@ -78,9 +78,11 @@ from kvoffload.protocol.opening import (
 from kvoffload.protocol.peering import Introduce, LinkOpened, OpenLink
 from kvoffload.protocol.sequence import Arrival, InboundSequence
 from kvoffload.protocol.watching import (
+    BlocksListed,
     Cleared,
     Counts,
     EventsLost,
+    ListBlocks,
     Medium,
     NamespaceOpened,
     PlaceCounts,
@@ -111,6 +113,7 @@ __all__ = [
     "Agreement",
     "Answer",
     "Arrival",
+    "BlocksListed",
     "Bye",
     "Call",
     "Channel",
@@ -156,6 +159,7 @@ __all__ = [
     "LeasedSlots",
     "LinkOpened",
     "ListAgentSessions",
+    "ListBlocks",
     "Mark",
     "Medium",
     "Memory",

@@ -30,6 +30,8 @@ MESSAGES: tuple[type[Message], ...] = (
     watching.Counts,
     watching.Subscribe,
     watching.Subscribed,
+    watching.ListBlocks,
+    watching.BlocksListed,
     watching.NamespaceOpened,
     watching.Stored,
     watching.Removed,
@@ -81,6 +83,8 @@ MESSAGES: tuple[type[Message], ...] = (
     lifeline.Holding,
 )
 
-CAPABILITIES = frozenset({"adopt", "events", "explain", "former", "hints", "operate", "peer", "prefetch", "promote"})
+CAPABILITIES = frozenset(
+    {"adopt", "events", "explain", "former", "hints", "inventory", "operate", "peer", "prefetch", "promote"}
+)
 """Parts of this version that a peer may lack. `promote` a server has where there are slower tiers, `peer` where
 it serves other servers."""

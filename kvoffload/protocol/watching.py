@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from kvoffload.protocol.fields import U16, U32, U64, AsMany, Choice, Digest, Hashes, Line, Name, Several, Whole
+from kvoffload.protocol.fields import (
+    U16,
+    U32,
+    U64,
+    AsMany,
+    Choice,
+    Digest,
+    Hashes,
+    Line,
+    Name,
+    Numbers,
+    Several,
+    Whole,
+)
 from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_PLACES, MAX_TENANTS, MAX_TIERS
 from kvoffload.protocol.message import Event, Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
@@ -109,7 +122,7 @@ class Stats(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Subscribed(Reply):
-    """Events follow, from number 1 on. What is stored already is not told."""
+    """Events follow, from number 1 on. What is stored already is not told: see `list_blocks`."""
 
     op = 71
 
@@ -124,6 +137,35 @@ class Subscribe(Request):
     reply = Subscribed
 
     name_spaces: Annotated[tuple[int, ...], Several(Whole(2**32 - 1), ARRAY_ITEMS), "empty: all of the domain"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksListed(Reply):
+    """Some of the blocks that are readable in memory."""
+
+    op = 87
+
+    next: Annotated[U32, "`first` of the next question; 0: that was all"] = 0
+    hashes: Annotated[Hashes, "of the blocks"] = b""
+    parents: Annotated[
+        Hashes, AsMany("hashes"), "the blocks before them, zeros for none; the own name: it is not there, or not known"
+    ] = b""
+    groups: Annotated[Numbers, AsMany("hashes"), "of each"] = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListBlocks(Request):
+    """Asks for the blocks of an identity that are there, some at a time. Who has subscribed before and applies events
+    and answers in the order in which they come knows in the end what is there: of whatever changes meanwhile an event
+    follows the answer, and a block that is told by neither is not there."""
+
+    op = 27
+    needs = Phase.GREETED
+    capability = "inventory"
+    reply = BlocksListed
+
+    name_space: Annotated[U32, "whose"]
+    first: Annotated[U32, "0, and then `next` of the answer before"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from kvoffload.protocol import (
     AdoptVerdict,
     Agreement,
     Arrival,
+    BlocksListed,
     Bye,
     Call,
     ClientMessage,
@@ -30,6 +31,7 @@ from kvoffload.protocol import (
     Hello,
     Hint,
     Holding,
+    ListBlocks,
     Mark,
     Prefetch,
     Promote,
@@ -50,7 +52,7 @@ from kvoffload.protocol.message import ONE_WAY_OPS, OneWay
 from kvoffload.protocol.survey import FindPrefix, FollowBlock
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.drain import DrainState, check_operator
-from kvoffload.server.event_feed import EventFeed, Space
+from kvoffload.server.event_feed import EVENT_BLOCKS, EventFeed, Space
 from kvoffload.server.hints.hint_calls import HintCalls
 from kvoffload.server.operators.counts import describe_draining
 from kvoffload.server.operators.fault_log import FaultLog
@@ -135,6 +137,7 @@ class ServerCore:
             **self._insight.handlers,
             **self._survey.handlers,
             Subscribe: self._subscribe,
+            ListBlocks: self._list_blocks,
         }
 
     @property
@@ -157,6 +160,7 @@ class ServerCore:
         self._adoption.forget(domain)
         self.domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
         self._hints.attach(domain, cache)
+        self._feed.attach(domain, cache)
         self.faults.attempt(f"attaching tiers to domain {domain!r}", self._tiers.attach, domain, cache)
         waiting = self._sessions.attach(self.domains[domain])
         return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
@@ -316,6 +320,11 @@ class ServerCore:
         self._feed.tell_stored(space, stored)
         self._tiers.note_stored(space, stored)
 
+    def tell_more(self) -> None:
+        """To be called in every turn of the loop: tells of what has left, where that was too much for a tick."""
+        if self._feed.is_behind:
+            self.faults.attempt("sweep", self._sweep)
+
     def start_drain(
         self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0
     ) -> list[Sendable]:
@@ -340,8 +349,7 @@ class ServerCore:
 
     def _sweep(self) -> None:
         for domain in self.domains.values():
-            if domain.cache is not None:
-                self._feed.sweep(domain.name, domain.cache)
+            self._feed.sweep(domain.name, domain.fingerprints)
 
     def _serve(self, key: bytes, call: Call, now_ns: int, uid: int | None, behind: list[Sendable]) -> _Answer:
         message = call.message
@@ -433,6 +441,20 @@ class ServerCore:
         if not self._feed.subscribe(connection.key, session.domain.name, message.name_spaces, owner=session.owner):
             return refuse(message, ErrorCode.BUSY, "there are too many subscribers")
         return Subscribed()
+
+    def _list_blocks(self, connection: Connection, message: ListBlocks) -> ServerMessage:
+        """At once, and not on the thread of long calls: events of what changes meanwhile come behind the answer."""
+        session = connection.session
+        cache = session.domain.cache
+        if cache is None:
+            return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
+        if message.name_space not in session.domain.fingerprints:
+            return refuse(message, ErrorCode.NOT_FOUND, f"there is no namespace {message.name_space}")
+        most = self._terms.limits.listed_blocks if session.guest is None else EVENT_BLOCKS
+        listed = cache.list_blocks(message.name_space, first=message.first, limit=most)
+        return BlocksListed(
+            next=listed.next, hashes=listed.hashes, parents=listed.parents, groups=listed.groups.tobytes()
+        )
 
     def _count_draining(self) -> Draining:
         caches = [domain.cache for domain in self.domains.values() if domain.cache is not None]

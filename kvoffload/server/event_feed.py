@@ -43,24 +43,6 @@ class _Subscriber:
     """Namespaces whose fingerprint was said."""
 
 
-@dataclass(kw_only=True)
-class _Watch:
-    """What a domain's subscribers believe to be stored, so that its end can be told: the cache does not say who had to
-    go. A few are looked up at each tick, and none while nothing has changed."""
-
-    hashes: dict[tuple[int, int], bytearray] = field(default_factory=dict)
-    """By namespace and group."""
-    fingerprints: dict[int, bytes] = field(default_factory=dict)
-    todo: list[tuple[int, int]] = field(default_factory=list)
-    """Of the present pass; the last one from `offset` on."""
-    offset: int = 0
-    pass_version: int = -1
-    done_version: int = -1
-
-    def count(self) -> int:
-        return sum(map(len, self.hashes.values())) // HASH_BYTES
-
-
 class EventFeed:
     """Belongs to the thread of the server's core."""
 
@@ -69,17 +51,22 @@ class EventFeed:
         self._limits = limits
         self._on_heard = on_heard
         self._subscribers: dict[bytes, _Subscriber] = {}
-        self._watches: dict[str, _Watch] = {}
+        self._caches: dict[str, LocalCache] = {}
+        self._unswept: set[str] = set()
+        """Domains in which more has left than was told at once."""
+        self._former: dict[str, dict[int, bytes]] = {}
+        """By domain: fingerprints of namespaces that are nobody's any more, until the end of all their blocks is
+        told."""
 
     @property
-    def watched_blocks(self) -> int:
-        """Blocks whose end subscribers are to hear of, of all domains."""
-        return sum(watch.count() for watch in self._watches.values())
+    def is_behind(self) -> bool:
+        """Something can be told at once that was not taken yet."""
+        return bool(self._unswept) or any(subscriber.queue for subscriber in self._subscribers.values())
 
-    @property
-    def watched_namespaces(self) -> int:
-        """Identities that such blocks have, or had until now."""
-        return sum(len(watch.fingerprints) for watch in self._watches.values())
+    def attach(self, domain: str, cache: LocalCache) -> None:
+        """The domain has its memory, which says what leaves it while anybody hears of it."""
+        self._caches[domain] = cache
+        cache.watch_removed(self._is_heard(domain))
 
     def subscribe(self, key: bytes, domain: str, name_spaces: tuple[int, ...], *, owner: str = "") -> bool:
         """Replaces the connection's earlier subscription. False: there are too many, or too many of its owner's."""
@@ -87,13 +74,15 @@ class EventFeed:
             return False
         self._subscribers[key] = _Subscriber(domain=domain, owner=owner, name_spaces=frozenset(name_spaces))
         self._on_heard(True)
-        self._watches.setdefault(domain, _Watch())
+        self._watch(domain)
         return True
 
     def unsubscribe(self, key: bytes) -> None:
         ended = self._subscribers.pop(key, None)
         if ended is not None and not self._is_heard(ended.domain):
-            del self._watches[ended.domain]
+            self._watch(ended.domain)
+            self._unswept.discard(ended.domain)
+            self._former.pop(ended.domain, None)
             self._on_heard(bool(self._subscribers))
 
     def ready(self) -> list[bytes]:
@@ -119,87 +108,70 @@ class EventFeed:
     def tell_stored(self, space: Space, stored: StoredBlocks) -> None:
         """These blocks can be found from now on."""
         group, hashes, parents = stored
-        watch = self._watches.get(space.domain)
-        if watch is None or not hashes:
+        if not hashes or not self._is_heard(space.domain):
             return
         name_space = space.name_space
         event = Stored(name_space=name_space, medium=Medium.MEMORY, group=group, hashes=hashes, parents=parents)
         self._tell(space, event)
-        watch.fingerprints[name_space] = space.fingerprint
-        # They may be gone already, at a version that was looked at before they were told.
-        watch.done_version = -1
-        room = max(self._limits.watched_blocks - watch.count(), 0) * HASH_BYTES
-        watch.hashes.setdefault((name_space, group), bytearray()).extend(hashes[:room])
-        if len(hashes) > room:
-            self._lose(space.domain, (len(hashes) - room) // HASH_BYTES)
+        # Whatever leaves from here on is told later; some may have left before.
+        self._tell_gone(space, group, hashes)
 
     def tell_lost(self, count: int) -> None:
         """So many blocks were stored of which nothing else is known."""
-        for domain in self._watches:
+        for domain in {subscriber.domain for subscriber in self._subscribers.values()}:
             self._lose(domain, count)
 
     def tell_cleared(self, space: Space) -> None:
         """Nothing of this namespace can be found from now on."""
-        watch = self._watches.get(space.domain)
-        if watch is None:
-            return
         self._tell(space, Cleared(name_space=space.name_space, medium=Medium.MEMORY))
-        for key in [key for key in watch.hashes if key[0] == space.name_space]:
-            del watch.hashes[key]
-        watch.todo, watch.offset = [], 0
 
     def forget(self, domain: str, fingerprints: Mapping[int, bytes]) -> None:
-        """Nobody has these numbers any more, nor any block of theirs. Whoever thinks so is told."""
-        watch = self._watches.get(domain)
-        if watch is None:
+        """Nobody has these numbers any more, nor any block of theirs. Whoever thinks so is told by the next sweeps."""
+        if self._is_heard(domain):
+            self._former.setdefault(domain, {}).update(fingerprints)
+
+    def sweep(self, domain: str, fingerprints: Mapping[int, bytes]) -> None:
+        """Tells of some of the blocks that have left, which `is_behind` says if there are more. `fingerprints`: of the
+        domain's namespaces."""
+        cache, former = self._caches.get(domain), self._former.get(domain, {})
+        if cache is None or not self._is_heard(domain) or self._has_much(domain):
             return
-        step = self._limits.swept_blocks * HASH_BYTES
-        for name_space, group in [key for key in watch.hashes if key[0] in fingerprints]:
-            space = Space(domain=domain, name_space=name_space, fingerprint=fingerprints[name_space])
-            gone = bytes(watch.hashes.pop((name_space, group)))
-            for first in range(0, len(gone), step):
-                part = gone[first : first + step]
-                self._tell(space, Removed(name_space=name_space, medium=Medium.MEMORY, group=group, hashes=part))
-        watch.todo, watch.offset = [], 0
-        for subscriber in self._subscribers.values():
+        removed = cache.take_removed(self._limits.swept_blocks)
+        if removed.lost:
+            self._lose(domain, removed.lost)
+        for name_space, group, hashes in removed.parts:
+            fingerprint = fingerprints.get(name_space) or former.get(name_space)
+            # Adopted memory has identities that nobody has named: nobody has heard of them.
+            if fingerprint is not None:
+                self._tell_gone(Space(domain=domain, name_space=name_space, fingerprint=fingerprint), group, hashes)
+        if not removed.is_all:
+            self._unswept.add(domain)
+            return
+        self._unswept.discard(domain)
+        for subscriber in self._subscribers.values() if former else ():
             if subscriber.domain == domain:
-                subscriber.told -= fingerprints.keys()
+                subscriber.told -= former.keys()
+        self._former.pop(domain, None)
 
-    def sweep(self, domain: str, cache: LocalCache) -> None:
-        """Tells of some of the blocks that are gone."""
-        watch = self._watches.get(domain)
-        if watch is None or (not watch.todo and watch.done_version == cache.version):
+    def _tell_gone(self, space: Space, group: int, hashes: bytes) -> None:
+        """Tells of those of these blocks that are not there now. Others came again, which was told or will be."""
+        cache = self._caches.get(space.domain)
+        if cache is None:
             return
-        if not watch.todo:
-            watch.todo, watch.offset, watch.pass_version = list(watch.hashes), 0, cache.version
-        left = self._limits.swept_blocks * HASH_BYTES
-        while left and watch.todo:
-            key = watch.todo[-1]
-            part = bytes(watch.hashes[key][watch.offset : watch.offset + left])
-            left -= len(part)
-            kept = self._check(domain, watch, key, part, cache)
-            watch.hashes[key][watch.offset : watch.offset + len(part)] = kept
-            watch.offset += len(kept)
-            if watch.offset == len(watch.hashes[key]):
-                watch.todo.pop()
-                watch.offset = 0
-                if not watch.hashes[key]:
-                    del watch.hashes[key]
-        if not watch.todo:
-            watch.done_version = watch.pass_version
-            watched = {name_space for name_space, _ in watch.hashes}
-            watch.fingerprints = {number: name for number, name in watch.fingerprints.items() if number in watched}
-
-    def _check(self, domain: str, watch: _Watch, key: tuple[int, int], hashes: bytes, cache: LocalCache) -> bytes:
-        """Those that are still there; subscribers hear of the others."""
-        name_space, group = key
-        rows = as_rows(hashes)
-        is_there = cache.lookup(name_space, group, hashes)
+        is_there = cache.lookup(space.name_space, group, hashes)
         if not is_there.all():
-            gone = rows[~is_there].tobytes()
-            space = Space(domain=domain, name_space=name_space, fingerprint=watch.fingerprints[name_space])
-            self._tell(space, Removed(name_space=name_space, medium=Medium.MEMORY, group=group, hashes=gone))
-        return rows[is_there].tobytes()
+            gone = as_rows(hashes)[~is_there].tobytes()
+            self._tell(space, Removed(name_space=space.name_space, medium=Medium.MEMORY, group=group, hashes=gone))
+
+    def _has_much(self, domain: str) -> bool:
+        """A subscriber is to take what it has first: memory keeps what has left for longer than queues do."""
+        most = self._limits.queued_hashes // 2
+        return any(one.hashes > most for one in self._subscribers.values() if one.domain == domain)
+
+    def _watch(self, domain: str) -> None:
+        cache = self._caches.get(domain)
+        if cache is not None:
+            cache.watch_removed(self._is_heard(domain))
 
     def _tell(self, space: Space, event: SpaceEvent) -> None:
         parts = list(_cut(event))

@@ -246,6 +246,7 @@ class CacheServer:
             self._lifelines.tick(self._clock_ns() / 1e9)
             if self._life is not None:
                 self._life.bound_log()
+        self.core.tell_more()
         self._send_events()
         self._is_over = (is_draining and self._is_drained()) or self._ends_by_itself()
         return not self._is_over
@@ -275,6 +276,8 @@ class CacheServer:
         if self._watch_log_ns and self._clock_ns() >= self._watch_log_ns:
             self._watch_log_ns = 0
             self.watch(self._express.fileno(), writes=False)
+        if self.core.feed.is_behind:
+            return 0.0
         due_ns = min(filter(None, (self.core.tiers.next_ns(), self._watch_log_ns)), default=None)
         return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)
 

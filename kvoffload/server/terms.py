@@ -39,10 +39,10 @@ class ServerLimits:
     """Of one subscriber. Beyond it events are dropped, and counted in an `events_lost`."""
     queued_hashes: int = 1 << 18
     """In the events of one subscriber; likewise."""
-    watched_blocks: int = 1 << 20
-    """Stored blocks of a domain whose removal will be told. Beyond it subscribers are told of a loss at once."""
     swept_blocks: int = 4096
-    """How many of them one tick looks at."""
+    """Of those that left a domain's memory, how many are told of at once."""
+    listed_blocks: int = 4096
+    """In one answer to `list_blocks`."""
 
 
 @dataclass(frozen=True, kw_only=True)

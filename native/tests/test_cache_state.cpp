@@ -35,7 +35,7 @@ struct BareState {
         Effort effort;
         const ClassNumber size_class = value_of(state.store.open_class(space));
         const EntryNumber entry = state.store.reserve(space, size_class, 0, 0, effort);
-        CHECK(state.store.publish(entry, read_hash(chain(key, 1).data()), kNoEntry).ok());
+        CHECK(state.store.publish(entry, read_hash(chain(key, 1).data()), kNoEntry, 0).ok());
         return entry;
     }
     bool is_readable(EntryNumber entry) const { return EntryWord(state.view.entries[entry].word.load()).is_readable(); }

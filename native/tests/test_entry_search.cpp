@@ -1,5 +1,6 @@
 // What people find who look into a cache.
 #include <atomic>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -117,4 +118,77 @@ TEST(entries_that_come_and_go_meanwhile_are_whole_or_not_there) {
         }
     }
     writer.join();
+}
+
+namespace {
+
+struct Listed {
+    std::multiset<Hashes> hashes;
+    std::map<Hashes, Hashes> parents;
+    std::set<std::uint64_t> groups;
+    std::size_t parts = 0;
+};
+
+Hashes bytes_of(const HashWords& words) {
+    Hashes hash(kHashBytes);
+    std::memcpy(hash.data(), words.data(), hash.size());
+    return hash;
+}
+
+Listed list_all(SmallCache& cache, std::uint32_t name_space, std::size_t limit) {
+    Listed listed;
+    EntryNumber next = 0;
+    do {
+        const EntryListing part = cache->search().list(name_space, next, limit);
+        CHECK(part.hashes.size() <= limit);
+        for (std::size_t i = 0; i < part.hashes.size(); ++i) {
+            listed.hashes.insert(bytes_of(part.hashes[i]));
+            listed.parents[bytes_of(part.hashes[i])] = bytes_of(part.parents[i]);
+            listed.groups.insert(part.groups[i]);
+        }
+        listed.parts += 1;
+        CHECK(part.next == 0 || part.next > next);
+        next = part.next;
+    } while (next != 0);
+    return listed;
+}
+
+}  // namespace
+
+TEST(a_namespaces_blocks_are_listed_once_with_the_blocks_before_them) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const Space other = cache.open(plain_geometry(512), 2);
+    const SessionId session = cache.session();
+    const Hashes blocks = chain(1, 20);
+    CHECK_EQUAL(cache.put(session, space, blocks), 20u);
+    CHECK_EQUAL(cache.put(session, other, chain(2, 20)), 20u);
+    for (const std::size_t limit : {1u, 7u, 20u, 100u}) {
+        const Listed listed = list_all(cache, namespace_of(space), limit);
+        CHECK_EQUAL(listed.hashes.size(), 20u);
+        CHECK(listed.groups == std::set<std::uint64_t>{group_of(space)});
+        for (std::size_t i = 0; i < 20; ++i) {
+            const auto hash = hash_at(blocks, i);
+            const auto found = listed.parents.find(Hashes(hash.begin(), hash.end()));
+            CHECK(found != listed.parents.end());
+            const auto before = hash_at(blocks, i == 0 ? 0 : i - 1);
+            CHECK(found->second == (i == 0 ? Hashes(kHashBytes, 0) : Hashes(before.begin(), before.end())));
+        }
+    }
+    CHECK_EQUAL(cache->search().list(namespace_of(space), 1u << 30, 5).next, 0u);
+}
+
+TEST(a_block_that_is_not_here_any_more_is_nobodys_parent) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const Hashes blocks = chain(1, 3);
+    CHECK_EQUAL(cache.put(session, space, blocks), 3u);
+    CHECK_EQUAL(cache->removals().invalidate(space, std::span(blocks).subspan(kHashBytes, kHashBytes)), 1u);
+    const auto last = hash_at(blocks, 2);
+    const Hashes orphan(last.begin(), last.end());
+    CHECK(list_all(cache, namespace_of(space), 100).parents.at(orphan) == orphan);
+    // Others have its number by now.
+    CHECK_EQUAL(cache.put(session, space, chain(2, 30)), 30u);
+    CHECK(list_all(cache, namespace_of(space), 100).parents.at(orphan) == orphan);
 }

@@ -13,14 +13,15 @@ import numpy as np
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
+from kvoffload.client import Heard, InventoryBegun, InventoryEnded
 from kvoffload.connector.block_chain import NO_MASK
 from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine.loadable import Change, LoadableBlocks
 from kvoffload.connector.engine.saved_tokens import MAX_BLOCKS, SavedRun, SavedTokens
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
-from kvoffload.protocol.message import Event
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 4096
-"""Of the server that nobody has taken yet. Beyond it the oldest are lost."""
+"""Of the server that were not made into others yet, and likewise of those that nobody has taken. Beyond it all that the
+server tells is void until it tells its whole inventory once more."""
+MAX_TOLD = 1 << 20
+"""Blocks that are known to be there by whoever hears what is told. Those beyond are not told."""
 PIECE = 64
 """So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
 MAX_NOTES = 128
-"""Of a step's saved blocks each, that wait for the server to tell of them. Beyond it the oldest are told without
-tokens."""
+"""Of a step's blocks each, whose tokens were not looked at yet. Beyond it the oldest are told without tokens."""
+RUN_BLOCKS = 256
+"""So many blocks of a note are looked at before others get their turn."""
 LOCAL = "LOCAL"
 """Where the publisher itself is."""
 _NO_PARENT = bytes(HASH_BYTES)
@@ -46,7 +51,6 @@ class _Note(NamedTuple):
     group: int
     positions: range
     names: bytes
-    tokens: list[int]
     parent: bytes
     mask: bytes
     request: Request
@@ -56,9 +60,11 @@ class CacheEvents:
     """Tells what all engines of this identity have in the server's memory. Blocks are noted and events taken by the
     scheduler's thread, the server is heard on a thread of the client, and a third one makes of it what is told.
 
-    Blocks that this engine saved itself are told with their tokens and what else makes their names, those that follow
-    each other in one event. Others are told by their names, and those whose names are masked for a tenant, or by others
-    for an adapter, have hashes that nobody knows.
+    Blocks of requests that this engine had are told with their tokens and what else makes their names, those that
+    follow each other in one event. Others are told by their names until such a request comes, and those whose names are
+    masked for a tenant, or by others for an adapter, have hashes that nobody knows.
+
+    Of a model with several groups the blocks of full attention are told, and of those what a load can bring.
     """
 
     def __init__(
@@ -68,19 +74,34 @@ class CacheEvents:
         *,
         kinds: Sequence[vllm_compat.GroupKind] = (),
         find_mask: Callable[[], bytes] = lambda: NO_MASK,
+        again_s: float = 0.0,
     ) -> None:
         """`kinds`: of the groups of the engine's block tables. `find_mask` tells what lies over the names of requests
-        without an adapter."""
+        without an adapter. All is told again every `again_s`; 0: never."""
+        self._again_s = again_s
         self._fingerprint = fingerprint
         self._groups = groups
         self._find_mask = find_mask
-        self._heard: deque[Stored | Removed] = deque(maxlen=MAX_EVENTS)
+        self._ask_again: Callable[[], bool] = lambda: False
+        self._heard: deque[Stored | Removed | InventoryBegun | InventoryEnded] = deque()
+        self._has_lost = False
+        """Events, so that all is void until the next inventory."""
         self._noted: deque[_Note] = deque(maxlen=MAX_NOTES)
-        self._told: deque[list[KVCacheEvent]] = deque(maxlen=MAX_EVENTS)
+        self._made: deque[list[KVCacheEvent]] = deque()
         self._name_spaces: set[int] = set()
         self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
         """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it
         is the last one's: what that has, the others have."""
+        self._filters = len(groups.of_table) > 1 and groups.first_prefix is not None
+        """Blocks are told where all groups together can load them."""
+        self._loadable = self._make_loadable()
+        self._told: dict[tuple[int, bytes], bool] = {}
+        """Blocks that are known to be there by whoever hears all that is told, by the first group of their table and
+        name, and whether it was told with tokens."""
+        self._stale: dict[tuple[int, bytes], bool] = {}
+        """Likewise: those that the present inventory has not told so far."""
+        self._wants_again = self._repeats = False
+        """The next inventory tells again what was told; the present one does."""
         self._saved = [SavedTokens(rule.block_size) for rule in groups.rules]
         self._constants = [
             _keep_known(
@@ -103,8 +124,10 @@ class CacheEvents:
         self._is_closed = self._has_failed = False
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """What is heard is made into events from now on."""
+    def start(self, ask_again: Callable[[], bool]) -> None:
+        """What is heard is made into events from now on. `ask_again` asks the server for its inventory once more;
+        False: it has none."""
+        self._ask_again = ask_again
         self._thread = threading.Thread(target=self._keep_making, name="kvoffload-events", daemon=True)
         self._thread.start()
 
@@ -115,16 +138,22 @@ class CacheEvents:
         if self._thread is not None:
             self._thread.join()
 
-    def note_saved(self, tracked: TrackedRequest, group: int, positions: range, names: bytes) -> None:
+    def note_tokens(self, tracked: TrackedRequest, group: int, positions: range, names: bytes) -> None:
         """These blocks are about to be saved."""
-        if tracked.terms.tenant:
+        if tracked.terms.tenant or (self._filters and group != self._groups.first_prefix):
             return
-        size, request = self._groups.rules[group].block_size, tracked.request
-        tokens = request.all_token_ids[positions.start * size : positions.stop * size]
         parent = tracked.chain.before(group, positions.start)
-        self._noted.append(_Note(group, positions, names, tokens, parent, tracked.chain.mask, request))
+        self._noted.append(_Note(group, positions, names, parent, tracked.chain.mask, tracked.request))
 
-    def hear(self, event: Event, number: int) -> None:
+    def note_found(self, tracked: TrackedRequest, tokens: int) -> None:
+        """So many of a request's first tokens were found: their blocks may have been told without tokens."""
+        group = self._groups.first_prefix
+        if group is not None and tokens:
+            positions = range(min(tokens, tracked.chain.tokens) // self._groups.rules[group].block_size)
+            self.note_tokens(tracked, group, positions, tracked.chain.names(group, positions))
+            self._is_due.set()
+
+    def hear(self, event: Heard, number: int) -> None:
         """Hears an event of the server, on a thread of the client."""
         if isinstance(event, NamespaceOpened):
             # A server that came later counts anew.
@@ -132,35 +161,53 @@ class CacheEvents:
             (self._name_spaces.add if is_ours else self._name_spaces.discard)(event.name_space)
         elif isinstance(event, Stored | Removed):
             is_ours = event.name_space in self._name_spaces and event.medium is Medium.MEMORY
-            if is_ours and event.group in self._firsts:
-                self._heard.append(event)
-                self._is_due.set()
+            if is_ours and event.group in self._firsts and not self._has_lost:
+                self._add(event)
+        elif isinstance(event, InventoryBegun):
+            self._has_lost = False
+            self._add(event)
+        elif isinstance(event, InventoryEnded) and not self._has_lost:
+            self._add(event)
 
     def take(self) -> Iterator[KVCacheEvent]:
         """What was made since the last call, with the engine's own hashes."""
-        while self._told:
-            yield from self._told.popleft()
+        while self._made:
+            yield from self._made.popleft()
+        if self._heard:
+            self._is_due.set()
+
+    def tell_again(self) -> None:
+        """All that is there is told once more, to those who were not there to hear it."""
+        self._wants_again = True
+        self._ask_again()
 
     def make(self) -> None:
-        """Makes events of all that was heard; on one thread."""
-        while self._heard:
-            event = self._heard.popleft()
-            self._take_notes()
-            made = self._tell_stored(event) if isinstance(event, Stored) else self._tell_removed(event)
-            told: list[KVCacheEvent] = []
-            for one in made:
-                told.append(one)
-                if len(told) % PIECE == 0:
-                    time.sleep(0)
-            self._told.append(told)
-            time.sleep(0)
+        """Makes events of what was heard, as far as there is room for them; on one thread."""
+        while self._heard and len(self._made) < MAX_EVENTS:
+            self._make_all(self._take_notes())
+            self._make_all(self._make_of(self._heard.popleft()))
+        self._make_all(self._take_notes())
+        if self._has_lost and not self._heard and not self._ask_again():
+            self._has_lost = False
+
+    def _add(self, event: Stored | Removed | InventoryBegun | InventoryEnded) -> None:
+        if len(self._heard) >= MAX_EVENTS:
+            self._heard.clear()
+            self._has_lost = True
+        else:
+            self._heard.append(event)
+        self._is_due.set()
 
     # ---- on a thread of its own ----
 
     def _keep_making(self) -> None:
+        again_s = time.monotonic() + self._again_s
         while not self._is_closed:
-            self._is_due.wait()
+            self._is_due.wait(max(again_s - time.monotonic(), 0) if self._again_s else None)
             self._is_due.clear()
+            if self._again_s and time.monotonic() >= again_s:
+                self.tell_again()
+                again_s = time.monotonic() + self._again_s
             try:
                 self.make()
             except Exception:
@@ -169,27 +216,161 @@ class CacheEvents:
                     logger.exception("what the server told of its blocks was not made into an event")
                 self._has_failed = True
 
-    def _take_notes(self) -> None:
+    def _make_all(self, made: Iterator[KVCacheEvent]) -> None:
+        told: list[KVCacheEvent] = []
+        for one in made:
+            told.append(one)
+            if len(told) % PIECE == 0:
+                time.sleep(0)
+        if told:
+            self._made.append(told)
+        time.sleep(0)
+
+    def _take_notes(self) -> Iterator[KVCacheEvent]:
+        """Tells once more of blocks that were told without their tokens."""
         while self._noted:
             note = self._noted.popleft()
-            size = self._groups.rules[note.group].block_size
-            self._saved[note.group].note(
-                SavedRun(
-                    note.names,
-                    note.tokens,
-                    None if note.parent == _NO_PARENT else note.parent,
-                    note.mask,
-                    vllm_compat.list_extra_keys(note.request, note.positions, size),
-                    _describe_request(note.request),
-                )
+            names = _cut(note.names)
+            known = self._saved[note.group].count_known(names)
+            for first in range(known, len(names), RUN_BLOCKS):
+                self._note_run(note, first, min(first + RUN_BLOCKS, len(names)))
+                time.sleep(0)
+            bare = [name for name in names if self._told.get((note.group, name)) is False]
+            if bare:
+                self._told.update(dict.fromkeys(((note.group, name) for name in bare), True))
+                yield from self._tell_all(note.group, bare, [_NO_PARENT] * len(bare))
+
+    def _note_run(self, note: _Note, first: int, end: int) -> None:
+        """Keeps what some of a note's blocks are made of."""
+        size = self._groups.rules[note.group].block_size
+        positions = range(note.positions.start + first, note.positions.start + end)
+        parent = note.names[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else note.parent
+        self._saved[note.group].note(
+            SavedRun(
+                note.names[first * HASH_BYTES : end * HASH_BYTES],
+                np.array(note.request.all_token_ids[positions.start * size : positions.stop * size], np.int64),
+                None if parent == _NO_PARENT else parent,
+                note.mask,
+                vllm_compat.list_extra_keys(note.request, positions, size),
+                _describe_request(note.request),
             )
+        )
 
-    def _tell_removed(self, event: Removed) -> Iterator[BlockRemoved]:
-        yield self._remove(event.group, _unmask(event.hashes, self._find_mask()), event.hashes)
+    def _make_of(self, event: Stored | Removed | InventoryBegun | InventoryEnded) -> Iterator[KVCacheEvent]:
+        if isinstance(event, InventoryBegun):
+            # What an inventory that was not ended has not told may be gone.
+            self._stale.update(self._told)
+            self._told = {}
+            self._loadable = self._make_loadable()
+            self._repeats, self._wants_again = self._wants_again, False
+        elif isinstance(event, InventoryEnded):
+            self._repeats = False
+            yield from self._tell_stale()
+        elif isinstance(event, Stored):
+            yield from self._tell_stored(event)
+        else:
+            yield from self._tell_removed(event)
 
-    def _remove(self, group: int, hashes: list[bytes], names: bytes) -> BlockRemoved:
+    def _make_loadable(self) -> LoadableBlocks | None:
+        groups = self._groups
+        if not self._filters or groups.first_prefix is None:
+            return None
+        rules = {first: groups.rules[first] for first in self._firsts.values()}
+        return LoadableBlocks(rules, first_prefix=groups.first_prefix, alignment=groups.alignment)
+
+    def _tell_stale(self) -> Iterator[KVCacheEvent]:
+        """Of no block that was not in the inventory is it known that it is there."""
+        while self._stale:
+            (group, name), _ = self._stale.popitem()
+            names = [name]
+            while self._stale and len(names) < PIECE:
+                (other, name), is_with_tokens = self._stale.popitem()
+                if other != group:
+                    self._stale[other, name] = is_with_tokens
+                    break
+                names.append(name)
+            yield self._remove(group, names)
+
+    def _tell_removed(self, event: Removed) -> Iterator[KVCacheEvent]:
+        group, names = self._firsts[event.group], _cut(event.hashes)
+        if self._loadable is None:
+            yield from self._forget(group, names)
+        else:
+            yield from self._tell_change(self._loadable.note_removed(group, names))
+
+    def _tell_stored(self, event: Stored) -> Iterator[KVCacheEvent]:
+        group, names = self._firsts[event.group], _cut(event.hashes)
+        parents = _cut(event.parents) if event.parents else names
+        if self._loadable is None:
+            # Those of other groups do not say which block of their own group they follow.
+            has_parents = group in self._groups.prefixes
+            yield from self._tell(group, names, parents if has_parents else [_NO_PARENT] * len(names))
+        else:
+            yield from self._tell_change(self._loadable.note_stored(group, names, parents))
+
+    def _tell_change(self, change: Change) -> Iterator[KVCacheEvent]:
+        assert self._groups.first_prefix is not None
+        group = self._groups.first_prefix
+        if change.lost:
+            yield from self._forget(group, change.lost)
+        if change.gained:
+            names, parents = zip(*change.gained, strict=True)
+            yield from self._tell(group, list(names), list(parents))
+
+    def _forget(self, group: int, names: list[bytes]) -> Iterator[KVCacheEvent]:
+        known = []
+        for name in names:
+            key = group, name
+            if self._told.pop(key, None) is not None or self._stale.pop(key, None) is not None:
+                known.append(name)
+        if known:
+            yield self._remove(group, known)
+
+    def _tell(self, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[KVCacheEvent]:
+        """Those that are not known to be there, or not with the tokens that are known now."""
+        saved = self._saved[group]
+        chosen = []
+        for at, name in enumerate(names):
+            key = group, name
+            was_with_tokens = self._stale.pop(key, None)
+            if was_with_tokens is not None:
+                self._told[key] = was_with_tokens
+            has_tokens = saved.knows(name)
+            known = self._told.get(key)
+            is_new = known is None and len(self._told) + len(self._stale) < MAX_TOLD
+            is_again = (has_tokens and known is False) or (self._repeats and was_with_tokens is not None)
+            if is_new or is_again:
+                self._told[key] = has_tokens
+                chosen.append(at)
+        if len(chosen) < len(names):
+            names, parents = [names[at] for at in chosen], [parents[at] for at in chosen]
+        yield from self._tell_all(group, names, parents)
+
+    def _tell_all(self, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[KVCacheEvent]:
+        mask, saved, rows = self._find_mask(), self._saved[group], b"".join(names)
+        hashes, before = _unmask(rows, mask), _unmask(b"".join(parents), mask)
+        begin = 0
+        while begin < len(hashes):
+            run = saved.find(rows, begin)
+            if run is None:
+                # No tokens: the server knows hashes alone.
+                has_none = parents[begin] in (_NO_PARENT, names[begin])
+                yield self._store(group, hashes[begin : begin + 1], None if has_none else before[begin], [])
+                begin += 1
+                continue
+            end = begin + len(run.names) // HASH_BYTES
+            own = hashes[begin:end] if run.mask == mask else _unmask(run.names, run.mask)
+            parent = None if run.parent is None else _unmask(run.parent, run.mask)[0]
+            tokens = run.tokens.tolist()
+            yield self._store(group, own, parent, tokens, extra_keys=run.extra_keys, **run.about)
+            if run.mask != mask:
+                yield from self._note_masks(group, run)
+            begin = end
+
+    def _remove(self, group: int, names: list[bytes]) -> BlockRemoved:
+        hashes = _unmask(b"".join(names), self._find_mask())
         if self._masks:
-            for at, name in enumerate(_cut(names)):
+            for at, name in enumerate(names):
                 mask = self._masks.pop((group, name), None)
                 if mask is not None:
                     (hashes[at],) = _unmask(name, mask)
@@ -198,30 +379,6 @@ class CacheEvents:
             block_hashes=self._as_told(hashes),
             **{name: constants[name] for name in BlockRemoved.__struct_fields__ if name in constants},
         )
-
-    def _tell_stored(self, event: Stored) -> Iterator[KVCacheEvent]:
-        mask, saved = self._find_mask(), self._saved[self._firsts[event.group]]
-        hashes = _unmask(event.hashes, mask)
-        parents: list[bytes | None] = [None] * len(hashes)
-        # Those of other groups do not say which block of their own group they follow.
-        if event.parents and self._firsts[event.group] in self._groups.prefixes:
-            bare, unmasked = _cut(event.parents), _unmask(event.parents, mask)
-            parents = [None if name == _NO_PARENT else parent for name, parent in zip(bare, unmasked, strict=True)]
-        begin = 0
-        while begin < len(hashes):
-            run = saved.take(event.hashes, begin)
-            if run is None:
-                # No tokens: the server knows hashes alone.
-                yield self._store(event.group, hashes[begin : begin + 1], parents[begin], [])
-                begin += 1
-                continue
-            end = begin + len(run.names) // HASH_BYTES
-            own = hashes[begin:end] if run.mask == mask else _unmask(run.names, run.mask)
-            parent = None if run.parent is None else _unmask(run.parent, run.mask)[0]
-            yield self._store(event.group, own, parent, run.tokens, extra_keys=run.extra_keys, **run.about)
-            if run.mask != mask:
-                yield from self._note_masks(event.group, run)
-            begin = end
 
     def _store(
         self, group: int, hashes: list[bytes], parent: bytes | None, tokens: list[int], **about: Any
@@ -243,7 +400,8 @@ class CacheEvents:
             self._masks[group, name] = run.mask
         while len(self._masks) > MAX_BLOCKS:
             oldest, name = next(iter(self._masks))
-            yield self._remove(oldest, [name], name)
+            self._told.pop((oldest, name), None)
+            yield self._remove(oldest, [name])
 
 
 def _keep_known(**fields: Any) -> dict[str, Any]:

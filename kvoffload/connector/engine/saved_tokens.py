@@ -1,4 +1,4 @@
-"""What blocks that were saved lately are made of, for events: the server knows names alone."""
+"""What blocks that requests had lately are made of, for events: the server knows names alone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kvoffload.hash_rows import as_rows
 from kvoffload.types import HASH_BYTES
 
-MAX_BLOCKS = 65_536
-"""Of one group. Beyond it the oldest runs are forgotten, and their blocks are told without tokens."""
+MAX_BLOCKS = 1 << 18
+"""Of one group, about 200 bytes each with blocks of 16 tokens. Beyond it the oldest runs are forgotten, and their
+blocks are told without tokens."""
 _RUN_BITS = 20
 """A place in a run has so many bits of a number; a run is a part of one request."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -24,7 +26,7 @@ class SavedRun:
     """Blocks of one request that follow each other, with the tokens of all of them."""
 
     names: bytes
-    tokens: list[int]
+    tokens: npt.NDArray[np.int64]
     parent: bytes | None = None
     """The name of the block before the first."""
     mask: bytes = bytes(HASH_BYTES)
@@ -61,8 +63,6 @@ class SavedTokens:
         self._limit = min(limit, 1 << _RUN_BITS)
         self._runs: dict[int, _Kept] = {}
         """The oldest first."""
-        self._left: dict[int, int] = {}
-        """By run: blocks that have not been told yet."""
         self._places: dict[int, int] = {}
         """By the first word of a name: the number of its run, and behind it its place there."""
         self._next = 0
@@ -70,30 +70,34 @@ class SavedTokens:
         """Of all runs."""
 
     @property
-    def untold_blocks(self) -> int:
-        """How many blocks `take` can find."""
-        return len(self._places)
-
-    @property
     def held_blocks(self) -> int:
-        """How many blocks the kept runs have, those included that were told or offered again: `limit` at most."""
+        """How many blocks the kept runs have, those included that are known twice: `limit` at most."""
         return self._blocks
 
     def note(self, run: SavedRun) -> None:
-        """These blocks are about to be saved."""
+        """A request has these blocks."""
         words: list[int] = np.frombuffer(run.names, "<u8")[:: HASH_BYTES // 8].tolist()
         number, self._next = self._next, self._next + 1
         first = number << _RUN_BITS
         self._runs[number] = _Kept(run, words)
-        self._left[number] = len(words)
         self._places.update(zip(words, range(first, first + len(words)), strict=True))
         self._blocks += len(words)
         while self._blocks > self._limit:
             self._forget(next(iter(self._runs)))
 
-    def take(self, names: bytes, at: int) -> SavedRun | None:
-        """Of blocks that are told now, from the one at this place on: the next ones that are of one run, once. None:
-        the first is not known (any more)."""
+    def knows(self, name: bytes) -> bool:
+        """Whether `find` finds it."""
+        number, place = divmod(self._places.get(int.from_bytes(name[:8], "little"), -1), 1 << _RUN_BITS)
+        kept = self._runs.get(number)
+        return kept is not None and kept.run.names[place * HASH_BYTES : (place + 1) * HASH_BYTES] == name
+
+    def count_known(self, names: Sequence[bytes]) -> int:
+        """How many of these, from the first on, are known."""
+        return next((at for at, name in enumerate(names) if not self.knows(name)), len(names))
+
+    def find(self, names: bytes, at: int) -> SavedRun | None:
+        """Of these blocks from the one at this place on: the next ones that are of one run. None: the first is not
+        known (any more)."""
         begin = at * HASH_BYTES
         number, place = divmod(self._places.get(int.from_bytes(names[begin : begin + 8], "little"), -1), 1 << _RUN_BITS)
         kept = self._runs.get(number)
@@ -104,20 +108,10 @@ class SavedTokens:
         if known != names[begin : begin + len(known)]:
             differs = (as_rows(known) != as_rows(names[begin : begin + len(known)])).any(axis=1)
             count = int(differs.argmax())
-        if not count:
-            return None
-        first = (number << _RUN_BITS) + place
-        for offset, word in enumerate(kept.words[place : place + count]):
-            if self._places.get(word) == first + offset:
-                del self._places[word]
-        self._left[number] -= count
-        if self._left[number] <= 0:
-            self._forget(number)
-        return kept.run.cut(place, count, self._block_size)
+        return kept.run.cut(place, count, self._block_size) if count else None
 
     def _forget(self, number: int) -> None:
         kept, first = self._runs.pop(number), number << _RUN_BITS
-        del self._left[number]
         self._blocks -= len(kept.words)
         for at, word in enumerate(kept.words):
             if self._places.get(word) == first + at:

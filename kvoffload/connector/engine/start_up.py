@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from kvoffload.cache import GroupRule
-    from kvoffload.client import Client
+    from kvoffload.client import Client, Heard
     from kvoffload.config.sources import Settings
     from kvoffload.connector.step_plan import GroupFacts
     from kvoffload.protocol import Register
-    from kvoffload.protocol.message import Event
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +83,7 @@ class EngineStart:
             load_always=self._settings.load_policy == "always",
             promote_wait_s=self._settings.promote_deadline,
             event_kinds=vllm_compat.group_kinds(self._cache) if vllm_compat.wants_events(self._config) else None,
+            events_again_s=self._settings.events_interval,
             arrival_wait_s=self._settings.arrival_deadline,
             saves=self._saves,
             hands_over=not self._transfer.is_kv_consumer,
@@ -119,12 +119,12 @@ class EngineStart:
         return vllm_compat.exchange_between_ranks(self._config, frame)
 
     def open_for_scheduler(
-        self, register: Register, engine: EngineFacts, on_event: Callable[[Event, int], None] | None
+        self, register: Register, engine: EngineFacts, on_event: Callable[[Heard, int], None] | None
     ) -> Client:
         stock_slots = self._plan_stock(engine.groups)
         client = self._open(register, role=Role.SCHEDULER, on_event=on_event, stock_slots=stock_slots)
         if on_event is not None:
-            client.subscribe()
+            client.subscribe(with_inventory=True)
         if register.fingerprint == self._fingerprint:
             self._tell(client, engine)
         return client

@@ -309,6 +309,9 @@ class AllNodes:
     def note_prompt(self, note: PromptNote) -> None:
         self._own.note_prompt(note)
 
+    def take_inventory(self) -> bool:
+        return self._own.take_inventory()
+
     def close(self) -> None:
         """The other nodes' clients end with their processes."""
         self._own.close()

@@ -1,5 +1,6 @@
 #include "bindings/survey_bindings.hpp"
 
+#include <map>
 #include <vector>
 
 #include "bindings/buffer_view.hpp"
@@ -38,8 +39,38 @@ nb::tuple survey(const Cache& cache, nb::handle prefix, std::size_t limit) {
                           to_bytes(leases), to_bytes(tenants), to_bytes(used));
 }
 
+// Where the listing goes on, 0 for its end; groups as numbers of 64 bits, hashes, and the hashes before them.
+nb::tuple list_blocks(const Cache& cache, std::uint32_t name_space, EntryNumber first, std::size_t limit) {
+    space_of(name_space, 0);
+    const EntryListing found =
+        without_gil(cache, [&](CacheCore& core) { return core.search().list(name_space, first, limit); });
+    return nb::make_tuple(found.next, to_bytes(found.groups), to_bytes(found.hashes), to_bytes(found.parents));
+}
+
+// Of each namespace and group the hashes, as one string of bytes; how many blocks were lost; and whether that is all.
+nb::tuple take_removed(const Cache& cache, std::size_t count) {
+    const RemovedLog::Taken taken = without_gil(cache, [&](CacheCore& core) { return core.removed().take(count); });
+    std::map<Space, std::vector<HashWords>> by_space;
+    for (const RemovedBlock& block : taken.blocks) {
+        by_space[block.space].push_back(block.hash);
+    }
+    nb::list parts;
+    for (const auto& [space, hashes] : by_space) {
+        parts.append(nb::make_tuple(namespace_of(space), group_of(space), to_bytes(hashes)));
+    }
+    return nb::make_tuple(parts, taken.lost, taken.is_all);
+}
+
 }  // namespace
 
-void bind_survey(nb::class_<Cache>& cache) { cache.def("survey", survey); }
+void bind_survey(nb::class_<Cache>& cache) {
+    cache.def("survey", survey)
+        .def("list_blocks", list_blocks)
+        .def("watch_removed",
+             [](const Cache& self, bool is_wanted) {
+                 without_gil(self, [&](CacheCore& core) { core.removed().watch(is_wanted); });
+             })
+        .def("take_removed", take_removed);
+}
 
 }  // namespace kvo

@@ -82,6 +82,7 @@ public:
     Commits& commits() noexcept { return commits_; }
     Removals& removals() noexcept { return removals_; }
     const EntrySearch& search() const noexcept { return search_; }
+    RemovedLog& removed() noexcept { return state_.store.removed(); }
     SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
     // time to time, and when a pidfd becomes readable. It never waits for the writer's lock: what takes longer is over

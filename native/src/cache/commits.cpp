@@ -169,7 +169,8 @@ CommitOutcome Commits::commit_one(const CommitBatch& batch, std::size_t item, st
     if (batch.tenant) {
         state_.store.charge(number, *batch.tenant);
     }
-    if (!state_.store.publish(number, hash, find_parent(batch, item, name_space)).ok()) {
+    const EntryNumber parent = find_parent(batch, item, name_space);
+    if (!state_.store.publish(number, hash, parent, find_parent_tag(batch, item)).ok()) {
         state_.store.abort(number);
         return CommitOutcome::refused;
     }
@@ -186,6 +187,14 @@ EntryNumber Commits::find_parent(const CommitBatch& batch, std::size_t item, con
     }
     const std::uint32_t group = name_space.groups[group_of(batch.space)].anchor;
     return find_entry(state_.view, {parent, make_space(name_space.number, group)}).entry;
+}
+
+std::uint16_t Commits::find_parent_tag(const CommitBatch& batch, std::size_t item) {
+    if (batch.parents.empty()) {
+        return 0;
+    }
+    const HashWords parent = read_hash(batch.parents.data() + item * kHashBytes);
+    return is_zero(parent) ? kNoParentTag : parent_tag(parent[0]);
 }
 
 }  // namespace kvo

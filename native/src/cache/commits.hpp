@@ -83,6 +83,7 @@ private:
     CommitOutcome commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
                              const Namespace& name_space);
     EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const;
+    static std::uint16_t find_parent_tag(const CommitBatch& batch, std::size_t item);
     std::uint64_t digest_item(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
 
     CacheState& state_;

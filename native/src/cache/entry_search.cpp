@@ -14,7 +14,31 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kAcquire = std::memory_order_acquire;
 
+HashWords hash_of(const Entry& entry) {
+    HashWords hash{};
+    std::ranges::transform(entry.hash, hash.begin(), [](const auto& part) { return part.load(kAcquire); });
+    return hash;
+}
+
 constexpr bool is_there(EntryWord word) { return word.is_readable() || word.state() == EntryState::moving; }
+
+// Zeros: it has none; its own: that one is not known, or not readable any more.
+HashWords parent_of(const IndexView& view, EntryNumber count, const Entry& entry, const HashWords& own) {
+    const EntryNumber number = entry.parent.load(kAcquire);
+    const int tag = entry.tiers.load(kAcquire) & kParentTag;
+    if (tag == kNoParentTag) {
+        return {};
+    }
+    if (number >= count || tag == 0) {
+        return own;
+    }
+    const Entry& parent = view.entries[number];
+    const EntryWord word(parent.word.load(kAcquire));
+    const HashWords hash = hash_of(parent);
+    const bool is_same_space = namespace_of(parent.space.load(kAcquire)) == namespace_of(entry.space.load(kAcquire));
+    const bool is_same = EntryWord(parent.word.load(kRelaxed)).generation() == word.generation();
+    return is_there(word) && is_same && is_same_space && parent_tag(hash[0]) == tag ? hash : own;
+}
 
 // Almost all entries are told by their first word; their first eight bytes are compared at once.
 class HashPrefix {
@@ -63,7 +87,7 @@ Result<EntrySurvey> EntrySearch::survey(std::span<const std::uint8_t> prefix, st
         }
         const EntryWord word(entry.word.load(kAcquire));
         EntryFacts facts{.leases = word.leases()};
-        std::ranges::transform(entry.hash, facts.hash.begin(), [](const auto& part) { return part.load(kAcquire); });
+        facts.hash = hash_of(entry);
         facts.space = entry.space.load(kAcquire);
         facts.was_used = (entry.tiers.load(kAcquire) & kWasUsed) != 0;
         facts.tenant = entry.tenant.load(kAcquire);
@@ -85,6 +109,31 @@ Result<EntrySurvey> EntrySearch::survey(std::span<const std::uint8_t> prefix, st
         }
     }
     return survey;
+}
+
+EntryListing EntrySearch::list(std::uint32_t name_space, EntryNumber first, std::size_t limit) const {
+    EntryListing listing;
+    const EntryNumber count = state_.view.header->entry_count.load(kAcquire);
+    const EntryNumber end = first < count ? first + std::min(kListPart, count - first) : first;
+    EntryNumber number = first;
+    for (; number < end && listing.hashes.size() < limit; ++number) {
+        const Entry& entry = state_.view.entries[number];
+        const EntryWord word(entry.word.load(kAcquire));
+        const Space space = entry.space.load(kAcquire);
+        if (!is_there(word) || namespace_of(space) != name_space) {
+            continue;
+        }
+        const HashWords hash = hash_of(entry);
+        const HashWords parent = parent_of(state_.view, count, entry, hash);
+        if (EntryWord(entry.word.load(kRelaxed)).generation() != word.generation()) {
+            continue;
+        }
+        listing.groups.push_back(group_of(space));
+        listing.hashes.push_back(hash);
+        listing.parents.push_back(parent);
+    }
+    listing.next = number < count ? number : 0;
+    return listing;
 }
 
 Status EntrySearch::find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found,

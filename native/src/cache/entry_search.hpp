@@ -26,6 +26,14 @@ struct EntrySurvey {
     std::vector<EntryFacts> entries;  // as many of them as were wanted
 };
 
+// Some readable blocks of one namespace, as they were at some moment of the walk that found them.
+struct EntryListing {
+    EntryNumber next = 0;  // where the walk goes on; 0: it is over
+    std::vector<std::uint64_t> groups;
+    std::vector<HashWords> hashes;
+    std::vector<HashWords> parents;  // zeros: there is none; its own hash: it is not here, or not known
+};
+
 // Safe to call from any thread. What was stored and what departed is the store's to say, under the writer's lock.
 class EntrySearch {
 public:
@@ -53,6 +61,12 @@ public:
 
     // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
     Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
+
+    // The next blocks of a namespace, from this entry on, so many at most. A block that is readable from the beginning
+    // of a walk to its end is found by it, once. Looks at `kListPart` entries at most, about 10 ns for each and 100 for
+    // each that is found.
+    EntryListing list(std::uint32_t name_space, EntryNumber first, std::size_t limit) const;
+    static constexpr EntryNumber kListPart = 1u << 14;
 
 private:
     const CacheState& state_;

@@ -21,6 +21,12 @@ constexpr std::uint64_t name_of(Space space, std::uint64_t hash_word) {
 
 constexpr std::size_t kDepartureLimit = std::size_t{1} << 20;
 
+HashWords hash_of(const Entry& entry) {
+    HashWords hash{};
+    std::ranges::transform(entry.hash, hash.begin(), [](const auto& part) { return part.load(kRelaxed); });
+    return hash;
+}
+
 std::uint32_t now_s() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -84,14 +90,14 @@ EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumbe
     return number;
 }
 
-Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumber parent) {
+Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumber parent, std::uint16_t tag) {
     Entry& entry = view_.entries[number];
     assert(word(number).state() == EntryState::reserved);
     for (std::size_t i = 0; i < hash.size(); ++i) {
         entry.hash[i].store(hash[i], kRelease);
     }
     entry.parent.store(parent, kRelease);
-    entry.tiers.store(kInMemory, kRelease);
+    entry.tiers.store(kInMemory | tag, kRelease);
     if (Status status = table_.insert(number); !status.ok()) {
         return status;
     }
@@ -277,6 +283,9 @@ void EntryStore::note_departure(EntryNumber number, Leaving why) {
     const std::uint32_t second = now_s();
     departures_.add(name_of(entry.space.load(kRelaxed), entry.hash[0].load(kRelaxed)),
                     {why, second, counts_.evicted_bytes.load(kRelaxed)});
+    if (removed_.is_wanted()) {
+        removed_.add({.space = entry.space.load(kRelaxed), .hash = hash_of(entry)});
+    }
     if (why == Leaving::evicted) {
         note_residence(number, second);
     }

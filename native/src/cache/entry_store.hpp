@@ -16,6 +16,7 @@
 #include "arena/segment.hpp"
 #include "cache/departures.hpp"
 #include "cache/namespace_table.hpp"
+#include "cache/removed_log.hpp"
 #include "cache/tenant_table.hpp"
 #include "evict/entry_lists.hpp"
 #include "index/index_file.hpp"
@@ -113,8 +114,9 @@ public:
     // A reserved entry's bytes are this tenant's from here on.
     void charge(EntryNumber entry, TenantNumber tenant);
 
-    // Makes a reserved entry readable under its name, which must not be taken. A fault leaves it reserved.
-    Status publish(EntryNumber entry, const HashWords& hash, EntryNumber parent);
+    // Makes a reserved entry readable under its name, which must not be taken. A fault leaves it reserved. `tag` says
+    // what its parent is called, whether that is here or not.
+    Status publish(EntryNumber entry, const HashWords& hash, EntryNumber parent, std::uint16_t tag);
 
     // Another entry like this one, whose hash begins with this word, will be published soon.
     void expect(EntryNumber entry, std::uint64_t hash_word);
@@ -154,6 +156,8 @@ public:
     const TenantTable& tenants() const noexcept { return tenants_; }
     const Arena& arena() const noexcept { return arena_; }
     const StoreCounts& counts() const noexcept { return counts_; }
+    // What leaves; used by any thread.
+    RemovedLog& removed() noexcept { return removed_; }
     bool has_entries(std::uint32_t name_space) const noexcept {
         return counts_.used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
     }
@@ -225,6 +229,7 @@ private:
     bool is_full_ = false;  // what is reserved takes the room of others
     StoreCounts counts_;
     Departures departures_;
+    RemovedLog removed_;
     ChunkedArray<StoredAt> stored_at_;  // by entry
 };
 

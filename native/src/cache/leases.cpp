@@ -223,7 +223,8 @@ AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, con
         const std::uint32_t clock = state_.view.header->clock.fetch_add(1, kRelaxed) + 1;
         for (const EntryNumber entry : pinned.entries) {
             state_.view.entries[entry].recency.store(clock, kRelaxed);
-            state_.view.entries[entry].tiers.store(kInMemory | kWasUsed, kRelaxed);
+            std::atomic<std::uint16_t>& tiers = state_.view.entries[entry].tiers;
+            tiers.store(tiers.load(kRelaxed) | kWasUsed, kRelaxed);
         }
     }
     const Result<LeaseId> lease = state_.lease_lists.open(session, pinned.entries);

@@ -90,12 +90,20 @@ struct alignas(64) Entry {
     std::atomic<std::uint32_t> space;    // while free: number of the next free entry
     std::atomic<std::uint32_t> recency;  // the core's clock at its last acquire; while reserved: a `Reservation`
     std::atomic<std::uint32_t> parent;   // a hint for eviction; may name an entry that is another one by now
-    std::atomic<std::uint16_t> tiers;    // bit 0: in memory; bit 1: acquired since it is
+    std::atomic<std::uint16_t> tiers;    // bit 0: in memory; bit 1: acquired since it is; the rest: `parent_tag`
     std::atomic<std::uint16_t> tenant;
 };
 static_assert(sizeof(Entry) == 64);
 constexpr std::uint16_t kInMemory = 1;
 constexpr std::uint16_t kWasUsed = 2;
+
+// What an entry's parent is called, in the upper 14 bits: 0 if that is not known, all ones if there is none. An entry
+// that has the parent's number by now has another tag, but for one in 16,382.
+constexpr std::uint16_t kParentTag = 0xfffc;
+constexpr std::uint16_t kNoParentTag = kParentTag;
+constexpr std::uint16_t parent_tag(std::uint64_t hash_word) {
+    return static_cast<std::uint16_t>((hash_word % 0x3ffe + 1) << 2);
+}
 
 // Of a reserved entry.
 struct Reservation {

@@ -270,6 +270,9 @@ class LocalClient:
     def note_prompt(self, note: PromptNote) -> None:
         self.notes.append(note)
 
+    def take_inventory(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.is_closed = True
         for session in self.sessions.values():

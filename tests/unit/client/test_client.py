@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask, Publication
-from kvoffload.client import Client, LinkState, LinkTerms
+from kvoffload.client import Client, Heard, InventoryBegun, InventoryEnded, LinkState, LinkTerms
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config.sources import Settings
 from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.protocol import ErrorCode, EventsLost, NamespaceOpened, Role, Stored
-from kvoffload.protocol.message import Event
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN
 from tests.kit.cache.offload_contract import (
@@ -150,7 +149,7 @@ def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
 
 
 def test_events_are_told(socket_path: Path) -> None:
-    told: list[tuple[Event, int]] = []
+    told: list[tuple[Heard, int]] = []
     with (
         Client(
             make_terms(socket_path, role=Role.OBSERVER), on_event=lambda *event: told.append(event)
@@ -168,9 +167,52 @@ def test_events_are_told(socket_path: Path) -> None:
         assert isinstance(told[0][0], NamespaceOpened)
 
 
+def cut(names: bytes) -> list[bytes]:
+    return [names[at : at + 32] for at in range(0, len(names), 32)]
+
+
+def test_who_comes_later_is_told_what_is_there_and_again_by_the_next_server(tmp_path: Path) -> None:
+    """Blocks that were there before, and those of a server that has adopted the memory."""
+    path = tmp_path / "s"
+    told: list[Heard] = []
+
+    def has_ended() -> bool:
+        return InventoryEnded() in told
+
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = Client(make_terms(path), on_event=lambda event, _: told.append(event)).start()
+        assert client.wait_until_served(WAIT_S)
+        slots = client.reserve(0, hashes=CHAIN)
+        for shard in range(2):
+            parents = bytes(32) + CHAIN[:-32]
+            client.publish(Publication(slots, hashes=CHAIN, shard=shard, parents=parents))
+        client.stats()
+        client.subscribe(with_inventory=True)
+        wait_for(has_ended)
+        assert client.take_inventory()
+        server.kill()
+        server.wait()
+        wait_for(lambda: not client.is_served)
+        assert not client.take_inventory()
+    first = told.copy()
+    told.clear()
+    with child(["-c", SERVER, str(path), "60"], says="serves"):
+        wait_for(has_ended)
+        for heard in (first, told):
+            begin = heard.index(InventoryBegun())
+            opened, listed = heard[begin - 1 : begin + 2 : 2]
+            assert isinstance(opened, NamespaceOpened)
+            assert isinstance(listed, Stored)
+            assert (listed.name_space, listed.group) == (opened.name_space, 0)
+            assert sorted(cut(listed.hashes)) == sorted(cut(CHAIN))
+            parents = dict(zip(cut(listed.hashes), cut(listed.parents), strict=True))
+            assert parents == dict(zip(cut(CHAIN), [bytes(32), *cut(CHAIN)[:-1]], strict=True))
+    client.close()
+
+
 async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    told: list[Event] = []
+    told: list[Heard] = []
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = Client(make_terms(path, link=STOCKED), on_event=lambda event, _: told.append(event)).start()
         assert client.wait_until_served(WAIT_S)

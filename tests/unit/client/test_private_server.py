@@ -219,6 +219,7 @@ NOT_SERVED = {
     *(
         "promote_deadline",
         "arrival_deadline",
+        "events_interval",
         "save_policy",
         "load_policy",
         "whole_prompts",

@@ -27,6 +27,7 @@ def test_settings_are_frozen() -> None:
         ("remote_connections", 1, 64),
         ("promote_deadline", "0s", "60s"),
         ("arrival_deadline", "0s", "60s"),
+        ("events_interval", "0s", "24h"),
         ("valkey_ttl", "0s", "8760h"),
     ],
 )

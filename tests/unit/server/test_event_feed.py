@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
+import numpy as np
 import pytest
 
-from kvoffload.cache import StoredBlocks
+from kvoffload.cache import RemovedBlocks, StoredBlocks
 from kvoffload.protocol import (
-    Cleared,
+    BlocksListed,
     Error,
     ErrorCode,
     EventsLost,
     Invalidate,
+    ListBlocks,
     NamespaceOpened,
     Removed,
     Stored,
@@ -22,9 +25,9 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import Event
 from kvoffload.server import DomainTerms, ServerCore, ServerLimits
 from kvoffload.server.event_feed import EVENT_BLOCKS, EventFeed, Space
-from tests.kit.cache.cache_model import MIB, PLAIN, fingerprint, make_chain
+from tests.kit.cache.cache_model import MIB, PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.chains import save_chain
-from tests.kit.server.harness import Client, Server, core_terms
+from tests.kit.server.harness import CacheWithoutProcesses, Client, Server, core_terms
 
 
 @pytest.fixture
@@ -51,6 +54,10 @@ def take(client: Client, limit: int = 100) -> list[Event]:
     return [event for event, _ in taken]
 
 
+def cut(names: bytes) -> list[bytes]:
+    return [names[at : at + 32] for at in range(0, len(names), 32)]
+
+
 def kinds(events: list[Event]) -> list[str]:
     return [type(event).__name__ for event in events]
 
@@ -75,13 +82,13 @@ def test_events_are_small_whatever_was_stored_at_once() -> None:
         chain = make_chain(1, 2 * EVENT_BLOCKS + 1)
         parents = bytes(32) + chain[:-32]
         server.core.tell_stored(space, StoredBlocks(0, chain, parents))
-        stored = [event for event in take(router) if isinstance(event, Stored)]
+        events = take(router)
+        stored = [event for event in events if isinstance(event, Stored)]
         assert [len(event.hashes) // 32 for event in stored] == [EVENT_BLOCKS, EVENT_BLOCKS, 1]
         assert b"".join(event.hashes for event in stored) == chain
         assert b"".join(event.parents for event in stored) == parents
-        # Nobody has stored them, so that they are gone at the next look.
-        server.core.tick()
-        removed = [event for event in take(router) if isinstance(event, Removed)]
+        # Nobody has stored them, so that they are gone already.
+        removed = [event for event in events if isinstance(event, Removed)]
         assert [len(event.hashes) // 32 for event in removed] == [EVENT_BLOCKS, EVENT_BLOCKS, 1]
         assert b"".join(event.hashes for event in removed) == chain
 
@@ -120,19 +127,16 @@ def test_removed_blocks_are_told_whatever_removed_them(server: Server, engine: C
     for _ in range(3):
         server.core.tick()
         told += b"".join(event.hashes for event in take(router) if isinstance(event, Removed))
-    assert told == chain[2 * 32 :]
+    assert sorted(cut(told)) == sorted(cut(chain[2 * 32 :]))
     server.core.tick()
     assert take(router) == []
 
 
 def test_what_was_gone_before_it_was_told_is_told_too(server: Server, engine: Client, router: Client) -> None:
     """Blocks that came by an express channel are told a moment later."""
-    for _ in range(3):
-        server.core.tick()
     gone = make_chain(1, 2)
     space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
     server.core.tell_stored(space, StoredBlocks(0, gone, b""))
-    server.core.tick()
     assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Removed"]
 
 
@@ -152,32 +156,192 @@ def test_nothing_is_looked_up_while_nothing_changes(
     assert kinds(take(router))[-1] == "Removed"
 
 
-def test_a_cleared_namespace_is_one_event(server: Server, engine: Client, router: Client) -> None:
+def test_a_cleared_namespace_is_told_at_once_and_its_blocks_soon(
+    server: Server, engine: Client, router: Client
+) -> None:
     save_chain(server.cache, engine, make_chain(1, 5), PLAIN)
     take(router)
     server.core.tell_cleared("main", engine.name_space)
-    assert server.cache.clear(engine.name_space) == 5
-    (cleared,) = take(router)
-    assert isinstance(cleared, Cleared)
-    server.core.tick()
-    assert take(router) == []
-
-
-def test_a_namespace_may_be_cleared_while_its_blocks_are_looked_at(
-    server: Server, engine: Client, router: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A tick looks at 8 of the 20."""
-    save_chain(server.cache, engine, make_chain(1, 20), PLAIN)
-    server.core.tick()
-    server.core.tell_cleared("main", engine.name_space)
-    server.cache.clear(engine.name_space)
-    server.core.tick()
+    assert kinds(take(router)) == ["Cleared"]
+    # What is stored before it is cleared is told, and that it has left.
     save_chain(server.cache, engine, make_chain(2, 2), PLAIN)
-    server.cache.evict(MIB)
-    assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Cleared", "Stored"]
+    assert server.cache.clear(engine.name_space) == 7
     server.core.tick()
-    assert kinds(take(router)) == ["Removed"]
-    assert caplog.records == []
+    stored, removed = take(router)
+    assert (type(stored), type(removed)) == (Stored, Removed)
+    assert removed.hashes == make_chain(1, 5) + make_chain(2, 2)  # type: ignore[attr-defined]
+
+
+def test_what_came_again_has_not_left(server: Server, engine: Client, router: Client) -> None:
+    chain = make_chain(1, 2)
+    save_chain(server.cache, engine, chain, PLAIN)
+    server.cache.evict(MIB)
+    save_chain(server.cache, engine, chain, PLAIN)
+    server.core.tick()
+    assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Stored"]
+
+
+def test_what_left_is_told_in_parts_and_no_part_is_waited_for(server: Server, engine: Client, router: Client) -> None:
+    """Of 20 blocks a tick tells 8, and each turn of the loop 8 more."""
+    save_chain(server.cache, engine, make_chain(1, 20), PLAIN)
+    take(router)
+    assert not server.core.feed.is_behind
+    server.cache.evict(MIB)
+    server.core.tick()
+    told = [take(router)]
+    while server.core.feed.is_behind:
+        server.core.tell_more()
+        told.append(take(router))
+    assert [len(event.hashes) // 32 for events in told for event in events if isinstance(event, Removed)] == [8, 8, 4]
+
+
+def test_a_subscriber_takes_what_it_has_before_more_is_told() -> None:
+    with Server(limits=ServerLimits(queued_hashes=30, swept_blocks=8)) as server:
+        engine = server.process().join(PLAIN)
+        router = server.process("router").watch()
+        router.ask(Subscribe())
+        save_chain(server.cache, engine, make_chain(1, 10), PLAIN)
+        server.cache.evict(MIB)
+        for _ in range(5):
+            server.core.tick()
+        assert kinds(take(router)) == ["NamespaceOpened", "Stored"]
+        for _ in range(2):
+            server.core.tick()
+        assert kinds(take(router)) == ["Removed", "Removed"]
+
+
+def test_who_hears_nothing_costs_nothing(server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_chain(server.cache, engine, make_chain(1, 5), PLAIN)
+    server.cache.evict(MIB)
+    assert server.cache.take_removed(100).parts == []
+    called: list[str] = []
+    monkeypatch.setattr(server.cache, "lookup", lambda *_: called.append("lookup"))
+    monkeypatch.setattr(server.cache, "take_removed", lambda *_: called.append("take_removed"))
+    server.core.tell_stored(
+        Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model")),
+        StoredBlocks(0, make_chain(1, 1), b""),
+    )
+    server.core.tick()
+    assert called == []
+
+
+def test_nothing_is_kept_for_those_who_have_gone(server: Server, engine: Client, router: Client) -> None:
+    save_chain(server.cache, engine, make_chain(1, 5), PLAIN)
+    server.core.close_connection(router.key)
+    server.cache.evict(MIB)
+    assert server.cache.take_removed(100).parts == []
+
+
+def test_a_subscriber_that_came_before_the_memory_hears_what_leaves_it() -> None:
+    with Server(memory=None) as server:
+        router = server.process("router").watch()
+        assert router.ask(Subscribe()) == Subscribed()
+        server.attach("main", CacheWithoutProcesses.create(SMALL))
+        engine = server.process().join(PLAIN)
+        save_chain(server.cache, engine, make_chain(1, 2), PLAIN)
+        server.cache.evict(MIB)
+        server.core.tick()
+        assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Removed"]
+
+
+def list_all(client: Client, name_space: int) -> list[BlocksListed]:
+    parts: list[BlocksListed] = []
+    while not parts or parts[-1].next:
+        answer = client.ask(ListBlocks(name_space=name_space, first=parts[-1].next if parts else 0))
+        assert isinstance(answer, BlocksListed)
+        parts.append(answer)
+    return parts
+
+
+def test_an_inventory_has_all_blocks_of_an_identity_in_parts() -> None:
+    with Server(limits=ServerLimits(listed_blocks=4)) as server:
+        engine = server.process().join()
+        other = server.process("other").join(PLAIN, "another")
+        save_chain(server.cache, engine, make_chain(1, 4))
+        save_chain(server.cache, other, make_chain(2, 3), PLAIN)
+        router = server.process("router").watch()
+        parts = list_all(router, engine.name_space)
+        assert all(len(part.hashes) <= 4 * 32 for part in parts)
+        rows = [
+            (group, part.hashes[at * 32 : at * 32 + 32], part.parents[at * 32 : at * 32 + 32])
+            for part in parts
+            for at, group in enumerate(np.frombuffer(part.groups, "<u8").tolist())
+        ]
+        assert sorted(group for group, _, _ in rows) == [0, 0, 0, 0, 1, 1, 2]
+        chain = make_chain(1, 4)
+        before = {name: parent for group, name, parent in rows if group == 0}
+        assert before == {chain[at : at + 32]: (bytes(32) + chain)[at : at + 32] for at in range(0, 128, 32)}
+
+
+def test_an_inventory_of_what_nobody_has_is_refused(server: Server, engine: Client, router: Client) -> None:
+    refused = router.ask(ListBlocks(name_space=99))
+    assert isinstance(refused, Error)
+    assert refused.code is ErrorCode.NOT_FOUND
+    with Server(memory=None) as empty:
+        refused = empty.process("router").watch().ask(ListBlocks(name_space=0))
+        assert isinstance(refused, Error)
+        assert refused.code is ErrorCode.BUSY
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_subscribes_and_takes_the_inventory_knows_what_is_there(seed: int) -> None:
+    """Whatever is stored and removed meanwhile, and with losses after which it takes the inventory again."""
+    random = Random(seed)
+    limits = ServerLimits(listed_blocks=5, swept_blocks=7, queued_events=6 if seed % 2 else 1024)
+    with Server(limits=limits) as server:
+        engine = server.process().join(PLAIN)
+        router = server.process("router").watch()
+
+        def change() -> None:
+            match random.randrange(4):
+                case 0 | 1:
+                    save_chain(server.cache, engine, make_chain(random.randrange(6), random.randrange(1, 12)), PLAIN)
+                case 2:
+                    gone = make_chain(random.randrange(6), 12)[32 * random.randrange(12) :][:64]
+                    server.cache.invalidate(engine.name_space, 0, gone)
+                case _:
+                    server.cache.evict(random.randrange(1, 4) * 4096)
+            if random.random() < 0.3:
+                server.core.tick()
+
+        for _ in range(10):
+            change()
+        assert router.ask(Subscribe()) == Subscribed()
+        known: set[bytes] = set()
+        confirmed: set[bytes] = set()
+        first, is_listing, has_lost = 0, True, False
+
+        def hear(limit: int) -> bool:
+            lost = False
+            for event in take(router, limit):
+                if isinstance(event, Stored):
+                    known.update(cut(event.hashes))
+                    confirmed.update(cut(event.hashes))
+                elif isinstance(event, Removed):
+                    known.difference_update(cut(event.hashes))
+                lost |= isinstance(event, EventsLost)
+            return lost
+
+        for at in range(200):
+            if at < 100:
+                change()
+            else:
+                server.core.tick()
+            has_lost |= hear(random.randrange(4) if at < 100 else 100)
+            if has_lost:
+                first, is_listing, has_lost = 0, True, False
+                confirmed.clear()
+            elif is_listing:
+                answer = router.ask(ListBlocks(name_space=engine.name_space, first=first))
+                assert isinstance(answer, BlocksListed)
+                known.update(cut(answer.hashes))
+                confirmed.update(cut(answer.hashes))
+                first, is_listing = answer.next, answer.next != 0
+                if not is_listing:
+                    known &= confirmed
+        there = set(cut(server.cache.survey(b"", limit=1000).hashes))
+        assert not is_listing
+        assert known == there
 
 
 def test_a_slow_subscriber_is_told_what_it_lost(server: Server, engine: Client, router: Client) -> None:
@@ -225,18 +389,13 @@ def test_hashes_in_a_queue_are_bounded() -> None:
         assert kinds(take(router)) == ["Stored", "Stored"]
 
 
-def test_blocks_beyond_the_watch_are_a_loss() -> None:
-    with Server(limits=ServerLimits(watched_blocks=3)) as server:
-        engine = server.process().join(PLAIN)
-        router = server.process("router").watch()
-        router.ask(Subscribe())
-        save_chain(server.cache, engine, make_chain(1, 5), PLAIN)
-        events = take(router)
-        assert events[-1] == EventsLost(count=2)
-        server.cache.evict(MIB)
-        server.core.tick()
-        (removed,) = take(router)
-        assert removed.hashes == make_chain(1, 3)  # type: ignore[attr-defined]
+def test_what_memory_lost_count_of_is_a_loss(
+    server: Server, engine: Client, router: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = RemovedBlocks(parts=[], lost=3, is_all=True)
+    monkeypatch.setattr(server.cache, "take_removed", lambda _: removed)
+    server.core.tick()
+    assert take(router) == [EventsLost(count=3)]
 
 
 def test_a_subscription_is_of_the_namespaces_that_it_names(server: Server, engine: Client) -> None:
@@ -335,13 +494,12 @@ def test_what_was_stored_without_the_core_is_told_likewise(server: Server, engin
     chain = make_chain(1, 2)
     space = Space(domain="main", name_space=engine.name_space, fingerprint=fingerprint("model"))
     server.core.tell_stored(space, StoredBlocks(0, chain, bytes(32) + chain[:-32]))
-    opened, stored = take(router)
+    opened, stored, removed = take(router)
     assert opened == NamespaceOpened(name_space=engine.name_space, fingerprint=fingerprint("model"))
     assert isinstance(stored, Stored)
+    # They are not there.
+    assert isinstance(removed, Removed)
     assert (stored.group, stored.hashes, stored.parents) == (0, chain, bytes(32) + chain[:-32])
-    # It is watched, too: they are not there.
-    server.core.tick()
-    assert kinds(take(router)) == ["Removed"]
 
 
 def test_what_is_not_known_is_lost_to_all(server: Server, router: Client) -> None:

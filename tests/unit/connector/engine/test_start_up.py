@@ -80,7 +80,12 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
     config = make_vllm_config()
     config.cache_config.prefix_cache_retention_interval = 64
     terms = make_start(
-        config, verify="always", whole_prompts=True, promote_deadline="7s", arrival_deadline="3s"
+        config,
+        verify="always",
+        whole_prompts=True,
+        promote_deadline="7s",
+        arrival_deadline="3s",
+        events_interval="60s",
     ).scheduler_terms()
     assert terms == SchedulerTerms(
         sharing=terms.sharing,
@@ -90,6 +95,7 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
         whole_prompts=True,
         promote_wait_s=7.0,
         arrival_wait_s=3.0,
+        events_again_s=60.0,
     )
     assert (terms.sharing.hash_block_size, terms.sharing.hash_algorithm, terms.sharing.ranks) == (4, "sha256", 1)
     assert make_start().scheduler_terms().verify_always is False

@@ -1,0 +1,50 @@
+// Blocks that cannot be found any more, kept for whoever tells others of them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "index/layout.hpp"
+
+namespace kvo {
+
+struct RemovedBlock {
+    Space space = 0;
+    HashWords hash{};
+};
+
+// Safe to call from any thread; whoever adds holds the writer's lock.
+class RemovedLog {
+public:
+    static constexpr std::size_t kLimit = std::size_t{1} << 20;
+
+    // Beyond so many blocks those that were removed are only counted.
+    explicit RemovedLog(std::size_t limit = kLimit) : limit_(limit) {}
+
+    // Whether anybody wants to know. Blocks that are removed before this are not told.
+    void watch(bool is_wanted);
+    bool is_wanted() const { return is_wanted_.load(std::memory_order_acquire); }
+
+    void add(RemovedBlock block);
+
+    struct Taken {
+        std::vector<RemovedBlock> blocks;
+        std::uint64_t lost = 0;
+        bool is_all = true;  // nothing is left
+    };
+    // The oldest, so many at most.
+    Taken take(std::size_t count);
+
+private:
+    const std::size_t limit_;
+    std::atomic<bool> is_wanted_ = false;
+    std::mutex mutex_;  // guards what follows
+    std::vector<RemovedBlock> blocks_;
+    std::size_t taken_ = 0;  // of them, from the first on
+    std::uint64_t lost_ = 0;
+};
+
+}  // namespace kvo
