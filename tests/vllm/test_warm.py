@@ -49,8 +49,10 @@ def test_prompts_are_hit_by_those_who_come_later(engines: EnginePool, tmp_path: 
         row = json.loads(done.stdout)
         assert (row["prompts"], row["failed"], row["there_before"]) == (PROMPTS, 0, 0)
         assert row["tokens"] == PROMPTS * PROMPT_TOKENS
-        assert row["there"] == row["warmed"] == PROMPTS * RESTORABLE
+        assert 0 < row["there"] == row["warmed"] <= PROMPTS * RESTORABLE
         before = engine.metric("kvoffload_hits_total")
         again = json.loads(run("warm", str(file), *options).stdout)
-        assert (again["there_before"], again["warmed"]) == (row["there"], 0)
+        # On a machine that is busy the last saves take longer than was waited for.
+        assert again["there_before"] >= row["there"]
+        assert again["there"] == PROMPTS * RESTORABLE
         assert engine.metric("kvoffload_hits_total") - before >= PROMPTS // 2 * RESTORABLE
