@@ -83,7 +83,11 @@ class EventTraffic:
     def joined(self) -> Iterator[None]:
         with engine(self._socket, MODEL, on_event=self.events.hear) as self.client:
             self.client.subscribe()
-            yield
+            self.events.start()
+            try:
+                yield
+            finally:
+                self.events.close()
 
     def turn(self) -> None:
         """One request, or one block that is found to be broken."""
@@ -133,5 +137,4 @@ class EventTraffic:
 
 def tell(traffic: EventTraffic, publisher: Publisher) -> None:
     """As after a step of the engine."""
-    traffic.events.make()
     publisher.publish(traffic.events.take())
