@@ -5,6 +5,11 @@
 
 A pool is an engine and the `kvoffload web` of its cache server. One engine makes tokens of a prompt, each cache server
 is asked how many of them it has (`/v1/prefix`), and `choice.py` chooses. Where nothing is known, engines take turns.
+
+A cache server may have blocks of several models: it is asked about the one that the engine has loaded, as `/v1/models`
+says. Where engines of one model differ, it is asked about the identity that stands third in a pool
+(`kvoffload inspect identities` shows them). The engine that is chosen is told how many tokens were counted on
+(`expected_hit_tokens`): its metrics say how many came.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,11 @@ class Pool:
 
     engine: str
     cache: str
+    identity: str = ""
     waiting_tokens: int = 0
+    loaded: dict[str, str] = field(default_factory=dict)
+    """By the name of a model that the engine serves: the name that it has loaded it by. The first one is what is meant
+    by requests that name none."""
 
 
 class Router:
@@ -57,25 +66,38 @@ class Router:
         """The engine that is chosen; those after it if it cannot be reached."""
         body = await request.read()
         turn, self._turn = self._turn, self._turn + 1
-        tokens = await self._read_tokens(request.path, body, turn)
+        given = self._read_prompt(request.path, body)
+        tokens = await self._read_tokens(request.path, given, turn)
         hits: list[int | None] = [None] * len(self._pools)
         if tokens:
-            hits = await asyncio.gather(*(self._ask(pool, tokens) for pool in self._pools))
+            hits = await asyncio.gather(*(self._ask(pool, tokens, given) for pool in self._pools))
         waiting = [pool.waiting_tokens for pool in self._pools]
         first = choose(hits, waiting, tokens=len(tokens), turn=turn)
         for at in range(first, first + len(self._pools)):
             pool, hit = self._pools[at % len(self._pools)], hits[at % len(self._pools)]
-            response = await self._pass_on(request, body, pool, len(tokens) - (hit or 0))
+            told = self._tell_expected(given, hit) if hit else body
+            response = await self._pass_on(request, told, pool, len(tokens) - (hit or 0))
             if response is not None:
                 return response
         return web.json_response({"error": "no engine can be reached"}, status=502)
 
-    async def _read_tokens(self, path: str, body: bytes, turn: int) -> list[int]:
-        """As the engine will make them; empty: it is no prompt, or not known."""
-        if path not in PROMPTS:
-            return []
+    def _read_prompt(self, path: str, body: bytes) -> dict[str, Any]:
+        """Empty: it is no prompt. What is wrong with it is for an engine to say."""
         try:
-            given = json.loads(body)
+            given = json.loads(body) if path in PROMPTS else {}
+            return given if isinstance(given, dict) else {}
+        except ValueError:
+            return {}
+
+    def _tell_expected(self, given: dict[str, Any], hit: int) -> bytes:
+        """The request with how many of its tokens should be there."""
+        params = given.get("kv_transfer_params")
+        params = (params if isinstance(params, dict) else {}) | {"expected_hit_tokens": hit}
+        return json.dumps(given | {"kv_transfer_params": params}).encode()
+
+    async def _read_tokens(self, path: str, given: dict[str, Any], turn: int) -> list[int]:
+        """As the engine will make them; empty: it is not known."""
+        try:
             prompt = given[PROMPTS[path]]
             if isinstance(prompt, list) and set(map(type, prompt)) == {int}:
                 return prompt
@@ -87,14 +109,28 @@ class Router:
         except _FAULTS:
             return []
 
-    async def _ask(self, pool: Pool, tokens: list[int]) -> int | None:
-        """How many of them its cache has; of several models it is the one that has most."""
+    async def _ask(self, pool: Pool, tokens: list[int], given: dict[str, Any]) -> int | None:
+        """How many of them its cache has of what the engine has loaded. None: it does not say, or there is no such
+        model; of several identities it is the one that has most."""
         try:
-            told = await self._post(f"{pool.cache}/v1/prefix", {"tokens": tokens, **self._seed}, self._headers)
+            about = {"identity": pool.identity} if pool.identity else {"model": await self._find_loaded(pool, given)}
+            salt = {"salt": given["cache_salt"]} if given.get("cache_salt") else {}
+            question = {"tokens": tokens, **about, **salt, **self._seed}
+            told = await self._post(f"{pool.cache}/v1/prefix", question, self._headers)
             hits = [row["hit_tokens"] for row in told["identities"]]
             return max((hit for hit in hits if hit is not None), default=None)
         except _FAULTS:
             return None
+
+    async def _find_loaded(self, pool: Pool, given: dict[str, Any]) -> str:
+        """The model that a request means, by the name that an engine has loaded it by. KeyError: it has no such one."""
+        if given.get("model", "") not in ("", *pool.loaded) or not pool.loaded:
+            limit = aiohttp.ClientTimeout(total=ASK_S)
+            async with self._session.get(f"{pool.engine}/v1/models", timeout=limit) as answer:
+                answer.raise_for_status()
+                rows = json.loads(await answer.read())["data"]
+            pool.loaded = {row["id"]: row.get("root") or row["id"] for row in rows}
+        return pool.loaded[given.get("model") or next(iter(pool.loaded), "")]
 
     async def _post(self, address: str, body: object, headers: dict[str, str]) -> Any:
         limit = aiohttp.ClientTimeout(total=ASK_S)
@@ -111,6 +147,8 @@ class Router:
             try:
                 answer = await self._session.request(request.method, target, data=body, headers=headers)
             except aiohttp.ClientConnectionError:
+                # It may come back as another one.
+                pool.loaded = {}
                 return None
             async with answer:
                 kept = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_ONE_CONNECTION}
@@ -129,7 +167,7 @@ class Router:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--listen", default="127.0.0.1:8000", help="HOST:PORT")
-    parser.add_argument("--pool", action="append", required=True, help="ENGINE,CACHE: two addresses; once for each")
+    parser.add_argument("--pool", action="append", required=True, help="ENGINE,CACHE[,IDENTITY]; once for each")
     parser.add_argument("--token-file", type=Path, required=True, help="what the web processes have as http_token_file")
     parser.add_argument("--seed", help="the engines' PYTHONHASHSEED, if they have one")
     options = parser.parse_args()

@@ -28,6 +28,9 @@ class RequestTerms:
     """Save nothing that this request decodes."""
     expect_tokens: int = 0
     """Another engine has computed so many of its first tokens, and saves them: they are waited for."""
+    expected_hit_tokens: int = 0
+    """A router has sent it here because it took so many of its first tokens to be there: this is compared with what is
+    hit, and changes nothing."""
     pin_s: float = 0.0
     """How long its blocks should be kept from eviction."""
     tenant: str = ""
@@ -80,6 +83,7 @@ _TERMS = {
     "max_save_tokens": _Term("a whole number, 0 or more", _is_token_count),
     "prompt_only": _Term("true or false", _is_flag),
     "expect_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "expected_hit_tokens": _Term("a whole number, 0 or more", _is_token_count),
     "pin_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
     "tenant": _Term(f"a text of at most {MAX_TENANT_LENGTH} characters", _is_tenant),
     "session": _Term(f"a text of at most {MAX_SESSION_LENGTH} printable ASCII characters", is_session),

@@ -17,6 +17,7 @@ from kvoffload.connector.identity.agreement import Rank, refuse_changes
 from kvoffload.connector.identity.masks import RequestMasks
 from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
 from kvoffload.connector.loads.engine_prefix import find_branch
+from kvoffload.connector.loads.routed_hits import RoutedHits
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.request_terms import NO_TERMS, read_terms
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
@@ -96,6 +97,7 @@ class SchedulerSide:
         self._has_changed = False
         """A rank of it woke as another one."""
         self._measures = measures or Measures()
+        self._routed = RoutedHits(self._measures)
 
     @property
     def is_open(self) -> bool:
@@ -219,6 +221,7 @@ class SchedulerSide:
             is_tainted=mask is None or self._is_off,
         )
         self.requests[request.request_id] = tracked
+        self._routed.add(tracked)
         parts.restores.expect(tracked)
         # Last: whatever is wrong with what strangers say, the request is known.
         envelope = vllm_compat.find_hints(request)
@@ -294,6 +297,7 @@ class SchedulerSide:
         parts.saves.step += 1
         parts.restores.settle(output.num_scheduled_tokens)
         parts.hints.step(parts.saves)
+        self._routed.settle(output.num_scheduled_tokens)
         step = parts.times.begin(output, self.requests)
         retired = self._find_retired()
         parts.cache.begin_step()
@@ -361,6 +365,7 @@ class SchedulerSide:
         engine may expect in the cache, if this one computes prompts for others."""
         self._rest = 0
         tracked, parts = self.requests.pop(request.request_id, None), self.parts
+        self._routed.forget(request.request_id)
         if parts is None or tracked is None:
             return 0
         parts.restores.forget(request.request_id)

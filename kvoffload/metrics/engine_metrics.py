@@ -151,6 +151,27 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     ),
     Metric(
+        name="kvoffload_routed_expected_tokens_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Prompt tokens that a router took to be there, by the requests' expected_hit_tokens.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_routed_hit_tokens_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Those of them that the engine had itself or was given: the others it computed.",
+        labels={},
+    ),
+    Metric(
+        name="kvoffload_routed_requests_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Requests of which a router expected hits, by whether all of these came.",
+        labels={"outcome": "as_expected or less"},
+    ),
+    Metric(
         name="kvoffload_save_seconds",
         kind=Kind.HISTOGRAM,
         unit=Unit.SECONDS,

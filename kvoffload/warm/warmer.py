@@ -15,7 +15,7 @@ from kvoffload.warm.prompt_file import BadLine, WarmPrompt
 THREADS_PER_REQUEST = 3
 """Prompts that the engine has answered wait for their saves meanwhile."""
 LOOK_S = 0.25
-QUIET_LOOKS = 4
+QUIET_LOOKS = 12
 """After so many looks at which no more of a prompt was there, all is there that comes."""
 MAX_LOOKS = 120
 _SHAPING = ("model", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")

@@ -20,6 +20,7 @@ import pytest
 
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
 from tests.examples.serve import EXAMPLES
+from tests.kit.cache.cache_model import fingerprint
 from tests.kit.cli.web_process import get, is_there, web
 from tests.kit.free_ports import free_port, free_ports
 from tests.kit.server.tiers import await_that, serving
@@ -27,6 +28,8 @@ from tests.kit.web.vllm_blocks import BLOCK, SEED, engine, name_blocks, save
 
 choose = runpy.run_path(str(EXAMPLES / "07_router/choice.py"))["choose"]
 TEXT_TOKENS = 10 * BLOCK
+told_params: list[Any] = []
+"""What requests had in `kv_transfer_params`, one after the other."""
 
 
 def make_tokens(text: str) -> list[int]:
@@ -45,7 +48,7 @@ class PlayedEngine(BaseHTTPRequestHandler):
         super().end_headers()
 
     def do_GET(self) -> None:
-        self._tell({"models": self.server.server_address[1]})
+        self._tell({"data": [{"id": "m", "root": "made-up/model"}, {"id": "n", "root": "another"}]})
 
     def do_POST(self) -> None:
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -53,6 +56,7 @@ class PlayedEngine(BaseHTTPRequestHandler):
             text = given["prompt"] if "prompt" in given else "".join(one["content"] for one in given["messages"])
             self._tell({"tokens": make_tokens(text)})
             return
+        told_params.append(given.get("kv_transfer_params"))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -95,9 +99,9 @@ class Routed:
     sockets: list[Path]
     caches: list[ExitStack] = field(default_factory=list)
 
-    def ask(self, prompt: object, path: str = "/v1/completions", name: str = "prompt") -> int:
+    def ask(self, prompt: object, path: str = "/v1/completions", name: str = "prompt", **more: Any) -> int:
         """Asks, and returns the number of the engine that answered."""
-        body = json.dumps({"model": "m", name: prompt, "stream": True}).encode()
+        body = json.dumps({"model": "m", name: prompt, "stream": True} | more).encode()
         request = urllib.request.Request(self.address + path, data=body, headers={"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert answer.headers["Content-Type"] == "text/event-stream"
@@ -105,7 +109,7 @@ class Routed:
 
 
 @contextmanager
-def router(folder: Path) -> Iterator[Routed]:
+def router(folder: Path, *, identity: str = "") -> Iterator[Routed]:
     token = folder / "token"
     token.write_text("x" * MIN_TOKEN_LETTERS)
     token.chmod(0o600)
@@ -120,7 +124,7 @@ def router(folder: Path) -> Iterator[Routed]:
             await_that(lambda server=server: server.has_memory)
             address = caches[at].enter_context(web(sockets[at], f"http_token_file={token}"))
             await_that(lambda address=address: get(f"{address}/readyz")[0] == 200)
-            pools += ["--pool", f"http://127.0.0.1:{port},{address}"]
+            pools += ["--pool", f"http://127.0.0.1:{port},{address}" + (f",{identity}" if identity else "")]
         listen = f"127.0.0.1:{free_port()}"
         command = [
             sys.executable,
@@ -155,6 +159,50 @@ def test_a_prompt_goes_where_most_of_it_is_and_turns_are_taken_elsewhere(tmp_pat
         assert sorted(routed.ask("new") for _ in range(4)) == [0, 0, 1, 1]
         routed.engines[1].close()
         assert routed.ask("abcd") == 0
+
+
+def test_only_what_the_engine_has_loaded_counts(tmp_path: Path) -> None:
+    """One server may have blocks of several models, and of engines of one model that differ."""
+    with (
+        router(tmp_path) as routed,
+        engine(routed.sockets[0], "another") as another,
+        engine(routed.sockets[0]) as _,
+        engine(routed.sockets[1]) as mine,
+    ):
+        save(another, name_blocks(make_tokens("abcd")))
+        save(mine, name_blocks(make_tokens("ab")))
+        assert {routed.ask("abcd") for _ in range(4)} == {1}
+        assert {routed.ask("abcd", model="n") for _ in range(4)} == {0}
+        # Nobody has such a one.
+        assert {routed.ask("abcd", model="none") for _ in range(4)} == {0, 1}
+    (tmp_path / "again").mkdir()
+    with (
+        router(tmp_path / "again", identity=fingerprint("another").hex()[:8]) as routed,
+        engine(routed.sockets[0], "another") as another,
+        engine(routed.sockets[1]) as mine,
+    ):
+        save(another, name_blocks(make_tokens("ab")))
+        save(mine, name_blocks(make_tokens("abcd")))
+        assert {routed.ask("abcd") for _ in range(4)} == {0}
+
+
+def test_the_engine_is_told_what_was_counted_on(tmp_path: Path) -> None:
+    with router(tmp_path) as routed, engine(routed.sockets[0]) as one, engine(routed.sockets[1]):
+        save(one, name_blocks(make_tokens("ab")))
+        save(one, name_blocks(make_tokens("xy"), salt="s"))
+        told_params.clear()
+        assert routed.ask("abc", kv_transfer_params={"pin_s": 5}) == 0
+        assert routed.ask("ab") == 0
+        routed.ask("new", kv_transfer_params={"pin_s": 6})
+        assert routed.ask("xyz", cache_salt="s") == 0
+        there = 2 * TEXT_TOKENS
+        assert told_params == [
+            {"pin_s": 5, "expected_hit_tokens": there},
+            # The last token is always computed.
+            {"expected_hit_tokens": there - BLOCK},
+            {"pin_s": 6},
+            {"expected_hit_tokens": there},
+        ]
 
 
 def test_where_no_cache_answers_engines_take_turns(tmp_path: Path) -> None:

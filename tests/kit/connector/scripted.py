@@ -447,9 +447,11 @@ class ScriptedEngine:
         if request.request_id not in self.loading:
             self.manager.free(request)
 
-    def serve(self, request_id: str, tokens: Iterable[int], *, chunk: int | None = None) -> list[StepPlan]:
+    def serve(
+        self, request_id: str, tokens: Iterable[int], *, chunk: int | None = None, **wishes: Any
+    ) -> list[StepPlan]:
         """A whole request whose saves succeed in the step after: fills the cache."""
-        request = self.arrive(request_id, tokens)
+        request = self.arrive(request_id, tokens, **wishes)
         admission = self.admit(request, chunk=chunk)
         assert admission is not None
         plans = [self.step()]
