@@ -18,10 +18,12 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, Placed, Publication, ReservedSlots, SegmentMap
-from kvoffload.client import PendingAcquire
+from kvoffload.client import PendingAcquire, PromptNote
 from kvoffload.errors import KVOffloadError, NativeError, StorageError
 from kvoffload.hash_rows import as_rows, choose_rows
 from kvoffload.native import finish_digests
+from kvoffload.protocol import Miss
+from kvoffload.sglang.asked_prompts import AskedPrompts
 from kvoffload.sglang.held_pages import GroupTerms, HeldPages, list_lengths
 from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, FinishedCopy
 from kvoffload.transfer.copy_engine import CopyTicket
@@ -41,6 +43,8 @@ HELD_S = 30.0
 """A request that has not come to load what it was told of by then has ended, or asks again."""
 MAX_OTHER_PAGES = 256
 """Of windows that end elsewhere than at the longest length: ranks may agree on a shorter one."""
+LOOK_BELOW_S = 0.05
+"""How often slower tiers are asked for what a request waits for."""
 MAX_FAULT_LINES = 20
 FULL = 0
 """The group whose pages all are needed, of whatever model."""
@@ -52,6 +56,10 @@ _Word = tuple[int, bytes]
 class PageCache(Protocol):
     """As `Client` has it; nothing here waits but `wait_for` and `acquire_entries`, within the step's budget."""
 
+    @property
+    def is_served(self) -> bool: ...
+    @property
+    def has_tiers(self) -> bool: ...
     def begin_step(self) -> None: ...
     def memory(self, memory_id: int) -> SegmentMap: ...
     def may_copy(self, held: Placed) -> bool: ...
@@ -60,12 +68,14 @@ class PageCache(Protocol):
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks: ...
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None: ...
     def cancel(self, pending: PendingAcquire) -> None: ...
+    def prefetch(self, ask: Ask) -> None: ...
     def release(self, lease: BlockLease) -> None: ...
     def ready_slots(self) -> list[int]: ...
     def take(self, group: int, count: int) -> ReservedSlots: ...
     def publish(self, publication: Publication) -> bool: ...
     def abort(self, slots: ReservedSlots) -> None: ...
     def invalidate(self, group: int, hashes: Buffer) -> None: ...
+    def note_prompt(self, note: PromptNote) -> None: ...
     def close(self) -> None: ...
 
 
@@ -157,6 +167,9 @@ class PageLinker:
         self.mask = mask
         self._engine: CopyEngine | None = engine
         self._clock = clock
+        self._prompts = AskedPrompts(cache.note_prompt, page_size=terms.page_size)
+        self._looked_below: dict[str, float] = {}
+        """By request, when slower tiers were asked for it last; the longest ago first."""
         self._hits: dict[str, _Hit] = {}
         """By request, the one that was told longest ago first."""
         self._loaded: dict[str, bool] = {}
@@ -185,21 +198,17 @@ class PageLinker:
         if former is not None and self._is_still_longest(former, names):
             # A request that waits for room is looked up in every step.
             self._hits[rid] = replace(self._hits.pop(rid), until_s=self._clock() + HELD_S)
+            self._look_below(rid, names, former.lengths[-1])
             return former.lengths
         self._drop_hit(rid)
-        ask = Ask(names, alignment=self.terms.page_size, shards=self._shards)
-        pending = self.cache.start_acquire(ask)
-        found = self.cache.wait_for(pending)
-        if found is None:
-            self.cache.cancel(pending)
-            return []
-        if found.lease is None:
-            return []
-        if not self.cache.may_copy(found.lease):
-            self.cache.release(found.lease)
-            return []
-        self._hits[rid] = self._hold(names, found.lease, found)
-        return self._hits[rid].lengths
+        hit, miss = self._acquire(names)
+        if hit is not None:
+            self._hits[rid] = hit
+        lengths = [] if hit is None else hit.lengths
+        found = lengths[-1] if lengths else 0
+        self._look_below(rid, names, found)
+        self._prompts.note(rid, names, pages=len(keys), found=found, miss=miss, now_s=self._clock())
+        return lengths
 
     def load(self, rid: str, parts: Sequence[GroupRows]) -> bool:
         """Copies what `lookup` has told of into these rows of the pools. False: nothing was, compute it.
@@ -210,6 +219,7 @@ class PageLinker:
         fault = "its lease is over" if hit is None else self._copy_hit(hit, parts)
         if hit is not None:
             self._release(hit)
+        self._prompts.end(rid, is_loaded=not fault)
         if fault:
             self.note_line(f"load of request {rid} failed", fault)
         if fault and self.terms.ranks == 1:
@@ -233,6 +243,7 @@ class PageLinker:
         """The engine's loop begins anew, with or without requests: slots are asked for before a save needs them."""
         self.cache.begin_step()
         self.cache.ready_slots()
+        self._prompts.end_old(self._clock())
 
     def offload(self, parts: Sequence[GroupRows]) -> None:
         """Keeps what is not kept yet, as far as there is room. The pages stay as they are until it is told as done."""
@@ -316,6 +327,34 @@ class PageLinker:
         if not np.array_equal(rows, (pages[:, None] * page + np.arange(page)).reshape(-1)):
             raise StorageError("the rows of a page do not follow each other", remedy="")
         return pages
+
+    def _acquire(self, names: bytes) -> tuple[_Hit | None, Miss]:
+        """What is held of these pages, and why it is no more."""
+        ask = Ask(names, alignment=self.terms.page_size, shards=self._shards)
+        pending = self.cache.start_acquire(ask)
+        found = self.cache.wait_for(pending)
+        if found is None:
+            self.cache.cancel(pending)
+            return None, Miss.SLOW_TO_ANSWER
+        if found.lease is None:
+            return None, Miss.NEVER_SEEN if self.cache.is_served else Miss.NOT_SERVED
+        if not self.cache.may_copy(found.lease):
+            self.cache.release(found.lease)
+            return None, Miss.NOT_SERVED
+        return self._hold(names, found.lease, found), Miss.NEVER_SEEN
+
+    def _look_below(self, rid: str, names: bytes, pages: int) -> None:
+        """What slower tiers have of the pages after these comes to memory: this request finds it if it has to wait, and
+        the next one."""
+        now_s = self._clock()
+        is_due = now_s >= self._looked_below.get(rid, now_s - LOOK_BELOW_S) + LOOK_BELOW_S
+        if pages * HASH_BYTES >= len(names) or not self.cache.has_tiers or not is_due:
+            return
+        self._looked_below.pop(rid, None)
+        self._looked_below[rid] = now_s
+        if len(self._looked_below) > MAX_HELD:
+            self._looked_below.pop(next(iter(self._looked_below)))
+        self.cache.prefetch(Ask(names, local=pages * self.terms.page_size))
 
     def _hold(self, names: bytes, lease: BlockLease, found: AcquiredBlocks) -> _Hit:
         pages = found.boundary // self.terms.page_size

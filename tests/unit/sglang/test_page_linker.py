@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from kvoffload.errors import NativeError
+from kvoffload.protocol import Miss
 from kvoffload.sglang import page_linker
+from kvoffload.sglang.asked_prompts import TELL_AFTER_S
 from kvoffload.transfer import CopyDirection
 from tests.kit.sglang.linked import Linked, link, make_keys, pages_of
-from tests.kit.sglang.pools import MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, clear, copy_rows, fill, rows_of
+from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, clear, copy_rows, fill, rows_of
 
 KEYS = make_keys(3)
 PAGES = rows_of(1, 2, 3)
@@ -391,3 +393,65 @@ def test_a_request_that_asks_again_finds_a_window_that_has_come(windowed: Linked
     assert windowed.cache.held == {lease}
     windowed.save(LONG[3:], rows_of(4, 5), pages_of(LONG[3:], rows_of(4, 5), SWA))
     assert windowed.linker.lookup("r", LONG) == [5]
+
+
+def test_what_is_below_memory_is_asked_for_and_found_by_a_request_that_waits() -> None:
+    now = [0.0]
+    linked = link(MHATokenToKVPool(), clock=lambda: now[0])
+    linked.save(KEYS[:1], rows_of(1))
+    assert linked.linker.lookup("r", KEYS) == [1]
+    assert linked.cache.prefetched == []
+    linked.cache.has_tiers = True
+    assert linked.linker.lookup("r", KEYS) == [1]
+    assert linked.linker.lookup("r", KEYS) == [1]
+    (ask,) = linked.cache.prefetched
+    assert (bytes(ask.chain), ask.local) == (bytes.fromhex("".join(KEYS)), PAGE)
+    now[0] += page_linker.LOOK_BELOW_S
+    linked.linker.lookup("r", KEYS)
+    assert len(linked.cache.prefetched) == 2
+    # They have come meanwhile.
+    linked.save(KEYS, PAGES)
+    now[0] += page_linker.LOOK_BELOW_S
+    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
+    assert len(linked.cache.prefetched) == 2
+    linked.linker.close()
+
+
+def test_slower_tiers_are_asked_for_no_more_requests_than_are_remembered() -> None:
+    linked = link(MHATokenToKVPool())
+    linked.cache.has_tiers = True
+    for number in range(2 * page_linker.MAX_HELD):
+        linked.linker.lookup(str(number), KEYS)
+    assert len(linked.cache.prefetched) == 2 * page_linker.MAX_HELD
+    linked.linker.lookup("0", KEYS)
+    assert len(linked.cache.prefetched) == 2 * page_linker.MAX_HELD + 1
+    linked.linker.close()
+
+
+def test_the_server_is_told_once_of_each_prompt_and_what_came_of_it() -> None:
+    now = [0.0]
+    linked = link(MHATokenToKVPool(), clock=lambda: now[0])
+    linked.save(KEYS[:2], rows_of(1, 2))
+    linked.linker.lookup("loaded", KEYS)
+    linked.linker.lookup("loaded", KEYS)
+    linked.load("loaded", KEYS[:2], rows_of(4, 5))
+    linked.linker.lookup("computed", make_keys(2, seed=7))
+    linked.linker.lookup("failed", KEYS)
+    linked.load("failed", make_keys(2, seed=8), rows_of(4, 5))
+    linked.cache.is_answering = False
+    linked.linker.lookup("slow", KEYS)
+    linked.cache.is_answering, linked.cache.is_served = True, False
+    linked.linker.lookup("not served", make_keys(1, seed=9))
+    linked.linker.begin_step()
+    assert len(linked.cache.told) == 2
+    now[0] += TELL_AFTER_S
+    linked.linker.begin_step()
+    told = [(note.tokens, note.boundary, note.miss) for note in linked.cache.told]
+    assert told == [
+        (3 * PAGE, 2 * PAGE, Miss.NEVER_SEEN),
+        (3 * PAGE, 0, Miss.REFUSED),
+        (2 * PAGE, 0, Miss.NEVER_SEEN),
+        (3 * PAGE, 0, Miss.SLOW_TO_ANSWER),
+        (1 * PAGE, 0, Miss.NOT_SERVED),
+    ]
+    linked.linker.close()
