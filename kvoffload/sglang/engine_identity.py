@@ -1,7 +1,7 @@
 """Who an SGLang engine's rank is: everything that its pages depend on and its keys do not say.
 
 SGLang's keys cover tokens, the name of an adapter and a salt. Model, dtype, layout and rank are in no key, and two
-ranks give one key to different bytes.
+ranks give one key to different bytes. Nor is what the environment says of kernels and number formats.
 """
 
 from __future__ import annotations
@@ -53,13 +53,42 @@ OF_ONE_START = frozenset(
 later version adds too: an argument too many costs a miss, one too few a wrong hit."""
 
 
-def identify_rank(arguments: Any, geometry: KVGeometry, *, version: str, dtype: Any, rank: int) -> Identity:
-    """IdentityError: the model has no revision that stays what it is."""
+VARIABLES = "SGLANG_"
+VARIABLES_OF_ONE_START = frozenset(
+    {
+        # Which start it is, where it listens, and on which processors it runs.
+        "SGLANG_RUN_ID", "SGLANG_PORT", "SGLANG_GRPC_PORT", "SGLANG_TCP_STORE_PORT", "SGLANG_BACKUP_PORT_BASE",
+        "SGLANG_HOST_IP", "SGLANG_ZMQ_SOURCE_IP", "SGLANG_ZMQ_ALLOWED_PEERS", "SGLANG_IS_FIRST_RANK_ON_NODE",
+        "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_SET_CPU_AFFINITY", "SGLANG_AUTO_NUMA_BIND", "SGLANG_NUMA_BIND_V2",
+        "SGLANG_USE_MODELSCOPE", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE",
+        # Where it keeps what it compiles.
+        "SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "SGLANG_JIT_CACHE_DIR", "SGLANG_CUTE_AOT_CACHE_DIR",
+        # What it writes down.
+        "SGLANG_TORCH_PROFILER_DIR", "SGLANG_RECORD_STEP_TIME", "SGLANG_CACHE_HIT_RATE_WINDOW_SECONDS",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_EXPOSE_OWN_ENV_VARS",
+        # How long it waits, and for how much.
+        "SGLANG_WARMUP_TIMEOUT", "SGLANG_TIMEOUT_KEEP_ALIVE", "SGLANG_REQ_RUNNING_TIMEOUT",
+        "SGLANG_REQ_WAITING_TIMEOUT", "SGLANG_REQUEST_STATE_WAIT_TIMEOUT", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT",
+    }
+)  # fmt: skip
+VARIABLES_THAT_TELL = ("SGLANG_LOG_", "SGLANG_PROFILE_", "SGLANG_OTLP_", "SGLANG_CUDA_COREDUMP")
+"""Variables of the environment that two engines with the same pages may differ in, and how names of such begin. As with
+arguments, one that is not listed counts."""
+
+
+def identify_rank(
+    arguments: Any, geometry: KVGeometry, *, version: str, dtype: Any, rank: int, variables: Mapping[str, str]
+) -> Identity:
+    """`variables`: of the process's environment. IdentityError: the model has no revision that stays what it is."""
     return Identity(
         engine=f"sglang {version}",
         model=str(arguments.model_path),
         revision=_find_revision(arguments),
-        model_config={"arguments": describe_arguments(arguments), "rank": rank},
+        model_config={
+            "arguments": describe_arguments(arguments),
+            "variables": choose_variables(variables),
+            "rank": rank,
+        },
         model_dtype=dtype_name(dtype),
         layers=tuple(LayerDtype(layer=layer.name, dtype=layer.dtype) for layer in geometry.layers.values()),
         geometry=geometry.describe(),
@@ -74,6 +103,16 @@ def describe_arguments(arguments: Any) -> dict[str, Plain]:
     names = {name for kind in type(arguments).__mro__ for name in vars(kind).get("__annotations__", {})}
     told = sorted(name for name in names - OF_ONE_START if not name.startswith("_"))
     return {name: _plain(getattr(arguments, name, None)) for name in told}
+
+
+def choose_variables(variables: Mapping[str, str]) -> dict[str, Plain]:
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if name.startswith(VARIABLES)
+        and name not in VARIABLES_OF_ONE_START
+        and not name.startswith(VARIABLES_THAT_TELL)
+    }
 
 
 def _find_revision(arguments: Any) -> str:

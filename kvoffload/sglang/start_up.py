@@ -11,14 +11,14 @@ from uuid import uuid4
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
 from kvoffload.client import add_report_text, describe_blocks
-from kvoffload.config.sources import load_settings
+from kvoffload.config.sources import load_settings, read_variables
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import Registration
 from kvoffload.protocol import Role
-from kvoffload.sglang.engine_identity import HASH_ALGORITHM, identify_rank
+from kvoffload.sglang.engine_identity import HASH_ALGORITHM, VARIABLES, identify_rank
 from kvoffload.sglang.page_linker import PageLinker, PageTerms
-from kvoffload.sglang.pools import KV, SWA, PoolPages, describe_pool
+from kvoffload.sglang.pools import KV, MAMBA, SWA, PoolPages, describe_pool
 from kvoffload.sglang.weights import WeightMask
 from kvoffload.transfer import open_engine, run_copy_self_test
 from kvoffload.units import describe_size
@@ -39,8 +39,8 @@ PREFILL_TOKENS = 8192
 """Of a step, where the engine does not say."""
 STOCK_STEPS = 4
 """Slots are held ready for what so many steps can fill."""
-PARTS = {"FULL": KV, "SWA": SWA}
-"""What SGLang calls the parts of its tree, and their pages: those of every token, and those within a window."""
+PARTS = {"FULL": KV, "SWA": SWA, "MAMBA": MAMBA}
+"""What SGLang calls the parts of its tree, and their pages: of every token, of those within a window, states."""
 
 
 def start_linker(
@@ -58,7 +58,14 @@ def start_linker(
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     pages = describe_pool(pool, page_size=params.page_size, window=params.sliding_window_size or 0)
     _refuse_other_parts(pages, components)
-    identity = identify_rank(arguments, pages.geometry, version=version, dtype=pool.dtype, rank=rank)
+    identity = identify_rank(
+        arguments,
+        pages.geometry,
+        version=version,
+        dtype=pool.dtype,
+        rank=rank,
+        variables=read_variables(VARIABLES),
+    )
     fingerprint = identity.fingerprint()
     registration = Registration()
     copies = _open_copies(registration, pages, settings)
@@ -93,6 +100,8 @@ def refuse_unserved(arguments: Any, params: Any, components: set[Any]) -> None:
         (arguments.nnodes > 1, "engines on several machines", "keep an engine on one machine"),
         (arguments.speculative_algorithm, "speculative decoding", "leave --speculative-algorithm out"),
         (not is_window_usual or params.draft_swa_window, "windows that are not the model's own", ""),
+        # Their states are kept at other places than the ends of what was computed.
+        (params.enable_mamba_extra_buffer, "states in extra buffers", "use --mamba-radix-cache-strategy no_buffer"),
         (params.mtp_draft_device_pools or params.sidecar_draft_device_pools, "pools of draft models", ""),
         # Their content is in no key.
         (arguments.enable_lora or arguments.lora_paths, "LoRA adapters", "run them without the linker"),

@@ -1,7 +1,7 @@
 """Models with windows: their two pools come back together, and where a window is not kept there is no hit.
 
 The oracle and the control are those of `test_equality`; the engine's attention is corrected for these models
-(`stand_ins/window_reads.py`).
+(`stand_ins/corrections.py`).
 """
 
 from __future__ import annotations

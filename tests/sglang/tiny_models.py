@@ -80,6 +80,33 @@ def build_swa(folder: Path, seed: int) -> None:
     Gemma4ForCausalLM(config).save_pretrained(folder)
 
 
+def build_gdn(folder: Path, seed: int) -> None:
+    """Qwen3-Next: three gated delta nets, whose state is a slot of its own pool, to one layer of attention."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3NextConfig(
+        **_shape(),
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+        # SGLang asks for it by this name.
+        full_attention_interval=4,
+    )
+    Qwen3NextForCausalLM(config).save_pretrained(folder)
+
+
 def _shape() -> dict[str, object]:
     return {
         "vocab_size": VOCAB_SIZE,
@@ -93,7 +120,7 @@ def _shape() -> dict[str, object]:
     }
 
 
-BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa}
+BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa, "gdn": build_gdn}
 
 if __name__ == "__main__":
     BUILDERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

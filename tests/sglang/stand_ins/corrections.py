@@ -1,21 +1,22 @@
-"""Corrects SGLang's `torch_native` attention on models with windows, for tests alone.
-
-It writes a window layer's keys where the pool of windows has room for them, and reads them at the numbers that the
-same tokens have in the other pool. Here both numbers are one for whoever reads: a layer's buffer comes in the order of
-the other pool. Without it an engine's own hits differ from its computations, so that there is nothing to compare with.
+"""Corrects modules of SGLang when they are imported, for tests alone: what its engine for processors computes wrong, or
+not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-CORRECTS = "sglang.srt.mem_cache.swa_memory_pool"
 
+def read_windows_in_order(module: ModuleType) -> None:
+    """Corrects `torch_native` attention on models with windows.
 
-def correct(module: ModuleType) -> None:
-    """Of this name, when it has just been imported."""
+    It writes a window layer's keys where the pool of windows has room for them, and reads them at the numbers that the
+    same tokens have in the other pool. Here both numbers are one for whoever reads: a layer's buffer comes in the order
+    of the other pool. Without it an engine's own hits differ from its computations, and there is nothing to compare
+    with.
+    """
     pool = module.SWAKVPool
     for name in ("get_key_buffer", "get_value_buffer"):
         setattr(pool, name, _in_order_of_tokens(getattr(pool, name)))
@@ -31,3 +32,33 @@ def _in_order_of_tokens(read: Callable[[Any, int], Any]) -> Callable[[Any, int],
         return rows[pool.full_to_swa_index_mapping.clamp(min=0).long()]
 
     return read_ordered
+
+
+def norm_on_processors(module: ModuleType) -> None:
+    """Of gated delta nets: the kernel is Triton's, which has none for processors."""
+    import torch
+
+    def norm(x: Any, g: Any, weight: Any, bias: Any, activation: str, *, eps: float, **_: object) -> Any:
+        assert bias is None
+        assert activation in ("silu", "swish")
+        scaled = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+        return (scaled * weight.float() * torch.nn.functional.silu(g.float())).to(x.dtype)
+
+    module.rms_norm_gated = norm  # type: ignore[attr-defined]
+
+
+def add_shared_experts_on_processors(module: ModuleType) -> None:
+    """Of mixtures of experts: the same."""
+
+    def add(hidden_states: Any, gate_weight: Any, shared_output: Any, final_hidden_states: Any) -> None:
+        gate = (hidden_states.float() @ gate_weight.float()).sigmoid()
+        final_hidden_states += (gate[:, None] * shared_output.float()).to(final_hidden_states.dtype)
+
+    module.fused_gate_sigmoid_mul_add = add  # type: ignore[attr-defined]
+
+
+CORRECTIONS: Mapping[str, Callable[[ModuleType], None]] = {
+    "sglang.srt.mem_cache.swa_memory_pool": read_windows_in_order,
+    "sglang.kernels.ops.elementwise.elementwise": add_shared_experts_on_processors,
+    "sglang.kernels.ops.attention.fla.fused_norm_gate": norm_on_processors,
+}

@@ -1,7 +1,7 @@
 """Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch.
 
 An engine for text imports its names and calls nothing of it: classes are empty, and everything else is absent.
-Another module is corrected when it is imported (`window_reads`).
+Some modules of the engine are corrected when they are imported (`corrections`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-import window_reads
+from corrections import CORRECTIONS
 
 STANDS_FOR = "torchvision"
 
@@ -57,12 +57,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Corrector(importlib.abc.MetaPathFinder):
-    """Finds one module as the others do, and corrects it."""
+    """Finds modules as the others do, and corrects them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != window_reads.CORRECTS:
+        if fullname not in CORRECTIONS:
             return None
         found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if found is None or found.loader is None:
@@ -71,7 +71,7 @@ class _Corrector(importlib.abc.MetaPathFinder):
 
         def load_and_correct(module: types.ModuleType) -> None:
             load(module)
-            window_reads.correct(module)
+            CORRECTIONS[fullname](module)
 
         found.loader.exec_module = load_and_correct  # type: ignore[method-assign]
         return found

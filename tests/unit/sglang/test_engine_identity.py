@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from kvoffload.errors import IdentityError
-from kvoffload.sglang.engine_identity import OF_ONE_START, describe_arguments, identify_rank
+from kvoffload.sglang.engine_identity import OF_ONE_START, VARIABLES_OF_ONE_START, describe_arguments, identify_rank
 from kvoffload.sglang.pools import describe_pool
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool
+
+VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
 class Fields:
@@ -50,11 +53,21 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def name(model: Path | str, *, pool: Any = None, rank: int = 0, version: str = "0.5.23", **given: object) -> bytes:
+def name(
+    model: Path | str,
+    *,
+    pool: Any = None,
+    rank: int = 0,
+    version: str = "0.5.23",
+    variables: Mapping[str, str] = VARIABLES,
+    **given: object,
+) -> bytes:
     pool = pool or MHATokenToKVPool()
     geometry = describe_pool(pool, page_size=pool.page_size).geometry
     arguments = Arguments(**{"model_path": str(model), **given})
-    return identify_rank(arguments, geometry, version=version, dtype=pool.dtype, rank=rank).fingerprint()
+    return identify_rank(
+        arguments, geometry, version=version, dtype=pool.dtype, rank=rank, variables=variables
+    ).fingerprint()
 
 
 def test_a_rank_that_is_started_again_has_the_same_name(model: Path) -> None:
@@ -65,6 +78,9 @@ def test_a_rank_that_is_started_again_has_the_same_name(model: Path) -> None:
     "changed",
     [
         {"rank": 1},
+        {"variables": VARIABLES | {"SGLANG_USE_AITER": "1"}},
+        {"variables": VARIABLES | {"SGLANG_WHATEVER_COMES_NEXT": "1"}},
+        {"variables": {}},
         {"tp_size": 2},
         {"version": "0.5.24"},
         {"pool": MHATokenToKVPool(heads=4)},
@@ -81,6 +97,13 @@ def test_a_rank_that_is_started_again_has_the_same_name(model: Path) -> None:
 )
 def test_whatever_pages_depend_on_is_in_the_name(model: Path, changed: dict[str, Any]) -> None:
     assert name(model) != name(model, **changed)
+
+
+@pytest.mark.parametrize(
+    "more", [*VARIABLES_OF_ONE_START, "SGLANG_LOG_MS", "SGLANG_PROFILE_V2", "SGLANG_CUDA_COREDUMP_DIR", "LANG"]
+)
+def test_variables_of_one_start_are_not_in_the_name(model: Path, more: str) -> None:
+    assert name(model) == name(model, variables=VARIABLES | {more: "x"})
 
 
 def test_how_many_pages_there_are_is_not(model: Path) -> None:

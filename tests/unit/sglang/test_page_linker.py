@@ -14,7 +14,17 @@ from kvoffload.sglang import page_linker
 from kvoffload.sglang.asked_prompts import TELL_AFTER_S
 from kvoffload.transfer import CopyDirection
 from tests.kit.sglang.linked import Linked, link, make_keys, pages_of
-from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, clear, copy_rows, fill, rows_of
+from tests.kit.sglang.pools import (
+    PAGE,
+    HybridLinearKVPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+    SWAKVPool,
+    clear,
+    copy_rows,
+    fill,
+    rows_of,
+)
 
 KEYS = make_keys(3)
 PAGES = rows_of(1, 2, 3)
@@ -454,4 +464,21 @@ def test_the_server_is_told_once_of_each_prompt_and_what_came_of_it() -> None:
         (3 * PAGE, 0, Miss.SLOW_TO_ANSWER),
         (1 * PAGE, 0, Miss.NOT_SERVED),
     ]
+    linked.linker.close()
+
+
+def test_a_state_comes_back_at_the_length_that_it_was_kept_of() -> None:
+    pool = HybridLinearKVPool()
+    states = pool.mamba_pool
+    fill(pool.full_kv_pool, 1)
+    fill(states, 2)
+    linked = link(pool)
+    saved = copy_rows(states, [6])
+    linked.save(LONG[:3], rows_of(1, 2, 3), pages_of(LONG[2:3], [6], 1))
+    linked.save(LONG, rows_of(1, 2, 3, 4, 5))
+    clear(states)
+    assert linked.linker.lookup("r", LONG) == [3]
+    assert linked.load("r", LONG[:3], rows_of(8, 7, 6), pages_of(LONG[2:3], [2], 1))
+    assert equal(copy_rows(states, [2]), saved)
+    assert not any(rows.any() for rows in copy_rows(states, [0, 1, 3, 4, 5, 6, 7, 8, 9]))
     linked.linker.close()

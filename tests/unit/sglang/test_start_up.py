@@ -19,7 +19,16 @@ from kvoffload.sglang.page_linker import PageLinker
 from kvoffload.sglang.start_up import refuse_unserved, start_linker
 from tests.kit.children import child
 from tests.kit.sglang.linked import make_keys, pages_of
-from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, clear, copy_rows, fill, rows_of
+from tests.kit.sglang.pools import (
+    PAGE,
+    HybridLinearKVPool,
+    MHATokenToKVPool,
+    SWAKVPool,
+    clear,
+    copy_rows,
+    fill,
+    rows_of,
+)
 from tests.unit.client.conftest import SERVER
 
 VERSION = "0.5.23"
@@ -31,6 +40,7 @@ class Component(Enum):
     FULL = 0
     SWA = 1
     MAMBA = 2
+    INDEXER = 3
 
 
 FULL = Component.FULL
@@ -64,6 +74,7 @@ def make_params(pool: Any = None, **given: object) -> Any:
         "swa_gates_prefix_match": True,
         "decoder_swa_bounded_replay": False,
         "draft_swa_window": 0,
+        "enable_mamba_extra_buffer": False,
     }
     return SimpleNamespace(**{**usual, **given})
 
@@ -144,6 +155,35 @@ def test_an_engine_starts_without_a_server(tmp_path: Path, caplog: pytest.LogCap
         linker.close()
 
 
+def test_a_tree_that_keeps_other_pages_than_the_pools_have_is_refused(server: Path) -> None:
+    for pool, components in ((SWAKVPool(), {FULL}), (MHATokenToKVPool(), {FULL, Component.SWA})):
+        with pytest.raises(UnsupportedError, match="SGLang's tree has parts"):
+            start_linker(
+                Arguments(),
+                make_params(pool, sliding_window_size=7),
+                components=components,
+                extra_config={"server": str(server)},
+                version=VERSION,
+            )
+
+
+@pytest.mark.parametrize("kind", [Component.SWA, Component.MAMBA])
+def test_pools_of_pools_come_to_a_server_with_all_their_groups(server: Path, kind: Component) -> None:
+    pool = SWAKVPool() if kind is Component.SWA else HybridLinearKVPool()
+    linker, _, pages = start_linker(
+        Arguments(),
+        make_params(pool, sliding_window_size=7),
+        components={FULL, kind},
+        extra_config={"server": str(server), "acquire_deadline": "5s", "step_budget": "1s"},
+        version=VERSION,
+    )
+    try:
+        assert pages.group_names == ("kv", kind.name.lower())
+        assert len(linker.terms.groups) == 2
+    finally:
+        linker.close()
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -169,11 +209,13 @@ def test_what_was_not_tested_is_refused_by_name(given: dict[str, object], told: 
 
 
 def test_state_of_another_kind_and_pools_of_drafts_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="models with mamba state"):
-        refuse_unserved(Arguments(), make_params(), {FULL, Component.MAMBA})
+    with pytest.raises(UnsupportedError, match="models with indexer state"):
+        refuse_unserved(Arguments(), make_params(), {FULL, Component.INDEXER})
     for given in ({"draft_swa_window": 4}, {"swa_gates_prefix_match": False}, {"decoder_swa_bounded_replay": True}):
         with pytest.raises(UnsupportedError, match="windows that are not the model's own"):
             refuse_unserved(Arguments(), make_params(**given), {FULL, Component.SWA})
+    with pytest.raises(UnsupportedError, match="states in extra buffers"):
+        refuse_unserved(Arguments(), make_params(enable_mamba_extra_buffer=True), {FULL, Component.MAMBA})
     with pytest.raises(UnsupportedError, match="pools of draft models"):
         refuse_unserved(Arguments(), make_params(sidecar_draft_device_pools=(object(),)), {FULL})
 
