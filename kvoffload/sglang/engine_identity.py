@@ -1,7 +1,8 @@
 """Who an SGLang engine's rank is: everything that its pages depend on and its keys do not say.
 
 SGLang's keys cover tokens, the name of an adapter and a salt. Model, dtype, layout and rank are in no key, and two
-ranks give one key to different bytes. Nor is what the environment says of kernels and number formats.
+ranks give one key to different bytes. Nor is what the environment says of kernels and number formats, or what
+an adapter holds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from kvoffload.errors import IdentityError
 from kvoffload.keys.canonical import Plain
 from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape
-from kvoffload.keys.model_files import identify_revision
+from kvoffload.keys.model_files import identify_adapter, identify_revision
 from kvoffload.kvspec import KVGeometry
 from kvoffload.sglang.pools import dtype_name
 
@@ -79,7 +80,8 @@ arguments, one that is not listed counts."""
 def identify_rank(
     arguments: Any, geometry: KVGeometry, *, version: str, dtype: Any, rank: int, variables: Mapping[str, str]
 ) -> Identity:
-    """`variables`: of the process's environment. IdentityError: the model has no revision that stays what it is."""
+    """`variables`: of the process's environment. IdentityError: the model has no revision that stays what it is, or an
+    adapter has no folder here."""
     return Identity(
         engine=f"sglang {version}",
         model=str(arguments.model_path),
@@ -87,6 +89,7 @@ def identify_rank(
         model_config={
             "arguments": describe_arguments(arguments),
             "variables": choose_variables(variables),
+            "adapters": _identify_adapters(arguments),
             "rank": rank,
         },
         model_dtype=dtype_name(dtype),
@@ -113,6 +116,15 @@ def choose_variables(variables: Mapping[str, str]) -> dict[str, Plain]:
         and name not in VARIABLES_OF_ONE_START
         and not name.startswith(VARIABLES_THAT_TELL)
     }
+
+
+def _identify_adapters(arguments: Any) -> list[Plain]:
+    """Of those that the engine is started with: SGLang's keys have their names and paths alone. One that it loads later
+    has a number of its own in them, which no other engine has."""
+    return [
+        [str(adapter.lora_name), str(adapter.lora_path), identify_adapter(Path(adapter.lora_path))]
+        for adapter in arguments.lora_paths or ()
+    ]
 
 
 def _find_revision(arguments: Any) -> str:

@@ -170,7 +170,10 @@ def describe_pool(pool: Any, *, page_size: int, window: int = 0) -> PoolPages:
         layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
         parts = (_make_part(KV, pool, page_size, layers),)
     num_pages = max(part.num_pages for part in parts)
-    groups, allocations, placements, exclusions = [], [], [], []
+    groups: list[GroupSpec] = []
+    allocations: list[Allocation] = []
+    placements: list[Placement] = []
+    exclusions: list[Exclusion] = []
     tensors: dict[str, torch.Tensor] = {}
     for part in parts:
         buffers = part.list_buffers(page_size)

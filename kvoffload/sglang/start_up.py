@@ -104,7 +104,6 @@ def refuse_unserved(arguments: Any, params: Any, components: set[Any]) -> None:
         (params.enable_mamba_extra_buffer, "states in extra buffers", "use --mamba-radix-cache-strategy no_buffer"),
         (params.mtp_draft_device_pools or params.sidecar_draft_device_pools, "pools of draft models", ""),
         # Their content is in no key.
-        (arguments.enable_lora or arguments.lora_paths, "LoRA adapters", "run them without the linker"),
         (arguments.enable_multimodal, "multimodal models", "leave --enable-multimodal out"),
         (arguments.disaggregation_mode != "null", "disaggregated prefill and decode", "use one engine for both"),
         (arguments.enable_memory_saver, "memory that the engine gives back", "leave --enable-memory-saver out"),

@@ -108,8 +108,11 @@ class SGLangEngine:
         self._take(START_S)
         return self
 
-    def generate(self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS) -> list[Told]:
-        reply = self.ask({"do": "generate", "prompts": prompts, "salt": salt, "new_tokens": new_tokens})
+    def generate(
+        self, *prompts: Sequence[int], salt: str | None = None, adapter: str = "", new_tokens: int = NEW_TOKENS
+    ) -> list[Told]:
+        command = {"prompts": prompts, "salt": salt, "adapter": adapter, "new_tokens": new_tokens}
+        reply = self.ask({"do": "generate", **command})
         assert "answers" in reply, reply
         return [_read_told(one) for one in reply["answers"]]
 

@@ -37,6 +37,8 @@ def serve(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         return {"updated": bool(answer[0])}
     sampling = {"temperature": 0, "max_new_tokens": command["new_tokens"], "ignore_eos": True}
     extra = {} if command["salt"] is None else {"cache_salt": command["salt"]}
+    if command.get("adapter"):
+        extra["lora_path"] = [command["adapter"]] * len(command["prompts"])
     one_or_more = engine.generate(input_ids=command["prompts"], sampling_params=sampling, return_logprob=True, **extra)
     return {"answers": [read_answer(one) for one in one_or_more]}
 

@@ -107,6 +107,27 @@ def build_gdn(folder: Path, seed: int) -> None:
     Qwen3NextForCausalLM(config).save_pretrained(folder)
 
 
+def build_adapter(folder: Path, seed: int) -> None:
+    """LoRA of `build_mha`: what queries and values are made of, strong enough to change tokens."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(3):
+        for name, size in (("q_proj", 128), ("v_proj", 64)):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            for part, shape in (("A", (8, 128)), ("B", (size, 8))):
+                numbers = torch.randn(shape, generator=random) * INIT_STD
+                tensors[f"{prefix}.lora_{part}.weight"] = numbers.to(torch.bfloat16)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 def _shape() -> dict[str, object]:
     return {
         "vocab_size": VOCAB_SIZE,
@@ -120,7 +141,7 @@ def _shape() -> dict[str, object]:
     }
 
 
-BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa, "gdn": build_gdn}
+BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa, "gdn": build_gdn, "adapter": build_adapter}
 
 if __name__ == "__main__":
     BUILDERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

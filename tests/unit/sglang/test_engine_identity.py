@@ -38,7 +38,7 @@ class Fields:
 
 class Arguments(Fields):
     def __init__(self, **given: object) -> None:
-        self.revision = self.quantization = self.nccl_port = self.random_seed = None
+        self.revision = self.quantization = self.nccl_port = self.random_seed = self.lora_paths = None
         self.tp_size, self.port, self._resolved = 1, 30000, False
         self.dtype, self.kv_cache_dtype, self.attention_backend = "bfloat16", "auto", "torch_native"
         self.json_model_override_args, self.log_level = "{}", "info"
@@ -114,6 +114,21 @@ def test_other_weights_at_the_same_place_are_another_model(model: Path) -> None:
     before = name(model)
     (model / "model.safetensors").write_bytes(b"heavier")
     assert name(model) != before
+
+
+def test_what_an_adapter_holds_is_in_the_name(model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("adapter")
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"light")
+    adapter = SimpleNamespace(lora_name="a", lora_path=str(folder), lora_id="1")
+    before = name(model, lora_paths=[adapter])
+    assert before == name(model, lora_paths=[adapter])
+    assert before != name(model)
+    assert before != name(model, lora_paths=[SimpleNamespace(lora_name="b", lora_path=str(folder), lora_id="1")])
+    (folder / "adapter_model.safetensors").write_bytes(b"heavy")
+    assert before != name(model, lora_paths=[adapter])
+    with pytest.raises(IdentityError, match="cannot read who/adapter"):
+        name(model, lora_paths=[SimpleNamespace(lora_name="a", lora_path="who/adapter", lora_id="1")])
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1"])

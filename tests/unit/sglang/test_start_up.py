@@ -194,8 +194,6 @@ def test_pools_of_pools_come_to_a_server_with_all_their_groups(server: Path, kin
         ({"attn_cp_size": 2}, "context parallel"),
         ({"nnodes": 2}, "several machines"),
         ({"speculative_algorithm": "EAGLE"}, "speculative"),
-        ({"enable_lora": True}, "LoRA"),
-        ({"lora_paths": ["a"]}, "LoRA"),
         ({"enable_multimodal": True}, "multimodal"),
         ({"disaggregation_mode": "prefill"}, "disaggregated"),
         ({"enable_memory_saver": True}, "gives back"),
