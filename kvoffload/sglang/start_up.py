@@ -17,7 +17,8 @@ from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import Registration
 from kvoffload.protocol import Role
 from kvoffload.sglang.engine_identity import HASH_ALGORITHM, VARIABLES, identify_rank
-from kvoffload.sglang.page_linker import PageLinker, PageTerms
+from kvoffload.sglang.page_cache import PageTerms
+from kvoffload.sglang.page_linker import PageLinker
 from kvoffload.sglang.pools import KV, MAMBA, SWA, PoolPages, describe_pool
 from kvoffload.sglang.weights import WeightMask
 from kvoffload.transfer import open_engine, run_copy_self_test

@@ -31,7 +31,8 @@ from kvoffload.cache import (
 )
 from kvoffload.client import PendingAcquire, PromptNote
 from kvoffload.kvspec import GroupSpec, Registration
-from kvoffload.sglang.page_linker import GroupRows, PageLinker, PageTerms
+from kvoffload.sglang.page_cache import PageTerms
+from kvoffload.sglang.page_linker import GroupRows, PageLinker
 from kvoffload.sglang.pools import describe_pool
 from kvoffload.transfer import CopyEngine, open_engine
 from kvoffload.types import Fingerprint
