@@ -18,8 +18,9 @@ WAIT_S = 60.0
 
 
 def test_what_is_on_disk_alone_is_a_miss_once_and_restored_from_then_on(tmp_path: Path) -> None:
-    model = build_model("mha", tmp_path / "model")
-    with SharedServer(tmp_path, disk=str(tmp_path / "disk"), disk_size="1GiB") as server:
+    model, disk = build_model("mha", tmp_path / "model"), tmp_path / "disk"
+    disk.mkdir()
+    with SharedServer(tmp_path, disk=str(disk), disk_size="1GiB") as server:
         server.start()
         with (
             SGLangEngine(model, tmp_path / "log", linker={"server": str(server.socket)}) as engine,
