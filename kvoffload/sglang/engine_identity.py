@@ -41,6 +41,8 @@ OF_ONE_START = frozenset(
         "schedule_conservativeness", "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests",
         "stream_interval", "radix_eviction_policy", "radix_eviction_policy_config", "cuda_graph_max_bs_decode",
         "cuda_graph_max_bs_prefill", "cuda_graph_bs_decode", "cuda_graph_bs_prefill", "cuda_graph_config",
+        "max_mamba_cache_size", "mamba_full_memory_ratio", "swa_full_tokens_ratio", "max_loaded_loras",
+        "lora_eviction_policy",
         # What becomes of numbers after the model, and of text before it.
         "random_seed", "sampling_backend", "grammar_backend", "sampling_defaults", "preferred_sampling_params",
         "tokenizer_path", "tokenizer_mode", "tokenizer_backend", "tokenizer_worker_num", "detokenizer_worker_num",

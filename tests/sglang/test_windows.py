@@ -112,3 +112,18 @@ def test_what_gave_way_to_other_prompts_comes_back(windowed: Windowed) -> None:
     assert all(one.own + one.restored >= 464 for one in back)
     assert any(one.restored for one in back)
     assert [one.answer.tokens for one in back] == [one.answer.tokens for one in cold]
+
+
+def test_two_ranks_restore_windows(tmp_path: Path) -> None:
+    model = build_model("swa", tmp_path / "model")
+    with SharedServer(tmp_path) as server:
+        server.start()
+        settings = {"server": str(server.socket)}
+        with SGLangEngine(model, tmp_path / "log", linker=settings, tp_size=2, **WINDOWED) as engine:
+            prompt = make_prompt(63, 150)
+            engine.generate(prompt)
+            (own,) = engine.generate(prompt)
+            engine.flush()
+            (restored,) = engine.generate(prompt)
+            assert (own.own, restored.restored) == (9 * PAGE, 9 * PAGE)
+            assert restored.answer == own.answer
