@@ -37,6 +37,7 @@ __all__ = [
     "load_settings",
     "load_shared",
     "read_toml",
+    "read_variables",
 ]
 
 
@@ -206,6 +207,15 @@ def _refuse(name: str, value: object, origin: str, reason: str) -> NoReturn:
     reason = reason[:1].lower() + reason[1:]
     message = f"setting {name!r} = {shown} in {origin}: {reason}"
     raise ConfigError(message, remedy=f"allowed is {_extra(name)['allowed']}", setting=name, value=value, source=origin)
+
+
+def read_variables(prefix: str) -> dict[str, str]:
+    """Another program's settings, by name: what the environment tells it, and not where a pod's services are."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(prefix) and not OF_KUBERNETES.search(name)
+    }
 
 
 def find_service_manager() -> str:

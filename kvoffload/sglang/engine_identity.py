@@ -1,7 +1,8 @@
 """Who an SGLang engine's rank is: everything that its pages depend on and its keys do not say.
 
 SGLang's keys cover tokens, the name of an adapter and a salt. Model, dtype, layout and rank are in no key, and two
-ranks give one key to different bytes.
+ranks give one key to different bytes. Nor is what the environment says of kernels and number formats, or what
+an adapter holds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from kvoffload.errors import IdentityError
 from kvoffload.keys.canonical import Plain
 from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape
-from kvoffload.keys.model_files import identify_revision
+from kvoffload.keys.model_files import identify_adapter, identify_revision
 from kvoffload.kvspec import KVGeometry
 from kvoffload.sglang.pools import dtype_name
 
@@ -40,6 +41,8 @@ OF_ONE_START = frozenset(
         "schedule_conservativeness", "chunked_prefill_size", "max_prefill_tokens", "prefill_max_requests",
         "stream_interval", "radix_eviction_policy", "radix_eviction_policy_config", "cuda_graph_max_bs_decode",
         "cuda_graph_max_bs_prefill", "cuda_graph_bs_decode", "cuda_graph_bs_prefill", "cuda_graph_config",
+        "max_mamba_cache_size", "mamba_full_memory_ratio", "swa_full_tokens_ratio", "max_loaded_loras",
+        "lora_eviction_policy",
         # What becomes of numbers after the model, and of text before it.
         "random_seed", "sampling_backend", "grammar_backend", "sampling_defaults", "preferred_sampling_params",
         "tokenizer_path", "tokenizer_mode", "tokenizer_backend", "tokenizer_worker_num", "detokenizer_worker_num",
@@ -58,13 +61,44 @@ OF_ONE_START = frozenset(
 later version adds too: an argument too many costs a miss, one too few a wrong hit."""
 
 
-def identify_rank(arguments: Any, geometry: KVGeometry, *, version: str, dtype: Any, rank: int) -> Identity:
-    """IdentityError: the model has no revision that stays what it is."""
+VARIABLES = "SGLANG_"
+VARIABLES_OF_ONE_START = frozenset(
+    {
+        # Which start it is, where it listens, and on which processors it runs.
+        "SGLANG_RUN_ID", "SGLANG_PORT", "SGLANG_GRPC_PORT", "SGLANG_TCP_STORE_PORT", "SGLANG_BACKUP_PORT_BASE",
+        "SGLANG_HOST_IP", "SGLANG_ZMQ_SOURCE_IP", "SGLANG_ZMQ_ALLOWED_PEERS", "SGLANG_IS_FIRST_RANK_ON_NODE",
+        "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_SET_CPU_AFFINITY", "SGLANG_AUTO_NUMA_BIND", "SGLANG_NUMA_BIND_V2",
+        "SGLANG_USE_MODELSCOPE", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE",
+        # Where it keeps what it compiles.
+        "SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "SGLANG_JIT_CACHE_DIR", "SGLANG_CUTE_AOT_CACHE_DIR",
+        # What it writes down.
+        "SGLANG_TORCH_PROFILER_DIR", "SGLANG_RECORD_STEP_TIME", "SGLANG_CACHE_HIT_RATE_WINDOW_SECONDS",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_EXPOSE_OWN_ENV_VARS",
+        # How long it waits, and for how much.
+        "SGLANG_WARMUP_TIMEOUT", "SGLANG_TIMEOUT_KEEP_ALIVE", "SGLANG_REQ_RUNNING_TIMEOUT",
+        "SGLANG_REQ_WAITING_TIMEOUT", "SGLANG_REQUEST_STATE_WAIT_TIMEOUT", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT",
+    }
+)  # fmt: skip
+VARIABLES_THAT_TELL = ("SGLANG_LOG_", "SGLANG_PROFILE_", "SGLANG_OTLP_", "SGLANG_CUDA_COREDUMP")
+"""Variables of the environment that two engines with the same pages may differ in, and how names of such begin. As with
+arguments, one that is not listed counts."""
+
+
+def identify_rank(
+    arguments: Any, geometry: KVGeometry, *, version: str, dtype: Any, rank: int, variables: Mapping[str, str]
+) -> Identity:
+    """`variables`: of the process's environment. IdentityError: the model has no revision that stays what it is, or an
+    adapter has no folder here."""
     return Identity(
         engine=f"sglang {version}",
         model=str(arguments.model_path),
         revision=_find_revision(arguments),
-        model_config={"arguments": describe_arguments(arguments), "rank": rank},
+        model_config={
+            "arguments": describe_arguments(arguments),
+            "variables": choose_variables(variables),
+            "adapters": _identify_adapters(arguments),
+            "rank": rank,
+        },
         model_dtype=dtype_name(dtype),
         layers=tuple(LayerDtype(layer=layer.name, dtype=layer.dtype) for layer in geometry.layers.values()),
         geometry=geometry.describe(),
@@ -79,6 +113,25 @@ def describe_arguments(arguments: Any) -> dict[str, Plain]:
     names = {name for kind in type(arguments).__mro__ for name in vars(kind).get("__annotations__", {})}
     told = sorted(name for name in names - OF_ONE_START if not name.startswith("_"))
     return {name: _plain(getattr(arguments, name, None)) for name in told}
+
+
+def choose_variables(variables: Mapping[str, str]) -> dict[str, Plain]:
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if name.startswith(VARIABLES)
+        and name not in VARIABLES_OF_ONE_START
+        and not name.startswith(VARIABLES_THAT_TELL)
+    }
+
+
+def _identify_adapters(arguments: Any) -> list[Plain]:
+    """Of those that the engine is started with: SGLang's keys have their names and paths alone. One that it loads later
+    has a number of its own in them, which no other engine has."""
+    return [
+        [str(adapter.lora_name), str(adapter.lora_path), identify_adapter(Path(adapter.lora_path))]
+        for adapter in arguments.lora_paths or ()
+    ]
 
 
 def _find_revision(arguments: Any) -> str:

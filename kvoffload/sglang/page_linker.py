@@ -11,19 +11,17 @@ import time
 from binascii import unhexlify
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 
-from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, Placed, Publication, ReservedSlots, SegmentMap
-from kvoffload.client import PendingAcquire
+from kvoffload.cache import Publication, ReservedSlots, SegmentMap
 from kvoffload.errors import KVOffloadError, NativeError, StorageError
 from kvoffload.hash_rows import as_rows, choose_rows
 from kvoffload.native import finish_digests
-from kvoffload.sglang.held_pages import GroupTerms, HeldPages, list_lengths
+from kvoffload.sglang.hit_table import Hit, HitTable
+from kvoffload.sglang.page_cache import FULL, PageCache, PageTerms
 from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, FinishedCopy
 from kvoffload.transfer.copy_engine import CopyTicket
 from kvoffload.types import HASH_BYTES
@@ -36,52 +34,10 @@ RESET_WAIT_S = 10.0
 """For saves on their way, when the engine empties its cache."""
 SAVE_WAIT_S = 60.0
 """A save that has not ended by then is given up: the engine gets its pages back."""
-MAX_HELD = 256
-"""Hits that are leased and not loaded yet."""
-HELD_S = 30.0
-"""A request that has not come to load what it was told of by then has ended, or asks again."""
-MAX_OTHER_PAGES = 256
-"""Of windows that end elsewhere than at the longest length: ranks may agree on a shorter one."""
 MAX_FAULT_LINES = 20
-FULL = 0
-"""The group whose pages all are needed, of whatever model."""
 NO_MASK = bytes(HASH_BYTES)
 _Word = tuple[int, bytes]
 """A group, and the name of a page."""
-
-
-class PageCache(Protocol):
-    """As `Client` has it; nothing here waits but `wait_for` and `acquire_entries`, within the step's budget."""
-
-    def begin_step(self) -> None: ...
-    def memory(self, memory_id: int) -> SegmentMap: ...
-    def may_copy(self, held: Placed) -> bool: ...
-    def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]: ...
-    def start_acquire(self, ask: Ask) -> PendingAcquire: ...
-    def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks: ...
-    def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None: ...
-    def cancel(self, pending: PendingAcquire) -> None: ...
-    def release(self, lease: BlockLease) -> None: ...
-    def ready_slots(self) -> list[int]: ...
-    def take(self, group: int, count: int) -> ReservedSlots: ...
-    def publish(self, publication: Publication) -> bool: ...
-    def abort(self, slots: ReservedSlots) -> None: ...
-    def invalidate(self, group: int, hashes: Buffer) -> None: ...
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageTerms:
-    """What one rank is given."""
-
-    page_size: int
-    groups: tuple[GroupTerms, ...]
-    """First that of all pages."""
-    fingerprint: bytes
-    """Of its identity; digests are made with it."""
-    ranks: int = 1
-    """Of the engine. One alone may answer that a load failed: then the engine computes the request."""
-    verify_always: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,20 +47,6 @@ class GroupRows:
     group: int
     keys: Sequence[str]
     rows: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Hit:
-    """What a request was told of, and what keeps it there."""
-
-    asked: bytes
-    names: bytes
-    """Of the pages of its longest length."""
-    leases: tuple[BlockLease, ...]
-    """All of one memory."""
-    groups: tuple[HeldPages, ...]
-    lengths: list[int]
-    until_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +100,7 @@ class PageLinker:
         self.mask = mask
         self._engine: CopyEngine | None = engine
         self._clock = clock
-        self._hits: dict[str, _Hit] = {}
-        """By request, the one that was told longest ago first."""
+        self._hits = HitTable(terms, cache, clock=clock)
         self._loaded: dict[str, bool] = {}
         """By request that waits for its forward: whether its bytes are there."""
         self._saves: deque[_Save] = deque()
@@ -177,40 +118,21 @@ class PageLinker:
 
     def lookup(self, rid: str, keys: Sequence[str]) -> list[int]:
         """Every number of pages, from the first on, that is held for this request from here on."""
-        self._drop_old_hits()
         if self._engine is None or self.is_distrusted or not keys:
-            self._drop_hit(rid)
+            self._hits.drop(rid)
             return []
-        names = self._name(keys)
-        former = self._hits.get(rid)
-        if former is not None and self._is_still_longest(former, names):
-            # A request that waits for room is looked up in every step.
-            self._hits[rid] = replace(self._hits.pop(rid), until_s=self._clock() + HELD_S)
-            return former.lengths
-        self._drop_hit(rid)
-        ask = Ask(names, alignment=self.terms.page_size, shards=self._shards)
-        pending = self.cache.start_acquire(ask)
-        found = self.cache.wait_for(pending)
-        if found is None:
-            self.cache.cancel(pending)
-            return []
-        if found.lease is None:
-            return []
-        if not self.cache.may_copy(found.lease):
-            self.cache.release(found.lease)
-            return []
-        self._hits[rid] = self._hold(names, found.lease, found)
-        return self._hits[rid].lengths
+        return self._hits.find(rid, self._name(keys))
 
     def load(self, rid: str, parts: Sequence[GroupRows]) -> bool:
         """Copies what `lookup` has told of into these rows of the pools. False: nothing was, compute it.
 
         NativeError: a copy does not end, so that the rows cannot be given to anybody else; the engine must end.
         """
-        hit = self._hits.pop(rid, None)
+        hit = self._hits.take(rid)
         fault = "its lease is over" if hit is None else self._copy_hit(hit, parts)
         if hit is not None:
-            self._release(hit)
+            self._hits.release(hit)
+        self._hits.prompts.end(rid, is_loaded=not fault)
         if fault:
             self.note_line(f"load of request {rid} failed", fault)
         if fault and self.terms.ranks == 1:
@@ -225,7 +147,7 @@ class PageLinker:
 
     def cancel_load(self, rid: str) -> bool:
         """The request has ended before its forward. False: there was no load of it."""
-        self._drop_hit(rid)
+        self._hits.drop(rid)
         return self._loaded.pop(rid, None) is not None
 
     # ---- saves ----
@@ -234,6 +156,7 @@ class PageLinker:
         """The engine's loop begins anew, with or without requests: slots are asked for before a save needs them."""
         self.cache.begin_step()
         self.cache.ready_slots()
+        self._hits.prompts.end_old(self._clock())
 
     def offload(self, parts: Sequence[GroupRows]) -> None:
         """Keeps what is not kept yet, as far as there is room. The pages stay as they are until it is told as done."""
@@ -277,8 +200,7 @@ class PageLinker:
         self.end_saves()
         self._saves.clear()
         self._loaded.clear()
-        for rid in list(self._hits):
-            self._drop_hit(rid)
+        self._hits.drop_all()
         self.mask, self.is_distrusted = mask, False
 
     def distrust(self, why: str = "the weights changed and the cache was not flushed") -> None:
@@ -312,10 +234,6 @@ class PageLinker:
             return names
         return (np.frombuffer(names, np.uint64).reshape(len(keys), -1) ^ np.frombuffer(self.mask, np.uint64)).tobytes()
 
-    @property
-    def _shards(self) -> tuple[int, ...]:
-        return (0,) if self.terms.verify_always else ()
-
     def _find_pages(self, part: GroupRows) -> npt.NDArray[np.int64]:
         """The engine names every row; pages are whole and lie in order."""
         rows, count, page = part.rows, len(part.keys), self.terms.groups[part.group].page_rows
@@ -326,40 +244,7 @@ class PageLinker:
             raise StorageError("the rows of a page do not follow each other", remedy="")
         return pages
 
-    def _hold(self, names: bytes, lease: BlockLease, found: AcquiredBlocks) -> _Hit:
-        pages = found.boundary // self.terms.page_size
-        groups = tuple(HeldPages.of(pages, group) for group in found.groups)
-        leases = [lease]
-        if self.terms.ranks > 1:
-            leases += self._hold_other_windows(names[: pages * HASH_BYTES], lease, groups)
-        return _Hit(
-            asked=names,
-            names=names[: pages * HASH_BYTES],
-            leases=tuple(leases),
-            groups=groups,
-            lengths=list_lengths(self.terms.groups, [group.is_held for group in groups]),
-            until_s=self._clock() + HELD_S,
-        )
-
-    def _hold_other_windows(self, names: bytes, lease: BlockLease, groups: Sequence[HeldPages]) -> list[BlockLease]:
-        leases = []
-        for number, held in enumerate(groups):
-            if not self.terms.groups[number].trailing_pages:
-                continue
-            positions = np.flatnonzero(self.cache.lookup(number, names) & ~held.is_held)[-MAX_OTHER_PAGES:]
-            if not len(positions):
-                continue
-            found = self.cache.acquire_entries(number, choose_rows(names, positions), shards=self._shards)
-            if found.lease is None:
-                continue
-            if found.lease.memory_id != lease.memory_id:
-                self.cache.release(found.lease)
-                continue
-            held.add(positions, found.groups[0])
-            leases.append(found.lease)
-        return leases
-
-    def _copy_hit(self, hit: _Hit, parts: Sequence[GroupRows]) -> str:
+    def _copy_hit(self, hit: Hit, parts: Sequence[GroupRows]) -> str:
         """What went wrong; empty: every byte is where it belongs. NativeError: nobody knows when the copy ends."""
         try:
             chosen = self._choose_held(hit, parts)
@@ -393,7 +278,7 @@ class PageLinker:
         self._forgotten = forgotten
         return f"{wrong} of {count} records are not what was saved"
 
-    def _choose_held(self, hit: _Hit, parts: Sequence[GroupRows]) -> list[_Chosen]:
+    def _choose_held(self, hit: Hit, parts: Sequence[GroupRows]) -> list[_Chosen]:
         """StorageError: the engine wants other pages than it was told of."""
         if sorted(part.group for part in parts) != list(range(len(self.terms.groups))):
             raise StorageError(f"it asks for groups {[part.group for part in parts]}", remedy="")
@@ -536,32 +421,3 @@ class PageLinker:
         engine.close()
         self._collect()
         self._engine = None
-
-    def _is_still_longest(self, hit: _Hit, names: bytes) -> bool:
-        """Nothing has come meanwhile that would make it longer."""
-        if hit.asked != names or not all(self.cache.may_copy(lease) for lease in hit.leases):
-            return False
-        following = names[len(hit.names) :]
-        if len(self.terms.groups) == 1:
-            following = following[:HASH_BYTES]
-        if not following or not self.cache.lookup(FULL, following)[0]:
-            return True
-        there = [self.cache.lookup(group, names) for group in range(len(self.terms.groups))]
-        return list_lengths(self.terms.groups, there)[-1:] == hit.lengths[-1:]
-
-    def _drop_hit(self, rid: str) -> None:
-        hit = self._hits.pop(rid, None)
-        if hit is not None:
-            self._release(hit)
-
-    def _release(self, hit: _Hit) -> None:
-        for lease in hit.leases:
-            self.cache.release(lease)
-
-    def _drop_old_hits(self) -> None:
-        now_s = self._clock()
-        while self._hits:
-            rid, hit = next(iter(self._hits.items()))
-            if len(self._hits) < MAX_HELD and now_s < hit.until_s:
-                return
-            self._drop_hit(rid)

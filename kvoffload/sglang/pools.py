@@ -2,7 +2,8 @@
 
 A pool keeps rows of tokens, one buffer for each layer; a page is `page_size` rows that follow each other. Page 0 takes
 the writes of padded tokens and is never a page of a request. Layers that see a window have a pool of their own, whose
-pages the engine numbers anew.
+pages the engine numbers anew. Recurrent layers have slots, one for each length that a state was kept of; slot 0 takes
+what page 0 takes elsewhere.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from kvoffload.kvspec import (
     LayerKind,
     LayerSpec,
     Placement,
+    StateSpec,
     attention_layer,
     mla_layer,
     place_dims,
+    recurrent_layer,
     tensor_dims,
 )
 from kvoffload.sglang.held_pages import GroupTerms
@@ -35,10 +38,14 @@ PADDING_PAGE = 0
 MHA_POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
 MLA_POOL = "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool"
 SWA_POOL = "sglang.srt.mem_cache.swa_memory_pool.SWAKVPool"
-POOLS = (MHA_POOL, MLA_POOL, SWA_POOL)
+LINEAR_POOL = "sglang.srt.mem_cache.memory_pool.HybridLinearKVPool"
+POOLS = (MHA_POOL, MLA_POOL, SWA_POOL, LINEAR_POOL)
+STATE_POOL = "sglang.srt.mem_cache.memory_pool.MambaPool"
+STATES = "sglang.srt.mem_cache.memory_pool.MambaPool.State"
 KV = "kv"
 SWA = "swa"
-"""SGLang's names of what an offer moves: pages of all tokens, and of those within a window."""
+MAMBA = "mamba"
+"""SGLang's names of what an offer moves: pages of all tokens, of those within a window, and states."""
 LAYOUT = "nhd"
 DTYPES = ("bfloat16", "float16", "float32")
 """What pages may hold: of others the scales lie elsewhere."""
@@ -62,6 +69,8 @@ _OFF = (
     "swa_req_ring_size",
     "request_window",
     "swa_uses_full_indices",
+    "enable_linear_replayssm",
+    "enable_linear_replayssm_spec",
 )
 """Attributes that are absent, None or False in a pool that is served."""
 
@@ -88,8 +97,8 @@ class PoolPages:
         return tuple(
             GroupTerms(
                 record_bytes=group.record_bytes,
-                page_rows=group.block_size,
-                trailing_pages=-(-(group.window - 1) // group.block_size) if group.window else 0,
+                page_rows=1 if group.has_recurrent else group.block_size,
+                trailing_pages=_count_trailing(group),
             )
             for group in self.geometry.groups
         )
@@ -97,7 +106,7 @@ class PoolPages:
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """A pool of tokens' rows, whose pages are one group."""
+    """A pool whose pages are one group."""
 
     name: str
     pool: Any
@@ -108,8 +117,27 @@ class _Part:
     """Tokens that a boundary needs behind it; 0: all."""
 
     @property
+    def page_rows(self) -> int:
+        return 1 if self.kind == STATE_POOL else int(self.pool.page_size)
+
+    @property
     def num_pages(self) -> int:
-        return int(self.pool.size + self.pool.page_size) // int(self.pool.page_size)
+        return int(self.pool.size + self.page_rows) // self.page_rows
+
+    def list_buffers(self, page_size: int) -> list[_Buffer]:
+        if self.kind == STATE_POOL:
+            return list(_state_buffers(self, page_size))
+        buffers = list(_mha_buffers(self) if self.kind == MHA_POOL else _mla_buffers(self))
+        _check_sizes(self.pool, self.kind, buffers)
+        return buffers
+
+    def as_pages(self, buffer: _Buffer) -> torch.Tensor:
+        """The same storage; rows beyond the last whole page are left out. RuntimeError: its rows are not one behind the
+        other."""
+        rows, pages = buffer.rows, self.num_pages
+        if self.kind == STATE_POOL:
+            return rows.view(pages, -1)
+        return rows[: pages * self.page_rows].view(pages, self.page_rows, *rows.shape[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,29 +162,32 @@ def describe_pool(pool: Any, *, page_size: int, window: int = 0) -> PoolPages:
     kind = _kind_of(pool)
     if kind not in POOLS:
         raise UnsupportedError(f"KV pool {kind} is not served", remedy=f"pools that are: {', '.join(POOLS)}")
-    _check_settings(pool, kind, page_size)
     if kind == SWA_POOL:
         parts = _split_windows(pool, page_size, window)
+    elif kind == LINEAR_POOL:
+        parts = _split_states(pool, page_size)
     else:
         layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
-        parts = (_Part(name=KV, pool=pool, kind=kind, layers=layers),)
+        parts = (_make_part(KV, pool, page_size, layers),)
     num_pages = max(part.num_pages for part in parts)
-    groups, allocations, placements, exclusions = [], [], [], []
+    groups: list[GroupSpec] = []
+    allocations: list[Allocation] = []
+    placements: list[Placement] = []
+    exclusions: list[Exclusion] = []
     tensors: dict[str, torch.Tensor] = {}
     for part in parts:
-        buffers = list(_mha_buffers(part) if part.kind == MHA_POOL else _mla_buffers(part))
-        _check_sizes(part.pool, part.kind, buffers)
+        buffers = part.list_buffers(page_size)
         _refuse_unplaced(vars(part.pool), part.kind, {buffer.rows.untyped_storage().data_ptr() for buffer in buffers})
         own_layers = {buffer.layer.name: buffer.layer for buffer in buffers}
         own_pages = part.num_pages if part.num_pages < num_pages else 0
         groups.append(
             GroupSpec(name=part.name, layers=tuple(own_layers.values()), block_size=page_size, num_blocks=own_pages)
         )
-        placed = _place(buffers, num_pages=part.num_pages, page_size=page_size)
+        placed = _place(part, buffers)
         allocations += placed[0]
         placements += placed[1]
         exclusions += placed[2]
-        tensors |= {buffer.name: _as_pages(buffer.rows, part.num_pages, page_size) for buffer in buffers}
+        tensors |= {buffer.name: part.as_pages(buffer) for buffer in buffers}
     return PoolPages(
         geometry=KVGeometry(
             num_blocks=num_pages,
@@ -173,15 +204,25 @@ def describe_pool(pool: Any, *, page_size: int, window: int = 0) -> PoolPages:
     )
 
 
+def _count_trailing(group: GroupSpec) -> int:
+    if group.has_recurrent:
+        return 1
+    return -(-(group.window - 1) // group.block_size) if group.window else 0
+
+
 def _kind_of(pool: Any) -> str:
     return f"{type(pool).__module__}.{type(pool).__qualname__}"
 
 
+def _make_part(name: str, pool: Any, page_size: int, layers: Sequence[int], window: int = 0) -> _Part:
+    kind = _kind_of(pool)
+    _check_settings(pool, kind, page_size)
+    return _Part(name=name, pool=pool, kind=kind, layers=layers, window=window)
+
+
 def _split_windows(pool: Any, page_size: int, window: int) -> tuple[_Part, ...]:
-    """Of a pool for layers of both kinds. Its other tensors say where rows lie, or it is refused."""
-    inner = {KV: pool.full_kv_pool, SWA: pool.swa_kv_pool}
-    others = {name: value for name, value in vars(pool).items() if not any(value is one for one in inner.values())}
-    _refuse_unplaced(others, SWA_POOL, set())
+    """Of a pool for layers of both kinds."""
+    _check_outer(pool, SWA_POOL, page_size, {"full_kv_pool": MHA_POOL, "swa_kv_pool": MHA_POOL})
     numbers: dict[str, list[tuple[int, int]]] = {KV: [], SWA: []}
     for number, (at, is_window) in pool.layers_mapping.items():
         numbers[SWA if is_window else KV].append((at, number))
@@ -190,17 +231,42 @@ def _split_windows(pool: Any, page_size: int, window: int) -> tuple[_Part, ...]:
             f"KV pool {SWA_POOL} has layers {sorted(pool.layers_mapping)}, a window of {window}: it is not served",
             remedy="models with windows have full attention too",
         )
-    parts = []
-    for name, one in inner.items():
-        kind = _kind_of(one)
-        if kind != MHA_POOL:
-            raise UnsupportedError(
-                f"KV pool {kind} in {SWA_POOL} is not served", remedy=f"the pool that is: {MHA_POOL}"
-            )
-        _check_settings(one, kind, page_size)
-        layers = [number for _, number in sorted(numbers[name])]
-        parts.append(_Part(name=name, pool=one, kind=kind, layers=layers, window=window if name == SWA else 0))
-    return tuple(parts)
+    full, swa = ([number for _, number in sorted(numbers[name])] for name in (KV, SWA))
+    return (
+        _make_part(KV, pool.full_kv_pool, page_size, full),
+        _make_part(SWA, pool.swa_kv_pool, page_size, swa, window),
+    )
+
+
+def _split_states(pool: Any, page_size: int) -> tuple[_Part, ...]:
+    """Of a pool for attention beside recurrent layers, which have their states in another one."""
+    _check_outer(pool, LINEAR_POOL, page_size, {"full_kv_pool": MHA_POOL, "mamba_pool": STATE_POOL})
+    states, mapping = pool.mamba_pool, pool.full_attention_layer_id_mapping
+    attention = sorted(mapping, key=mapping.__getitem__)
+    layers = sorted((*attention, *states.mamba_layer_ids))
+    found = _kind_of(states.mamba_cache)
+    if layers != list(range(len(layers))) or not attention or pool.use_mla or found != STATES:
+        raise UnsupportedError(
+            f"KV pool {LINEAR_POOL} has layers {layers} and states {found}, which is not served",
+            remedy="run this model without the linker",
+        )
+    for name in _OFF:
+        if _is_on(states, name):
+            raise UnsupportedError(f"pool {STATE_POOL} has {name}, which is not served", remedy="leave it off")
+    return (
+        _make_part(KV, pool.full_kv_pool, page_size, attention),
+        _Part(name=MAMBA, pool=states, kind=STATE_POOL, layers=states.mamba_layer_ids),
+    )
+
+
+def _check_outer(pool: Any, kind: str, page_size: int, inner: Mapping[str, str]) -> None:
+    """Of a pool of pools: which ones. Its other tensors say where rows lie, or it is refused."""
+    _check_settings(pool, kind, page_size)
+    for name, wanted in inner.items():
+        found = _kind_of(getattr(pool, name))
+        if found != wanted:
+            raise UnsupportedError(f"KV pool {found} in {kind} is not served", remedy=f"the one that is: {wanted}")
+    _refuse_unplaced({name: value for name, value in vars(pool).items() if name not in inner}, kind, set())
 
 
 def _check_settings(pool: Any, kind: str, page_size: int) -> None:
@@ -209,7 +275,7 @@ def _check_settings(pool: Any, kind: str, page_size: int) -> None:
         (getattr(pool, "kv_cache_layout", LAYOUT) != LAYOUT, f"has layout {getattr(pool, 'kv_cache_layout', '')}"),
         (_stored_dtype(pool) != pool.dtype, f"keeps {pool.dtype} as {_stored_dtype(pool)}"),
         (dtype_name(pool.dtype) not in DTYPES, f"keeps {pool.dtype}"),
-        (pool.layer_num < 1, "has no layers"),
+        (getattr(pool, "layer_num", 1) < 1, "has no layers"),
         (getattr(pool, "is_quantized_kv_cache", False), "is quantised"),
         *((_is_on(pool, name), f"has {name}") for name in _OFF),
     ]
@@ -258,6 +324,29 @@ def _mla_buffers(part: _Part) -> Iterator[_Buffer]:
         yield _Buffer(layer=layer, part="kv", rows=rows)
 
 
+def _state_buffers(part: _Part, page_size: int) -> Iterator[_Buffer]:
+    """Of each layer one of every kind: what its convolution saw last, and what it has gathered."""
+    states = part.pool.mamba_cache
+    kinds = {f"conv{at}": tensor for at, tensor in enumerate(states.conv)} | {"temporal": states.temporal}
+    slots = part.num_pages
+    for at, number in enumerate(part.layers):
+        layer = recurrent_layer(
+            f"layer {number}",
+            block_size=page_size,
+            states=[
+                StateSpec(name, tuple(tensor.shape[2:]), dtype_name(tensor.dtype)) for name, tensor in kinds.items()
+            ],
+        )
+        for name, tensor in kinds.items():
+            if tuple(tensor.shape[:2]) != (len(part.layers), slots):
+                raise StorageError(
+                    f"pool {STATE_POOL}: {name} has shape {tuple(tensor.shape)}, expected {len(part.layers)} layers of "
+                    f"{slots} slots",
+                    remedy="report it with the model's name",
+                )
+            yield _Buffer(layer=layer, part=f"state.{name}", rows=tensor[at])
+
+
 def _check_sizes(pool: Any, kind: str, buffers: Sequence[_Buffer]) -> None:
     """The pool counts as many bytes as we found, and every buffer has the rows that it says."""
     rows = pool.size + pool.page_size
@@ -278,7 +367,7 @@ def _check_sizes(pool: Any, kind: str, buffers: Sequence[_Buffer]) -> None:
 
 
 def _place(
-    buffers: Sequence[_Buffer], *, num_pages: int, page_size: int
+    part: _Part, buffers: Sequence[_Buffer]
 ) -> tuple[tuple[Allocation, ...], tuple[Placement, ...], tuple[Exclusion, ...]]:
     """Storage by storage; what lies between and after the buffers' pages is rounding, and excluded by that name."""
     by_storage: dict[int, list[_Buffer]] = {}
@@ -291,17 +380,17 @@ def _place(
         allocations.append(Allocation(name=name, size_bytes=size_bytes))
         at = 0
         for buffer in sorted(members, key=lambda buffer: int(buffer.rows.storage_offset())):
-            pages = _as_pages(buffer.rows, num_pages, page_size)
+            pages = part.as_pages(buffer)
             offset = int(pages.storage_offset()) * pages.element_size()
             exclusions += _rounding(name, at, offset, f"rounding before {buffer.name}")
-            names = ("block", "token", "head", "content")
+            names = ("block", "token", "head", "content") if pages.dim() > 2 else ("block", "content")
             dims = tensor_dims(names, shape=pages.shape, strides=pages.stride(), itemsize=pages.element_size())
             placements.append(
                 place_dims(
                     buffer.layer,
                     allocation=name,
                     dims=dims,
-                    num_blocks=num_pages,
+                    num_blocks=part.num_pages,
                     offset=offset,
                     part=buffer.part,
                     tensor=buffer.name,
@@ -314,12 +403,6 @@ def _place(
 
 def _rounding(allocation: str, begin: int, end: int, name: str) -> list[Exclusion]:
     return [Exclusion(allocation=allocation, base=begin, length=end - begin, name=name)] if end > begin else []
-
-
-def _as_pages(rows: torch.Tensor, num_pages: int, page_size: int) -> torch.Tensor:
-    """The same storage; rows beyond the last whole page are left out. RuntimeError: its rows are not one behind the
-    other."""
-    return rows[: num_pages * page_size].view(num_pages, page_size, *rows.shape[1:])
 
 
 def _refuse_unplaced(members: Mapping[str, Any], kind: str, placed: set[int]) -> None:

@@ -11,16 +11,17 @@ from uuid import uuid4
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
 from kvoffload.client import add_report_text, describe_blocks
-from kvoffload.config.sources import load_settings
+from kvoffload.config.sources import load_settings, read_variables
 from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import Registration
 from kvoffload.protocol import Role
-from kvoffload.sglang.engine_identity import HASH_ALGORITHM, identify_rank
+from kvoffload.sglang.engine_identity import HASH_ALGORITHM, VARIABLES, identify_rank
 from kvoffload.sglang.host_pages import HostPages
 from kvoffload.sglang.host_pools import describe_host_pool
-from kvoffload.sglang.page_linker import PageLinker, PageTerms
-from kvoffload.sglang.pools import KV, SWA, PoolPages, describe_pool
+from kvoffload.sglang.page_cache import PageTerms
+from kvoffload.sglang.page_linker import PageLinker
+from kvoffload.sglang.pools import KV, MAMBA, SWA, PoolPages, describe_pool
 from kvoffload.sglang.weights import WeightMask
 from kvoffload.transfer import open_engine, run_copy_self_test
 from kvoffload.units import describe_size
@@ -42,8 +43,8 @@ PREFILL_TOKENS = 8192
 """Of a step, where the engine does not say."""
 STOCK_STEPS = 4
 """Slots are held ready for what so many steps can fill."""
-PARTS = {"FULL": KV, "SWA": SWA}
-"""What SGLang calls the parts of its tree, and their pages: those of every token, and those within a window."""
+PARTS = {"FULL": KV, "SWA": SWA, "MAMBA": MAMBA}
+"""What SGLang calls the parts of its tree, and their pages: of every token, of those within a window, states."""
 
 
 def start_linker(
@@ -61,7 +62,7 @@ def start_linker(
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     pages = describe_pool(pool, page_size=params.page_size, window=params.sliding_window_size or 0)
     _refuse_other_parts(pages, components)
-    identity = identify_rank(arguments, pages.geometry, version=version, dtype=pool.dtype, rank=rank)
+    identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=rank)
     return *_link(settings, arguments, pages, identity, rank=rank, ranks=ranks), pages
 
 
@@ -76,9 +77,14 @@ def start_host_pages(
     refuse_unserved(arguments)
     pages = describe_host_pool(pool, page_size=pool.page_size)
     owner = 0 if is_same_everywhere else rank
-    identity = identify_rank(arguments, pages.geometry, version=version, dtype=pool.dtype, rank=owner)
+    identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=owner)
     # Ranks of a storage agree by themselves: each may answer that a load failed.
     return HostPages(*_link(loaded, arguments, pages, identity, rank=rank, ranks=1))
+
+
+def _identify(arguments: Any, pages: PoolPages, *, version: str, dtype: Any, rank: int) -> Identity:
+    variables = read_variables(VARIABLES)
+    return identify_rank(arguments, pages.geometry, version=version, dtype=dtype, rank=rank, variables=variables)
 
 
 def _link(
@@ -123,12 +129,17 @@ def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any
             "run this model without the linker",
         ),
         (
+            # Their states are kept at other places than the ends of what was computed.
+            params and params.enable_mamba_extra_buffer,
+            "states in extra buffers",
+            "use --mamba-radix-cache-strategy no_buffer",
+        ),
+        (
             params and (params.mtp_draft_device_pools or params.sidecar_draft_device_pools),
             "pools of draft models",
             "leave --speculative-algorithm out",
         ),
         # Their content is in no key.
-        (arguments.enable_lora or arguments.lora_paths, "LoRA adapters", "run them without the linker"),
         (arguments.enable_multimodal, "multimodal models", "leave --enable-multimodal out"),
         (arguments.disaggregation_mode != "null", "disaggregated prefill and decode", "use one engine for both"),
         (arguments.enable_memory_saver, "memory that the engine gives back", "leave --enable-memory-saver out"),

@@ -178,14 +178,17 @@ class SGLangEngine(EngineProcess):
         command = [sys.executable, "-m", "tests.sglang.engine_process", json.dumps(given)]
         super().__init__(command, log, environment=engine_environment(int(str(given.get("tp_size", 1)))))
 
-    def generate(self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS) -> list[Told]:
-        return self.time(*prompts, salt=salt, new_tokens=new_tokens)[1]
+    def generate(
+        self, *prompts: Sequence[int], salt: str | None = None, adapter: str = "", new_tokens: int = NEW_TOKENS
+    ) -> list[Told]:
+        return self.time(*prompts, salt=salt, adapter=adapter, new_tokens=new_tokens)[1]
 
     def time(
-        self, *prompts: Sequence[int], salt: str | None = None, new_tokens: int = NEW_TOKENS
+        self, *prompts: Sequence[int], salt: str | None = None, adapter: str = "", new_tokens: int = NEW_TOKENS
     ) -> tuple[float, list[Told]]:
         """The same, and how many seconds it took until all had their last token."""
-        reply = self.ask({"do": "generate", "prompts": prompts, "salt": salt, "new_tokens": new_tokens})
+        command = {"prompts": prompts, "salt": salt, "adapter": adapter, "new_tokens": new_tokens}
+        reply = self.ask({"do": "generate", **command})
         assert "answers" in reply, reply
         return reply["seconds"], [_read_told(one) for one in reply["answers"]]
 

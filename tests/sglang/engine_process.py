@@ -41,6 +41,8 @@ def serve(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         return {"finish": engine.loop.run_until_complete(abort(engine, command["prompts"], command["after_s"]))}
     sampling = {"temperature": 0, "max_new_tokens": command["new_tokens"], "ignore_eos": True}
     extra = {} if command["salt"] is None else {"cache_salt": command["salt"]}
+    if command.get("adapter"):
+        extra["lora_path"] = [command["adapter"]] * len(command["prompts"])
     begun_s = time.perf_counter()
     one_or_more = engine.generate(input_ids=command["prompts"], sampling_params=sampling, return_logprob=True, **extra)
     seconds = time.perf_counter() - begun_s

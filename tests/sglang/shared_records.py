@@ -25,7 +25,7 @@ class Observer:
 
     def __init__(self, server: SharedServer) -> None:
         member = Member(engine="test", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
-        self._client = Client(ClientTerms(socket=server.socket, member=member)).start()
+        self.client = Client(ClientTerms(socket=server.socket, member=member)).start()
 
     def await_pages(self, count: int) -> None:
         """Until so many pages can be read."""
@@ -33,7 +33,7 @@ class Observer:
         for _ in range(LOOKS):
             # A server that takes over another's memory has none to count at first.
             with contextlib.suppress(ServerError):
-                found = self._client.stats().readable
+                found = self.client.stats().readable
             if found >= count:
                 return
             gate.wait(LOOK_S)
@@ -41,7 +41,7 @@ class Observer:
 
     def count(self) -> int:
         self.await_pages(0)
-        return self._client.stats().readable
+        return self.client.stats().readable
 
     def await_no_leases(self) -> None:
         """Until nobody holds a record that he was told of."""
@@ -53,7 +53,7 @@ class Observer:
         raise AssertionError(f"{held} leases are held")
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
 
 @contextmanager

@@ -80,6 +80,54 @@ def build_swa(folder: Path, seed: int) -> None:
     Gemma4ForCausalLM(config).save_pretrained(folder)
 
 
+def build_gdn(folder: Path, seed: int) -> None:
+    """Qwen3-Next: three gated delta nets, whose state is a slot of its own pool, to one layer of attention."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3NextConfig(
+        **_shape(),
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+        # SGLang asks for it by this name.
+        full_attention_interval=4,
+    )
+    Qwen3NextForCausalLM(config).save_pretrained(folder)
+
+
+def build_adapter(folder: Path, seed: int) -> None:
+    """LoRA of `build_mha`: what queries and values are made of, strong enough to change tokens."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(3):
+        for name, size in (("q_proj", 128), ("v_proj", 64)):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            for part, shape in (("A", (8, 128)), ("B", (size, 8))):
+                numbers = torch.randn(shape, generator=random) * INIT_STD
+                tensors[f"{prefix}.lora_{part}.weight"] = numbers.to(torch.bfloat16)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 def _shape() -> dict[str, object]:
     return {
         "vocab_size": VOCAB_SIZE,
@@ -93,7 +141,7 @@ def _shape() -> dict[str, object]:
     }
 
 
-BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa}
+BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa, "gdn": build_gdn, "adapter": build_adapter}
 
 if __name__ == "__main__":
     BUILDERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

@@ -29,10 +29,11 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import PendingAcquire
+from kvoffload.client import PendingAcquire, PromptNote
 from kvoffload.kvspec import GroupSpec, Registration
 from kvoffload.sglang.host_pools import describe_host_pool
-from kvoffload.sglang.page_linker import GroupRows, PageLinker, PageTerms
+from kvoffload.sglang.page_cache import PageTerms
+from kvoffload.sglang.page_linker import GroupRows, PageLinker
 from kvoffload.sglang.pools import describe_pool
 from kvoffload.transfer import CopyEngine, open_engine
 from kvoffload.types import Fingerprint
@@ -66,7 +67,10 @@ class SessionCache:
         )
         self.local_cache = LocalCache.create(MEMORY)
         self.session = LocalSession(self.local_cache, FINGERPRINT, geometry)
-        self.is_answering = self.is_mapped = True
+        self.is_answering = self.is_mapped = self.is_served = True
+        self.has_tiers = False
+        self.prefetched: list[Ask] = []
+        self.told: list[PromptNote] = []
         self.slots_left = 1 << 20
         self.published: list[bytes] = []
         self.addresses: dict[tuple[int, bytes], int] = {}
@@ -115,6 +119,12 @@ class SessionCache:
 
     def cancel(self, pending: PendingAcquire) -> None:
         pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
+
+    def prefetch(self, ask: Ask) -> None:
+        self.prefetched.append(ask)
+
+    def note_prompt(self, note: PromptNote) -> None:
+        self.told.append(note)
 
     def release(self, lease: BlockLease) -> None:
         self.held.remove(lease)

@@ -83,9 +83,39 @@ class SWAKVPool:
         self.post_capture_active = False
 
 
+class MambaPool:
+    """A slot holds the states of all recurrent layers at one length; slot 0 is nobody's."""
+
+    class State:
+        """Layer by layer, slot by slot."""
+
+        def __init__(self, layers: int, slots: int) -> None:
+            self.conv = [torch.zeros(layers, slots, 6, 3), torch.zeros(layers, slots, 2, 3)]
+            self.temporal = torch.zeros(layers, slots, 2, 4, 5)
+            self.replayssm_d = None
+
+    def __init__(self, *, size: int = 9, layers: tuple[int, ...] = (0, 2)) -> None:
+        self.size, self.mamba_layer_ids = size, list(layers)
+        self.mamba_cache = self.State(len(layers), size + 1)
+        self.custom_mem_pool = None
+        self.enable_linear_replayssm = False
+
+
+class HybridLinearKVPool:
+    """Layers 1 and 3 attend to all tokens; the others have states, in a pool that requests share."""
+
+    def __init__(self, *, size: int = 32, page_size: int = PAGE, states: int = 9) -> None:
+        self.size, self.page_size, self.start_layer, self.use_mla = size, page_size, 0, False
+        self.dtype = torch.bfloat16
+        self.full_kv_pool = MHATokenToKVPool(size=size, page_size=page_size)
+        self.mamba_pool = MambaPool(size=states)
+        self.full_attention_layer_id_mapping = {1: 0, 3: 1}
+        self.custom_mem_pool = None
+
+
 SWAKVPool.__module__ = "sglang.srt.mem_cache.swa_memory_pool"
 
-for _kind in (MHATokenToKVPool, MLATokenToKVPool):
+for _kind in (MHATokenToKVPool, MLATokenToKVPool, HybridLinearKVPool, MambaPool, MambaPool.State):
     _kind.__module__ = "sglang.srt.mem_cache.memory_pool"
 
 
@@ -106,6 +136,9 @@ def copy_rows(pool: Any, rows: list[int]) -> list[torch.Tensor]:
 
 
 def buffers_of(pool: Any) -> list[torch.Tensor]:
+    """By rows, or by slots."""
+    if isinstance(pool, MambaPool):
+        return [layer for kind in (*pool.mamba_cache.conv, pool.mamba_cache.temporal) for layer in kind]
     return [*getattr(pool, "k_buffer", ()), *getattr(pool, "v_buffer", ()), *getattr(pool, "kv_buffer", ())]
 
 

@@ -1,5 +1,5 @@
 """Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch, and corrects modules
-of SGLang when they are imported (`host_copies`, `window_reads`).
+of SGLang when they are imported (`corrections`).
 
 An engine for text imports torchvision's names and calls nothing of it: classes are empty, and everything else is
 absent.
@@ -14,13 +14,9 @@ import sys
 import types
 from collections.abc import Sequence
 
+from corrections import CORRECTIONS
+
 STANDS_FOR = "torchvision"
-CORRECTIONS = {
-    "sglang.srt.mem_cache.pool_host.mha": "host_copies",
-    "sglang.srt.mem_cache.pool_host.mla": "host_copies",
-    "sglang.srt.mem_cache.swa_memory_pool": "window_reads",
-}
-"""By the module's name: whose `correct` corrects it."""
 
 
 class _Name(type):
@@ -62,7 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Corrector(importlib.abc.MetaPathFinder):
-    """Finds some modules as the others do, and corrects them when they are there."""
+    """Finds modules as the others do, and corrects them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -76,7 +72,7 @@ class _Corrector(importlib.abc.MetaPathFinder):
 
         def load_and_correct(module: types.ModuleType) -> None:
             load(module)
-            importlib.import_module(CORRECTIONS[fullname]).correct(module)
+            CORRECTIONS[fullname](module)
 
         found.loader.exec_module = load_and_correct  # type: ignore[method-assign]
         return found

@@ -17,8 +17,7 @@ class ZeroingLinker(Base):
     def __init__(self, server_args: Any, params: Any, *, extra_config: Mapping[str, object], **others: Any) -> None:
         settings = dict(extra_config)
         self._file = Path(str(settings.pop("zeroed_file")))
-        pool = params.token_to_kv_pool_allocator.get_kvcache()
-        self._memory = {"kv": getattr(pool, "full_kv_pool", pool), "swa": getattr(pool, "swa_kv_pool", None)}
+        self._pool = params.token_to_kv_pool_allocator.get_kvcache()
         super().__init__(server_args, params, extra_config=settings, **others)
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
@@ -26,7 +25,14 @@ class ZeroingLinker(Base):
         zeroed = self._file.read_text() if self._file.exists() else ""
         for transfer in transfers:
             if transfer.name.value == zeroed:
-                pool = self._memory[zeroed]
-                for buffer in (*pool.k_buffer, *pool.v_buffer):
+                for buffer in self._list_buffers(zeroed):
                     buffer[transfer.device_indices] = 0
         return is_there
+
+    def _list_buffers(self, name: str) -> list[Any]:
+        """By rows, or by slots."""
+        if name == "mamba":
+            states = self._pool.mamba_pool.mamba_cache
+            return [layer for kind in (*states.conv, states.temporal) for layer in kind]
+        pool = self._pool.swa_kv_pool if name == "swa" else getattr(self._pool, "full_kv_pool", self._pool)
+        return [*pool.k_buffer, *pool.v_buffer]

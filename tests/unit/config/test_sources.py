@@ -15,6 +15,7 @@ from kvoffload.config.sources import (
     format_value,
     load_settings,
     load_shared,
+    read_variables,
 )
 from kvoffload.errors import ConfigError
 
@@ -162,3 +163,9 @@ def test_a_setting_for_tests_is_refused_and_not_told(monkeypatch: pytest.MonkeyP
     assert load_settings(flags={"sparse_memory": "true"}).settings.sparse_memory
     monkeypatch.delenv(TEST_VARIABLE)
     assert not load_settings(flags={"sparse_memory": "false"}).settings.sparse_memory
+
+
+def test_another_programs_variables_are_read_and_not_where_services_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENGINE_B", "ENGINE_A", "OTHER", "ENGINE_SERVICE_HOST", "ENGINE_PORT_80_TCP_ADDR"):
+        monkeypatch.setenv(name, name.lower())
+    assert read_variables("ENGINE_") == {"ENGINE_A": "engine_a", "ENGINE_B": "engine_b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from kvoffload.errors import IdentityError
-from kvoffload.sglang.engine_identity import OF_ONE_START, describe_arguments, identify_rank
+from kvoffload.sglang.engine_identity import OF_ONE_START, VARIABLES_OF_ONE_START, describe_arguments, identify_rank
 from kvoffload.sglang.pools import describe_pool
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool
+
+VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
 class Fields:
@@ -35,7 +38,7 @@ class Fields:
 
 class Arguments(Fields):
     def __init__(self, **given: object) -> None:
-        self.revision = self.quantization = self.nccl_port = self.random_seed = None
+        self.revision = self.quantization = self.nccl_port = self.random_seed = self.lora_paths = None
         self.tp_size, self.port, self._resolved = 1, 30000, False
         self.dtype, self.kv_cache_dtype, self.attention_backend = "bfloat16", "auto", "torch_native"
         self.json_model_override_args, self.log_level = "{}", "info"
@@ -50,11 +53,21 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def name(model: Path | str, *, pool: Any = None, rank: int = 0, version: str = "0.5.23", **given: object) -> bytes:
+def name(
+    model: Path | str,
+    *,
+    pool: Any = None,
+    rank: int = 0,
+    version: str = "0.5.23",
+    variables: Mapping[str, str] = VARIABLES,
+    **given: object,
+) -> bytes:
     pool = pool or MHATokenToKVPool()
     geometry = describe_pool(pool, page_size=pool.page_size).geometry
     arguments = Arguments(**{"model_path": str(model), **given})
-    return identify_rank(arguments, geometry, version=version, dtype=pool.dtype, rank=rank).fingerprint()
+    return identify_rank(
+        arguments, geometry, version=version, dtype=pool.dtype, rank=rank, variables=variables
+    ).fingerprint()
 
 
 def test_a_rank_that_is_started_again_has_the_same_name(model: Path) -> None:
@@ -65,6 +78,9 @@ def test_a_rank_that_is_started_again_has_the_same_name(model: Path) -> None:
     "changed",
     [
         {"rank": 1},
+        {"variables": VARIABLES | {"SGLANG_USE_AITER": "1"}},
+        {"variables": VARIABLES | {"SGLANG_WHATEVER_COMES_NEXT": "1"}},
+        {"variables": {}},
         {"tp_size": 2},
         {"version": "0.5.24"},
         {"pool": MHATokenToKVPool(heads=4)},
@@ -83,6 +99,13 @@ def test_whatever_pages_depend_on_is_in_the_name(model: Path, changed: dict[str,
     assert name(model) != name(model, **changed)
 
 
+@pytest.mark.parametrize(
+    "more", [*VARIABLES_OF_ONE_START, "SGLANG_LOG_MS", "SGLANG_PROFILE_V2", "SGLANG_CUDA_COREDUMP_DIR", "LANG"]
+)
+def test_variables_of_one_start_are_not_in_the_name(model: Path, more: str) -> None:
+    assert name(model) == name(model, variables=VARIABLES | {more: "x"})
+
+
 def test_how_many_pages_there_are_is_not(model: Path) -> None:
     assert name(model) == name(model, pool=MHATokenToKVPool(size=64))
 
@@ -91,6 +114,21 @@ def test_other_weights_at_the_same_place_are_another_model(model: Path) -> None:
     before = name(model)
     (model / "model.safetensors").write_bytes(b"heavier")
     assert name(model) != before
+
+
+def test_what_an_adapter_holds_is_in_the_name(model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("adapter")
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"light")
+    adapter = SimpleNamespace(lora_name="a", lora_path=str(folder), lora_id="1")
+    before = name(model, lora_paths=[adapter])
+    assert before == name(model, lora_paths=[adapter])
+    assert before != name(model)
+    assert before != name(model, lora_paths=[SimpleNamespace(lora_name="b", lora_path=str(folder), lora_id="1")])
+    (folder / "adapter_model.safetensors").write_bytes(b"heavy")
+    assert before != name(model, lora_paths=[adapter])
+    with pytest.raises(IdentityError, match="cannot read who/adapter"):
+        name(model, lora_paths=[SimpleNamespace(lora_name="a", lora_path="who/adapter", lora_id="1")])
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1"])

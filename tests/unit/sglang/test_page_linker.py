@@ -12,7 +12,16 @@ from kvoffload.errors import NativeError
 from kvoffload.sglang import page_linker
 from kvoffload.transfer import CopyDirection
 from tests.kit.sglang.linked import Linked, link, make_keys, pages_of
-from tests.kit.sglang.pools import MHATokenToKVPool, MLATokenToKVPool, SWAKVPool, clear, copy_rows, fill, rows_of
+from tests.kit.sglang.pools import (
+    HybridLinearKVPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+    SWAKVPool,
+    clear,
+    copy_rows,
+    fill,
+    rows_of,
+)
 
 KEYS = make_keys(3)
 PAGES = rows_of(1, 2, 3)
@@ -61,42 +70,6 @@ def test_a_tail_is_found_by_its_own_keys(linked: Linked) -> None:
     assert linked.linker.lookup("s", [*KEYS, *make_keys(2, seed=5)]) == [1, 2, 3]
     assert linked.linker.lookup("t", make_keys(2, seed=5)) == []
     assert linked.linker.lookup("u", []) == []
-
-
-def test_what_was_told_of_is_leased_until_it_is_loaded_or_the_request_has_ended(linked: Linked) -> None:
-    linked.save(KEYS, PAGES)
-    for rid in ("a", "b", "c"):
-        linked.linker.lookup(rid, KEYS)
-    assert len(linked.cache.held) == 3
-    linked.linker.lookup("a", KEYS)
-    assert len(linked.cache.held) == 3
-    linked.load("a", KEYS, OTHER_PAGES)
-    assert not linked.linker.cancel_load("b")
-    assert len(linked.cache.held) == 1
-    assert linked.linker.cancel_load("a")
-    assert linked.linker.take_loaded() == ()
-
-
-def test_a_hit_that_nobody_loads_is_given_back() -> None:
-    now = [0.0]
-    linked = link(MHATokenToKVPool(), clock=lambda: now[0])
-    linked.save(KEYS, PAGES)
-    linked.linker.lookup("a", KEYS)
-    now[0] += page_linker.HELD_S
-    linked.linker.lookup("b", make_keys(1, seed=9))
-    assert not linked.cache.held
-    assert not linked.load("a", KEYS, OTHER_PAGES)
-    for number in range(2 * page_linker.MAX_HELD):
-        linked.linker.lookup(str(number), KEYS)
-    assert len(linked.cache.held) == page_linker.MAX_HELD
-    linked.linker.close()
-
-
-def test_without_an_answer_in_time_there_is_no_hit(linked: Linked) -> None:
-    linked.save(KEYS, PAGES)
-    linked.cache.is_answering = False
-    assert linked.linker.lookup("r", KEYS) == []
-    assert not linked.cache.held
 
 
 def test_memory_that_is_not_mapped_gives_no_hit_and_takes_no_save(linked: Linked) -> None:
@@ -251,16 +224,6 @@ def test_after_weights_have_changed_unsaid_nothing_is_saved_or_found_until_a_res
     assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
 
 
-def test_a_request_that_asks_again_keeps_its_lease(linked: Linked) -> None:
-    linked.save(KEYS, PAGES)
-    linked.linker.lookup("r", KEYS)
-    (lease,) = linked.cache.held
-    assert linked.linker.lookup("r", KEYS) == [1, 2, 3]
-    assert linked.cache.held == {lease}
-    assert linked.linker.lookup("r", KEYS[1:]) == [1, 2]
-    assert lease not in linked.cache.held
-
-
 def test_a_reset_forgets_what_was_told_and_ends_what_is_on_its_way(linked: Linked) -> None:
     linked.save(KEYS, PAGES)
     linked.linker.lookup("r", KEYS)
@@ -316,19 +279,6 @@ def test_a_window_comes_back_to_other_pages_of_its_own_pool(windowed: Linked) ->
     assert not any(rows.any() for rows in copy_rows(swa, rows_of(2, 4, 5, 6)))
 
 
-def test_every_length_at_which_its_window_is_there_is_told(windowed: Linked) -> None:
-    assert windowed.save(LONG[:2], rows_of(1, 2), pages_of(LONG[:2], rows_of(1, 2), SWA))
-    assert windowed.linker.lookup("r", LONG) == [1, 2]
-    # A node whose window the engine has let go of comes without it.
-    assert windowed.save(LONG, rows_of(1, 2, 3, 4, 5))
-    assert windowed.linker.lookup("r", LONG) == [1, 2]
-    assert windowed.save(LONG[4:], rows_of(5), pages_of(LONG[4:], rows_of(5), SWA))
-    assert windowed.linker.lookup("r", LONG) == [1, 2]
-    assert windowed.save(LONG[3:4], rows_of(4), pages_of(LONG[3:4], rows_of(4), SWA))
-    assert windowed.linker.lookup("r", LONG) == [5]
-    assert windowed.linker.lookup("tail", LONG[3:]) == [1, 2]
-
-
 def test_ranks_may_agree_on_a_shorter_length_whose_window_is_held_too() -> None:
     windowed = link_windowed(ranks=2)
     windowed.save(LONG[:2], rows_of(1, 2), pages_of(LONG[:2], rows_of(1, 2), SWA))
@@ -382,12 +332,18 @@ def test_a_record_of_any_group_that_is_not_what_was_saved_fails_the_load(group: 
     windowed.linker.close()
 
 
-def test_a_request_that_asks_again_finds_a_window_that_has_come(windowed: Linked) -> None:
-    windowed.save(LONG[:2], rows_of(1, 2), pages_of(LONG[:2], rows_of(1, 2), SWA))
-    windowed.save(LONG, rows_of(1, 2, 3, 4, 5))
-    assert windowed.linker.lookup("r", LONG) == [1, 2]
-    (lease,) = windowed.cache.held
-    assert windowed.linker.lookup("r", LONG) == [1, 2]
-    assert windowed.cache.held == {lease}
-    windowed.save(LONG[3:], rows_of(4, 5), pages_of(LONG[3:], rows_of(4, 5), SWA))
-    assert windowed.linker.lookup("r", LONG) == [5]
+def test_a_state_comes_back_at_the_length_that_it_was_kept_of() -> None:
+    pool = HybridLinearKVPool()
+    states = pool.mamba_pool
+    fill(pool.full_kv_pool, 1)
+    fill(states, 2)
+    linked = link(pool)
+    saved = copy_rows(states, [6])
+    linked.save(LONG[:3], rows_of(1, 2, 3), pages_of(LONG[2:3], [6], 1))
+    linked.save(LONG, rows_of(1, 2, 3, 4, 5))
+    clear(states)
+    assert linked.linker.lookup("r", LONG) == [3]
+    assert linked.load("r", LONG[:3], rows_of(8, 7, 6), pages_of(LONG[2:3], [2], 1))
+    assert equal(copy_rows(states, [2]), saved)
+    assert not any(rows.any() for rows in copy_rows(states, [0, 1, 3, 4, 5, 6, 7, 8, 9]))
+    linked.linker.close()

@@ -10,7 +10,7 @@ import torch
 from kvoffload.errors import GeometryError, KVOffloadError, UnknownLayerError, UnsupportedError
 from kvoffload.kvspec import Registration, ReuseRule, build_page_map, prove_complete
 from kvoffload.sglang.pools import describe_pool
-from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool, SWAKVPool
+from tests.kit.sglang.pools import PAGE, HybridLinearKVPool, MambaPool, MHATokenToKVPool, MLATokenToKVPool, SWAKVPool
 
 POOLS = {
     "halves of one storage": MHATokenToKVPool,
@@ -147,6 +147,56 @@ def test_pages_beyond_the_smaller_pool_are_refused() -> None:
 def test_the_pool_with_a_window_may_be_the_larger_one() -> None:
     pages = describe_pool(SWAKVPool(size_swa=64), page_size=PAGE, window=WINDOW)
     assert [pages.geometry.count_blocks(layer) for layer in ("layer 1", "layer 0")] == [9, 17]
+
+
+def test_states_are_slots_of_their_own_pool() -> None:
+    pool = HybridLinearKVPool()
+    pages = describe_pool(pool, page_size=PAGE)
+    report = prove_complete(pages.geometry)
+    Registration().register(pages.geometry, pages.tensors)
+    assert set(report.claims) == {"page", "padding", "exclusion"}
+    assert pages.group_names == ("kv", "mamba")
+    kv, mamba = pages.geometry.groups
+    assert [layer.name for layer in mamba.layers] == ["layer 0", "layer 2"]
+    assert (kv.reuse_rule, mamba.reuse_rule) == (ReuseRule.PREFIX, ReuseRule.EXACT_BOUNDARY)
+    assert [(terms.page_rows, terms.trailing_pages) for terms in pages.group_terms] == [(PAGE, 0), (1, 1)]
+    assert mamba.record_bytes == 2 * 4 * (18 + 6 + 40)
+    page_map = build_page_map(pages.geometry)
+    page_map.check_blocks([9], group=1)
+    with pytest.raises(GeometryError, match="block 9 is not one of 0 to 8"):
+        page_map.check_blocks([9], group=0)
+    with pytest.raises(GeometryError, match="null block"):
+        page_map.check_blocks([0], group=1)
+
+
+def hybrid(*, of_states: bool = False, **given: object) -> HybridLinearKVPool:
+    pool = HybridLinearKVPool()
+    for name, value in given.items():
+        setattr(pool.mamba_pool if of_states else pool, name, value)
+    return pool
+
+
+class OtherStates(MambaPool):
+    """Derived from one that is served."""
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"),
+    [
+        (hybrid(use_mla=True), "which is not served"),
+        (hybrid(full_attention_layer_id_mapping={1: 0, 4: 1}), "has layers"),
+        (hybrid(mamba_pool=OtherStates()), "OtherStates in"),
+        (hybrid(full_kv_pool=MLATokenToKVPool()), "MLATokenToKVPool in"),
+        (hybrid(of_states=True, enable_linear_replayssm=True), "enable_linear_replayssm"),
+        (hybrid(of_states=True, mamba_cache=object()), "states builtins.object"),
+        (hybrid(of_states=True, size=12), "temporal has shape|conv0 has shape"),
+        (hybrid(of_states=True, side_states=[torch.ones(3)]), "tensor side_states.0"),
+    ],
+    ids=["latents", "a layer of nobody", "states", "rows", "replay", "drafts' states", "slots", "a sibling"],
+)
+def test_states_that_are_otherwise_than_was_tested_are_refused(pool: HybridLinearKVPool, told: str) -> None:
+    with pytest.raises(KVOffloadError, match=told):
+        describe_pool(pool, page_size=PAGE)
 
 
 def make_odd(**given: object) -> SWAKVPool:

@@ -20,7 +20,16 @@ from kvoffload.sglang.start_up import refuse_unserved, start_host_pages, start_l
 from tests.kit.children import child
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, MLATokenToKVPoolHost
 from tests.kit.sglang.linked import make_keys, pages_of
-from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, clear, copy_rows, fill, rows_of
+from tests.kit.sglang.pools import (
+    PAGE,
+    HybridLinearKVPool,
+    MHATokenToKVPool,
+    SWAKVPool,
+    clear,
+    copy_rows,
+    fill,
+    rows_of,
+)
 from tests.unit.client.conftest import SERVER
 
 VERSION = "0.5.23"
@@ -32,6 +41,7 @@ class Component(Enum):
     FULL = 0
     SWA = 1
     MAMBA = 2
+    INDEXER = 3
 
 
 FULL = Component.FULL
@@ -65,6 +75,7 @@ def make_params(pool: Any = None, **given: object) -> Any:
         "swa_gates_prefix_match": True,
         "decoder_swa_bounded_replay": False,
         "draft_swa_window": 0,
+        "enable_mamba_extra_buffer": False,
     }
     return SimpleNamespace(**{**usual, **given})
 
@@ -145,6 +156,35 @@ def test_an_engine_starts_without_a_server(tmp_path: Path, caplog: pytest.LogCap
         linker.close()
 
 
+def test_a_tree_that_keeps_other_pages_than_the_pools_have_is_refused(server: Path) -> None:
+    for pool, components in ((SWAKVPool(), {FULL}), (MHATokenToKVPool(), {FULL, Component.SWA})):
+        with pytest.raises(UnsupportedError, match="SGLang's tree has parts"):
+            start_linker(
+                Arguments(),
+                make_params(pool, sliding_window_size=7),
+                components=components,
+                extra_config={"server": str(server)},
+                version=VERSION,
+            )
+
+
+@pytest.mark.parametrize("kind", [Component.SWA, Component.MAMBA])
+def test_pools_of_pools_come_to_a_server_with_all_their_groups(server: Path, kind: Component) -> None:
+    pool = SWAKVPool() if kind is Component.SWA else HybridLinearKVPool()
+    linker, _, pages = start_linker(
+        Arguments(),
+        make_params(pool, sliding_window_size=7),
+        components={FULL, kind},
+        extra_config={"server": str(server), "acquire_deadline": "5s", "step_budget": "1s"},
+        version=VERSION,
+    )
+    try:
+        assert pages.group_names == ("kv", kind.name.lower())
+        assert len(linker.terms.groups) == 2
+    finally:
+        linker.close()
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -155,8 +195,6 @@ def test_an_engine_starts_without_a_server(tmp_path: Path, caplog: pytest.LogCap
         ({"attn_cp_size": 2}, "context parallel"),
         ({"nnodes": 2}, "several machines"),
         ({"speculative_algorithm": "EAGLE"}, "speculative"),
-        ({"enable_lora": True}, "LoRA"),
-        ({"lora_paths": ["a"]}, "LoRA"),
         ({"enable_multimodal": True}, "multimodal"),
         ({"disaggregation_mode": "prefill"}, "disaggregated"),
         ({"enable_memory_saver": True}, "gives back"),
@@ -170,11 +208,13 @@ def test_what_was_not_tested_is_refused_by_name(given: dict[str, object], told: 
 
 
 def test_state_of_another_kind_and_pools_of_drafts_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="models with mamba state"):
-        refuse_unserved(Arguments(), make_params(), {FULL, Component.MAMBA})
+    with pytest.raises(UnsupportedError, match="models with indexer state"):
+        refuse_unserved(Arguments(), make_params(), {FULL, Component.INDEXER})
     for given in ({"draft_swa_window": 4}, {"swa_gates_prefix_match": False}, {"decoder_swa_bounded_replay": True}):
         with pytest.raises(UnsupportedError, match="windows that are not the model's own"):
             refuse_unserved(Arguments(), make_params(**given), {FULL, Component.SWA})
+    with pytest.raises(UnsupportedError, match="states in extra buffers"):
+        refuse_unserved(Arguments(), make_params(enable_mamba_extra_buffer=True), {FULL, Component.MAMBA})
     with pytest.raises(UnsupportedError, match="pools of draft models"):
         refuse_unserved(Arguments(), make_params(sidecar_draft_device_pools=(object(),)), {FULL})
 
@@ -259,7 +299,7 @@ def test_a_rank_whose_bytes_all_have_finds_those_of_the_first(server: Path) -> N
 
 
 def test_a_host_pool_is_refused_for_the_same_as_a_linker() -> None:
-    with pytest.raises(UnsupportedError, match="LoRA"):
+    with pytest.raises(UnsupportedError, match="multimodal"):
         start_host_pages(
-            Arguments(enable_lora=True), None, rank=0, settings={}, is_same_everywhere=False, version=VERSION
+            Arguments(enable_multimodal=True), None, rank=0, settings={}, is_same_everywhere=False, version=VERSION
         )

@@ -1,0 +1,68 @@
+"""What became of each prompt that the engine asked for, told to the server once: it counts prompts of all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvoffload.client import PromptNote
+from kvoffload.protocol import Miss
+
+TELL_AFTER_S = 1.0
+"""A request that has not been asked for again by then is computed, or loads what it was told of."""
+MAX_ASKED = 1024
+"""Beyond it the one that was asked for longest ago is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    names: bytes
+    """Of the pages that the engine does not have itself."""
+    pages: int
+    found: int
+    miss: Miss
+    at_s: float
+
+
+class AskedPrompts:
+    """Owned by the scheduler's thread. The engine asks as often as it likes, and of one request the last answer counts.
+
+    Tokens are those of whole pages, and the engine's own ones are not among them: it does not say how many it has.
+    """
+
+    def __init__(self, tell: Callable[[PromptNote], None], *, page_size: int) -> None:
+        self._tell = tell
+        self._page_size = page_size
+        self._asked: dict[str, _Asked] = {}
+        """By request, the one that was asked for longest ago first."""
+
+    def note(self, rid: str, names: bytes, *, pages: int, found: int, miss: Miss, now_s: float) -> None:
+        """So many of its pages were found; why no more were."""
+        self._asked.pop(rid, None)
+        self._asked[rid] = _Asked(names=names, pages=pages, found=found, miss=miss, at_s=now_s)
+        if len(self._asked) > MAX_ASKED:
+            self.end(next(iter(self._asked)))
+
+    def end(self, rid: str, *, is_loaded: bool = True) -> None:
+        """It is known what became of it."""
+        asked = self._asked.pop(rid, None)
+        if asked is None:
+            return
+        self._tell(
+            PromptNote(
+                chain=asked.names,
+                local=0,
+                tokens=asked.pages * self._page_size,
+                boundary=(asked.found if is_loaded else 0) * self._page_size,
+                limit=asked.pages * self._page_size,
+                miss=asked.miss if is_loaded else Miss.REFUSED,
+            )
+        )
+
+    def end_old(self, now_s: float) -> None:
+        """To be called now and then."""
+        while self._asked:
+            rid, asked = next(iter(self._asked.items()))
+            if now_s - asked.at_s < TELL_AFTER_S:
+                return
+            self.end(rid)

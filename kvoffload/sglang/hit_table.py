@@ -1,0 +1,171 @@
+"""What requests were told of and have not loaded yet: leased, so that it is there when they come for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease
+from kvoffload.hash_rows import choose_rows
+from kvoffload.protocol import Miss
+from kvoffload.sglang.asked_prompts import AskedPrompts
+from kvoffload.sglang.held_pages import HeldPages, list_lengths
+from kvoffload.sglang.page_cache import FULL, PageCache, PageTerms
+from kvoffload.types import HASH_BYTES
+
+MAX_HELD = 256
+"""Hits that are leased and not loaded yet."""
+HELD_S = 30.0
+"""A request that has not come to load what it was told of by then has ended, or asks again."""
+MAX_OTHER_PAGES = 256
+"""Of windows that end elsewhere than at the longest length: ranks may agree on a shorter one."""
+LOOK_BELOW_S = 0.05
+"""How often slower tiers are asked for what a request waits for."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Hit:
+    """What a request was told of, and what keeps it there."""
+
+    asked: bytes
+    names: bytes
+    """Of the pages of its longest length."""
+    leases: tuple[BlockLease, ...]
+    """All of one memory."""
+    groups: tuple[HeldPages, ...]
+    lengths: list[int]
+    until_s: float
+
+
+class HitTable:
+    """Owned by the scheduler's thread. It holds `MAX_HELD` hits at most, and each for `HELD_S`."""
+
+    def __init__(self, terms: PageTerms, cache: PageCache, *, clock: Callable[[], float]) -> None:
+        self.prompts = AskedPrompts(cache.note_prompt, page_size=terms.page_size)
+        self._terms = terms
+        self._cache = cache
+        self._clock = clock
+        self._looked_below: dict[str, float] = {}
+        """By request, when slower tiers were asked for it last; the longest ago first."""
+        self._hits: dict[str, Hit] = {}
+        """By request, the one that was told longest ago first."""
+
+    def find(self, rid: str, names: bytes) -> list[int]:
+        """Every number of pages, from the first on, that is held for this request from here on."""
+        self.drop_old()
+        former = self._hits.get(rid)
+        if former is not None and self._is_still_longest(former, names):
+            # A request that waits for room is looked up in every step.
+            self._hits[rid] = replace(self._hits.pop(rid), until_s=self._clock() + HELD_S)
+            self._look_below(rid, names, former.lengths[-1])
+            return former.lengths
+        self.drop(rid)
+        hit, miss = self._acquire(names)
+        if hit is not None:
+            self._hits[rid] = hit
+        lengths = [] if hit is None else hit.lengths
+        pages, found = len(names) // HASH_BYTES, lengths[-1] if lengths else 0
+        self._look_below(rid, names, found)
+        self.prompts.note(rid, names, pages=pages, found=found, miss=miss, now_s=self._clock())
+        return lengths
+
+    def take(self, rid: str) -> Hit | None:
+        """Whoever takes it releases it."""
+        return self._hits.pop(rid, None)
+
+    def release(self, hit: Hit) -> None:
+        for lease in hit.leases:
+            self._cache.release(lease)
+
+    def drop(self, rid: str) -> None:
+        hit = self.take(rid)
+        if hit is not None:
+            self.release(hit)
+
+    def drop_all(self) -> None:
+        for rid in list(self._hits):
+            self.drop(rid)
+
+    def drop_old(self) -> None:
+        """Those whose requests have not come, and what is one too many."""
+        now_s = self._clock()
+        while self._hits:
+            rid, hit = next(iter(self._hits.items()))
+            if len(self._hits) < MAX_HELD and now_s < hit.until_s:
+                return
+            self.drop(rid)
+
+    def _acquire(self, names: bytes) -> tuple[Hit | None, Miss]:
+        """What is held of these pages, and why it is no more."""
+        ask = Ask(names, alignment=self._terms.page_size, shards=self._terms.shards)
+        pending = self._cache.start_acquire(ask)
+        found = self._cache.wait_for(pending)
+        if found is None:
+            self._cache.cancel(pending)
+            return None, Miss.SLOW_TO_ANSWER
+        if found.lease is None:
+            return None, Miss.NEVER_SEEN if self._cache.is_served else Miss.NOT_SERVED
+        if not self._cache.may_copy(found.lease):
+            self._cache.release(found.lease)
+            return None, Miss.NOT_SERVED
+        return self._hold(names, found.lease, found), Miss.NEVER_SEEN
+
+    def _look_below(self, rid: str, names: bytes, pages: int) -> None:
+        """What slower tiers have of the pages after these comes to memory: this request finds it if it has to wait, and
+        the next one."""
+        now_s = self._clock()
+        is_due = now_s >= self._looked_below.get(rid, now_s - LOOK_BELOW_S) + LOOK_BELOW_S
+        if pages * HASH_BYTES >= len(names) or not self._cache.has_tiers or not is_due:
+            return
+        self._looked_below.pop(rid, None)
+        self._looked_below[rid] = now_s
+        if len(self._looked_below) > MAX_HELD:
+            self._looked_below.pop(next(iter(self._looked_below)))
+        self._cache.prefetch(Ask(names, local=pages * self._terms.page_size))
+
+    def _hold(self, names: bytes, lease: BlockLease, found: AcquiredBlocks) -> Hit:
+        pages = found.boundary // self._terms.page_size
+        groups = tuple(HeldPages.of(pages, group) for group in found.groups)
+        leases = [lease]
+        if self._terms.ranks > 1:
+            leases += self._hold_other_windows(names[: pages * HASH_BYTES], lease, groups)
+        return Hit(
+            asked=names,
+            names=names[: pages * HASH_BYTES],
+            leases=tuple(leases),
+            groups=groups,
+            lengths=list_lengths(self._terms.groups, [group.is_held for group in groups]),
+            until_s=self._clock() + HELD_S,
+        )
+
+    def _hold_other_windows(self, names: bytes, lease: BlockLease, groups: Sequence[HeldPages]) -> list[BlockLease]:
+        leases = []
+        for number, held in enumerate(groups):
+            if not self._terms.groups[number].trailing_pages:
+                continue
+            positions = np.flatnonzero(self._cache.lookup(number, names) & ~held.is_held)[-MAX_OTHER_PAGES:]
+            if not len(positions):
+                continue
+            found = self._cache.acquire_entries(number, choose_rows(names, positions), shards=self._terms.shards)
+            if found.lease is None:
+                continue
+            if found.lease.memory_id != lease.memory_id:
+                self._cache.release(found.lease)
+                continue
+            held.add(positions, found.groups[0])
+            leases.append(found.lease)
+        return leases
+
+    def _is_still_longest(self, hit: Hit, names: bytes) -> bool:
+        """Nothing has come meanwhile that would make it longer."""
+        if hit.asked != names or not all(self._cache.may_copy(lease) for lease in hit.leases):
+            return False
+        following = names[len(hit.names) :]
+        if len(self._terms.groups) == 1:
+            following = following[:HASH_BYTES]
+        if not following or not self._cache.lookup(FULL, following)[0]:
+            return True
+        there = [self._cache.lookup(group, names) for group in range(len(self._terms.groups))]
+        return list_lengths(self._terms.groups, there)[-1:] == hit.lengths[-1:]

@@ -1,0 +1,26 @@
+"""What a linker asks of its cache, a client has."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoffload.client import Client
+from kvoffload.sglang.held_pages import GroupTerms
+from kvoffload.sglang.page_cache import PageCache, PageTerms
+
+
+def test_a_client_has_all_that_a_linker_asks_for() -> None:
+    asked = [name for name in vars(PageCache) if not name.startswith("_")]
+    assert len(asked) > 10
+    assert [name for name in asked if not hasattr(Client, name)] == []
+
+
+@pytest.mark.parametrize("verify_always", [False, True])
+def test_digests_are_wanted_where_loads_are_verified(verify_always: bool) -> None:
+    terms = PageTerms(
+        page_size=4,
+        groups=(GroupTerms(record_bytes=8, page_rows=4),),
+        fingerprint=b"f" * 32,
+        verify_always=verify_always,
+    )
+    assert terms.shards == ((0,) if verify_always else ())
