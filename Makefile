@@ -32,7 +32,7 @@ LONG_UNIT_TESTS := $(addprefix tests/unit/bench/test_,calls.py child.py mooncake
                    $(addprefix tests/unit/server/test_,hostile_domain.py nonsense.py peers_apart.py) \
                    tests/unit/connector/test_engine_log.py tests/unit/web/test_fuzz.py tests/unit/web/test_page.py
 # Of the other engine, likewise.
-SGLANG_CORE := tests/sglang/test_equality.py tests/sglang/test_faults.py -k "not mla"
+SGLANG_CORE := $(addprefix tests/sglang/test_,equality.py faults.py hicache.py beside_vllm.py) -k "not mla"
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
@@ -283,20 +283,20 @@ $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $
 	@$(BIN)/python -m tests.vllm.version_overlay $(NEWEST)/wheel/*.whl $(NEWEST)
 	@rm -rf $(NEWEST)/wheel && touch $@
 
-sglang: $(SGLANG)/stamps/engine $(STAMPS)/native ## the real SGLang engine's tests, in an environment of its own (3 GB)
+sglang: $(SGLANG)/stamps/engine $(STAMPS)/native ## the real SGLang engine's tests, in an environment of its own (1 GB)
 	$(call say,$$(grep '^sglang==' requirements/sglang.txt))
 	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider tests/sglang
 
-sglang-core: $(SGLANG)/stamps/engine $(STAMPS)/native ## a part of that in some minutes: equality, zeros, faults
+sglang-core: $(SGLANG)/stamps/engine $(STAMPS)/native ## a part of that in some minutes: equality, zeros, faults, beside vLLM
 	$(call say,a core with $$(grep '^sglang==' requirements/sglang.txt))
 	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider $(SGLANG_CORE)
 
-# Its own packages, and of those in .venv kvoffload alone: one build serves both.
-$(SGLANG)/stamps/engine: requirements/sglang.txt $(STAMPS)/packages
+# Packages that .venv has in the same version are linked from there, and kvoffload: one build serves both.
+$(SGLANG)/stamps/engine: requirements/sglang.txt tests/sglang/share_packages.py $(STAMPS)/packages
 	$(call say,set-up of $(SGLANG): packages)
 	@rm -rf $(SGLANG) && $(BIN)/python -m venv $(SGLANG) && mkdir -p $(SGLANG)/stamps
-	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
-	@$(BIN)/python -m tests.sglang.share_build $(SGLANG)
+	@$(BIN)/python -m tests.sglang.share_packages $(SGLANG) $< > $(SGLANG)/requirements.txt
+	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $(SGLANG)/requirements.txt
 	@touch $@
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)

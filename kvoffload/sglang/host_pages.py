@@ -30,11 +30,17 @@ class HostPages:
         self._linker = linker
         self._weights = weights
         self._lock = threading.Lock()
+        self._has_slots = True
+        """At the last look. Where there is no server, or no room, it is waited for once, and not by every backup."""
 
     def count(self, keys: Sequence[str]) -> int:
-        """Pages, from the first on, that are restorable. They are held for a while, so that they can be fetched."""
+        """Pages, from the first on, that are restorable now. Nothing is held, because HiCache does not say that it will
+        not fetch them: what is evicted before it does is a shorter hit."""
         with self._lock:
-            return self._find(keys)
+            pages = self._find(keys)
+            if pages:
+                self._linker.cancel_load(keys[0])
+            return pages
 
     def fetch(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> int:
         """Pages, from the first on, that are in these rows of the host pool now."""
@@ -68,7 +74,6 @@ class HostPages:
         self._linker.note_fault(hook, fault)
 
     def _find(self, keys: Sequence[str]) -> int:
-        """Whoever asks for the same pages again is the same request."""
         if not keys:
             return 0
         self._look_at_weights()
@@ -82,11 +87,12 @@ class HostPages:
             self._linker.distrust(CHANGED)
 
     def _await_slots(self, wanted: int) -> int:
-        cache, until_s = self._linker.cache, time.monotonic() + SLOTS_WAIT_S
+        until_s = time.monotonic() + (SLOTS_WAIT_S if self._has_slots else 0.0)
         found = 0
         while True:
-            (ready,) = cache.ready_slots()
-            if ready >= wanted or time.monotonic() >= until_s or ready == found > 0:
+            (ready,) = self._linker.cache.ready_slots()
+            self._has_slots = ready > 0
+            if ready >= wanted or ready == found > 0 or time.monotonic() >= until_s:
                 return ready
             found = ready
             time.sleep(SLOTS_LOOK_S)

@@ -12,6 +12,8 @@ RUN_BY = {
     "examples/07_router/router.py": "tests/examples/test_router.py",
     "examples/08_prefill_and_decode/proxy.py": "tests/examples/test_prefill_and_decode.py",
     "examples/10_sglang_and_vllm/run.py": "tests/sglang/test_example.py",
+    "examples/10_sglang_and_vllm/with_sglang.py": "tests/sglang/test_example.py",
+    "examples/10_sglang_and_vllm/with_vllm.py": "tests/sglang/test_example.py",
     "examples/demo.py": "tests/vllm/test_newcomer.py",
     "examples/mini_engine/run.py": "tests/examples/test_mini_engine.py",
 }

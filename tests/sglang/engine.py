@@ -121,7 +121,7 @@ class EngineProcess:
         return self._log_file.read_text(errors="replace")
 
     def close(self) -> None:
-        """Ends all of its processes, which it began in a group of their own."""
+        """Ends all of its processes, which it began in a group of their own. It may have been ended before."""
         if self._process.stdin is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

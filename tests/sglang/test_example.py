@@ -1,23 +1,21 @@
-"""The example with both engines on one server, with their own commands and over HTTP."""
+"""10_sglang_and_vllm/run.py starts 10_sglang_and_vllm/with_vllm.py and 10_sglang_and_vllm/with_sglang.py."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.sglang.engine import ROOT, VLLM_PYTHON, engine_environment
+from tests.sglang.engine import ARGUMENTS, ROOT, VLLM_PYTHON, engine_environment
 
 pytestmark = pytest.mark.sglang
 
 BUILD = "import sys, pathlib; from tests.vllm.tiny_models import DENSE; DENSE.build(pathlib.Path(sys.argv[1]))"
-VLLM_ARGUMENTS = "--enforce-eager --max-model-len 1024 --kv-cache-memory-bytes 67108864"
-SGLANG_ARGUMENTS = (
-    "--attention-backend torch_native --sampling-backend pytorch --grammar-backend none --disable-cuda-graph "
-    "--max-total-tokens 2048 --skip-tokenizer-init --skip-server-warmup"
-)
+VLLM_ARGUMENTS = {"enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 64 << 20}
+SGLANG_ARGUMENTS = {name: value for name, value in ARGUMENTS.items() if name not in {"device", "page_size"}}
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
@@ -32,10 +30,8 @@ def test_the_example_runs(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\nexec env {given} {sys.executable} "$@"\n')
     python.chmod(0o755)
     command = [str(VLLM_PYTHON), "examples/10_sglang_and_vllm/run.py", str(model)]
-    command += ["--vllm", str(VLLM_PYTHON), "--vllm-arguments", VLLM_ARGUMENTS]
-    command += ["--sglang", str(python), "--sglang-arguments", SGLANG_ARGUMENTS]
+    command += ["--vllm", str(VLLM_PYTHON), "--vllm-arguments", json.dumps(VLLM_ARGUMENTS)]
+    command += ["--sglang", str(python), "--sglang-arguments", json.dumps(SGLANG_ARGUMENTS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    said = [line for line in done.stdout.splitlines() if " cached " in line]
-    assert [line.split()[0] for line in said] == ["vLLM", "SGLang"]
-    assert all("cached 0 of 325 tokens at first, 320 when" in line and "answers equal" in line for line in said)
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["vLLM", "SGLang:", "20"], done.stdout

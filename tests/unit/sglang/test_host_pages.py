@@ -60,13 +60,12 @@ def test_nothing_is_held_for_no_pages() -> None:
     assert stored.back_up()
 
 
-def test_what_is_counted_is_held_until_it_is_fetched_or_forgotten() -> None:
+def test_what_is_counted_is_not_held() -> None:
     stored = Stored()
     stored.back_up(0, 1)
-    stored.pages.count(KEYS)
-    assert len(stored.cache.held) == 1
-    stored.pages.close()
+    assert stored.pages.count(KEYS) == 2
     assert stored.cache.held == set()
+    stored.pages.close()
     assert stored.cache.is_closed
 
 
@@ -86,6 +85,21 @@ def test_without_slots_nothing_is_kept_and_nothing_hangs() -> None:
     # It is kept already: it needs no slots.
     stored.cache.slots_left = 0
     assert stored.back_up(0, 1)
+
+
+def test_room_that_does_not_come_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, sleeps = Stored(), []
+    monkeypatch.setattr(host_pages.time, "sleep", sleeps.append)
+    stored.cache.slots_left = 0
+    stored.back_up(0)
+    assert sleeps
+    sleeps.clear()
+    stored.back_up(0)
+    assert not sleeps
+    stored.cache.slots_left = 1
+    assert stored.back_up(0)
+    stored.back_up(0, 1)
+    assert sleeps
 
 
 def test_records_that_are_not_what_was_saved_are_no_hit() -> None:
