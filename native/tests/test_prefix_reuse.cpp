@@ -64,6 +64,16 @@ TEST(value_rises_towards_the_age_of_reuse_and_falls_behind_it) {
     CHECK(table.value(kSome, 400) < 0.1 * table.value(kSome, 100));
 }
 
+// Entries of one class go oldest first, also where ages share a bucket, and those of two are compared by their ages.
+TEST(values_of_ages_in_one_bucket_differ) {
+    ReuseTable table;
+    count(table, kSome, 500, 10, 9500);
+    table.estimate({});
+    for (std::uint32_t age = 64; age < 127; ++age) {
+        CHECK(table.value(kSome, age) > table.value(kSome, age + 1));
+    }
+}
+
 // Those still waiting lower the chance: they came that far and were not used.
 TEST(followed_entries_count_as_far_as_they_came) {
     ReuseTable table;

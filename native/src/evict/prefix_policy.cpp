@@ -267,6 +267,7 @@ void PrefixPolicy::refile(EntryNumber entry) noexcept {
 // --- time and what is learned in it
 
 void PrefixPolicy::count_time(std::uint64_t entries) {
+    counted_since_fade_ += entries;
     while (entries >= epoch_left_) {
         entries -= epoch_left_;
         advance();
@@ -287,8 +288,10 @@ void PrefixPolicy::advance() {
         }
     });
     queues_.forget_ranks();
-    if (ages_.now() % kEpochsPerFade == 0) {
+    if (ages_.now() - faded_at_ >= kEpochsPerFade && counted_since_fade_ >= kLeastPerFade) {
         reuse_.fade();
+        faded_at_ = ages_.now();
+        counted_since_fade_ = 0;
     }
     for (EntryNumber entry = queues_.first_kept(); entry != kNoEntry; entry = queues_.first_kept()) {
         unfile(entry);

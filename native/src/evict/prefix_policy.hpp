@@ -54,6 +54,7 @@ private:
     static constexpr std::uint64_t kLeastEpoch = 16;  // in entries: in a small cache a look at all lists costs more
     static constexpr std::uint64_t kEpochsPerEstimate = 2;
     static constexpr std::uint64_t kEpochsPerFade = 256;
+    static constexpr std::uint64_t kLeastPerFade = 8000;  // in entries: fewer say too little
     static constexpr std::uint32_t kGhostsPerEntry = 4;
     static constexpr std::uint32_t kHomeBlocks = 4;       // neighbours whose ghosts lie together
     static constexpr std::uint32_t kStepsToPassed = 256;  // up to the state before
@@ -151,6 +152,8 @@ private:
     std::uint64_t admitted_bytes_ = 0;
     std::uint64_t epoch_left_ = kLeastEpoch;
     std::uint64_t estimated_at_ = 0;
+    std::uint64_t faded_at_ = 0;
+    std::uint64_t counted_since_fade_ = 0;
     std::uint64_t drawn_ = 0;
 
     // The run that is being added.

@@ -31,8 +31,17 @@ public:
     // `followed`: how many are neither used again nor lost yet, by class and age.
     void estimate(const Grid& followed) noexcept;
 
+    // Between the beginnings of two buckets in proportion: of entries that are nearly as old as the memory reaches
+    // back, all are in one or two of them.
     double value(std::size_t kind, std::uint32_t age) const noexcept {
-        return values_[kind][AgeBuckets::bucket_of(age)];
+        const std::size_t bucket = AgeBuckets::bucket_of(age);
+        const double here = values_[kind][bucket];
+        if (bucket + 1 == AgeBuckets::kCount) {
+            return here;
+        }
+        const std::uint32_t first = AgeBuckets::first_age(bucket);
+        const double part = static_cast<double>(age - first) / (AgeBuckets::first_age(bucket + 1) - first);
+        return here + part * (values_[kind][bucket + 1] - here);
     }
 
 private:
