@@ -244,14 +244,14 @@ KVO_AVX2 __m256i multiply_high(__m256i a, __m256i b) noexcept {
 }
 
 // Entries of four states, and of eight. Loads of their own are faster than gathers.
-KVO_AVX2 [[gnu::always_inline]] inline __m128i load_entries(const DecodeTable& table, __m128i places) noexcept {
+[[gnu::always_inline]] KVO_AVX2 inline __m128i load_entries(const DecodeTable& table, __m128i places) noexcept {
     const auto entry = [&](std::uint64_t place) KVO_AVX2 { return static_cast<int>(table.entries[place]); };
     const auto first = static_cast<std::uint64_t>(_mm_cvtsi128_si64(places));
     const auto last = static_cast<std::uint64_t>(_mm_extract_epi64(places, 1));
     return _mm_setr_epi32(entry(first & 0xffffffff), entry(first >> 32), entry(last & 0xffffffff), entry(last >> 32));
 }
 
-KVO_AVX2 [[gnu::always_inline]] inline __m256i load_entries(const DecodeTable& table, __m256i places) noexcept {
+[[gnu::always_inline]] KVO_AVX2 inline __m256i load_entries(const DecodeTable& table, __m256i places) noexcept {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(load_entries(table, _mm256_castsi256_si128(places))),
                                    load_entries(table, _mm256_extracti128_si256(places, 1)), 1);
 }
@@ -406,7 +406,7 @@ KVO_AVX512 std::uint8_t* encode_avx512(const EncodeTable& table, const std::uint
     return words_end;
 }
 
-KVO_AVX512 [[gnu::always_inline]] inline __m512i load_entries(const DecodeTable& table, __m512i places) noexcept {
+[[gnu::always_inline]] KVO_AVX512 inline __m512i load_entries(const DecodeTable& table, __m512i places) noexcept {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load_entries(table, _mm512_castsi512_si256(places))),
                               load_entries(table, _mm512_extracti64x4_epi64(places, 1)), 1);
 }
