@@ -2,7 +2,9 @@
 
 The wire has a rate of its own: two network namespaces with a pair of devices between them, which need root, `ip` and
 `tc`. Tiers that code never, always and as they see fit send the same records and read them again, in turn; medians.
-The limit is the wire's rate. One JSON line for each rate.
+What a tier takes is compared with what the one that never codes takes in the same turn, because the machine is not the
+same in all of them: `gain` is the median of these ratios, 1.5 is one and a half times as fast. The limit is the wire's
+rate. One JSON line for each rate.
 
 Run: python -m benchmarks.coded_wire FOLDER [MODEL_FOLDER], with a folder as for `benchmarks/codec.py`
 """
@@ -36,7 +38,7 @@ from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.types import HASH_BYTES
 
 RATES = ("1gbit", "2500mbit", "10gbit")
-ROUNDS = 7
+ROUNDS = 15
 PORT = 6390
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 TIMEOUT_S = 60.0
@@ -147,7 +149,8 @@ def finish(tier: RemoteTier, submit: Callable[..., Ticket | None], wanted: Recor
 
 
 def measure(records: Sequence[memoryview], rate: str, *, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Returns for each coding the median milliseconds to send and to read all records, and the share coded."""
+    """Returns for each coding the median milliseconds to send and to read all records, how many times as fast as
+    uncoded that was in the same turn, and the share coded."""
     moved = Wanted(records)
     times: Mapping[Coding, dict[str, list[float]]] = {coding: {"send": [], "read": []} for coding in Coding}
     address = ValkeyAddress(host=ADDRESSES[1], port=PORT)
@@ -161,7 +164,7 @@ def measure(records: Sequence[memoryview], rate: str, *, rounds: int = ROUNDS) -
         warm = 2 * KNOWN_BYTES // moved.sent.nbytes + 2
         coded = dict.fromkeys(Coding, 0)
         for at in range(warm + rounds):
-            for coding, tier in tiers.items():
+            for coding, tier in take_turns(tiers, at):
                 before = tier.health()[0].counts.get("coded_records", 0)
                 taken = send_and_read(tier, moved)
                 if at >= warm:
@@ -173,10 +176,22 @@ def measure(records: Sequence[memoryview], rate: str, *, rounds: int = ROUNDS) -
     return {
         coding.value: {
             **{f"{way}_ms": round(1e3 * statistics.median(taken), 2) for way, taken in times[coding].items()},
+            **{f"{way}_gain": compare(times[Coding.OFF][way], taken) for way, taken in times[coding].items()},
             "coded": round(coded[coding] / (rounds * len(records)), 3),
         }
         for coding in Coding
     }
+
+
+def take_turns(tiers: Mapping[Coding, RemoteTier], at: int) -> list[tuple[Coding, RemoteTier]]:
+    """Returns them in another order each time, as the first one finds another machine than the last one."""
+    ordered = list(tiers.items())
+    return ordered[at % len(ordered) :] + ordered[: at % len(ordered)]
+
+
+def compare(uncoded: Sequence[float], taken: Sequence[float]) -> float:
+    """How many times as fast it was, turn by turn: the median."""
+    return round(statistics.median(before / now for before, now in zip(uncoded, taken, strict=True)), 3)
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ digest_path = _native.digest_path
 read_bytes = _native.read_bytes
 
 RecordEncoder = _native.RecordEncoder
+BackgroundEncoder = _native.BackgroundEncoder
 decode_record = _native.decode_record
 codec_path = _native.codec_path
 

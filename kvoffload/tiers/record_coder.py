@@ -93,13 +93,13 @@ class _Group:
 
 
 class RecordCoder:
-    """Codes records for all threads of one tier. One record is coded at a time, so that coding never takes more than
-    one core."""
+    """Codes records for all threads of one tier. One record is coded at a time, in a thread of a low priority, so that
+    coding never takes more than one core, and this only where nothing else needs it."""
 
     def __init__(self, coding: Coding = Coding.OFF, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._coding = coding
         self._clock = clock
-        self._encoder = native.RecordEncoder()
+        self._encoder = native.BackgroundEncoder()
         self._turn = threading.Lock()
         """Has who codes."""
         self._lock = threading.Lock()

@@ -1,6 +1,7 @@
 // A coded record, as it may lie on a disk: what of it is read, every path reads alike, within the record's memory.
 #include "codec/record_codec.hpp"
 
+#include <array>
 #include <cstring>
 
 #include "check.hpp"
@@ -13,6 +14,47 @@ using namespace kvo;
 namespace {
 
 constexpr std::size_t kMost = 1 << 20;
+constexpr std::size_t kUnits = 24 * kLanes;
+
+struct Words {
+    fuzz::Bytes bytes;
+    SymbolStream stream;
+};
+
+// As a chunk has them, whose states stand before its words.
+Words make_words(fuzz::Input& input) {
+    Words made;
+    make_decode_table(count_parts(input.take(input.byte())), made.stream.table);
+    for (std::uint32_t& state : made.stream.states) {
+        state = std::max(input.number<std::uint32_t>() >> 1, kStateLow);
+    }
+    const std::span<const std::uint8_t> words = input.take(input.number<std::uint16_t>() % (4 * kUnits));
+    made.bytes.assign(kStateBytes, 0);
+    made.bytes.insert(made.bytes.end(), words.begin(), words.end());
+    made.stream.words = {made.bytes.data() + kStateBytes, made.bytes.data() + made.bytes.size()};
+    return made;
+}
+
+// Streams that are decoded at once are decoded as each would be by itself.
+void run_streams(fuzz::Input input) {
+    const Words first = make_words(input), second = make_words(input);
+    const std::array made = {first.stream, second.stream};
+    for (const CodecPath& path : codec_paths()) {
+        std::array<SymbolStream, kMaxStreams> wanted = made, streams = made;
+        std::array<std::uint8_t, kMaxStreams * kUnits> wanted_symbols{}, symbols{};
+        const std::array<SymbolStream*, kMaxStreams> pointers = {streams.data(), streams.data() + 1};
+        bool is_whole = true;
+        for (std::size_t i = 0; i < path.streams; ++i) {
+            SymbolStream* const own = &wanted[i];
+            is_whole &= codec_paths().back().decode(std::span(&own, 1), wanted_symbols.data() + i * kUnits, kUnits);
+        }
+        CHECK_EQUAL(path.decode(std::span(pointers).first(path.streams), symbols.data(), kUnits), is_whole);
+        for (std::size_t i = 0; is_whole && i < path.streams; ++i) {
+            CHECK(streams[i].words.at == wanted[i].words.at && streams[i].states == wanted[i].states);
+        }
+        CHECK(!is_whole || symbols == wanted_symbols);
+    }
+}
 
 }  // namespace
 
@@ -28,6 +70,17 @@ std::vector<fuzz::Bytes> fuzz::make_seeds() {
                 seeds.emplace_back(coded.begin(), coded.end());
             }
         }
+    }
+    for (const int bits : {1, 4, 7}) {
+        Bytes seed(4000);
+        std::ranges::generate(seed, [&] { return static_cast<std::uint8_t>(random() & ((1U << bits) - 1)); });
+        for (std::size_t stream = 0, at = 0; stream < kMaxStreams; ++stream, at += 256 + kStateBytes + 2 + 0x500) {
+            seed[at] = 255;
+            std::ranges::generate_n(seed.begin() + static_cast<std::ptrdiff_t>(at) + 256, kStateBytes, random);
+            seed[at + 256 + kStateBytes] = 0;
+            seed[at + 256 + kStateBytes + 1] = 5;
+        }
+        seeds.push_back(seed);
     }
     return seeds;
 }
@@ -53,4 +106,5 @@ void fuzz::run(std::span<const std::uint8_t> input) {
     const std::span<const std::uint8_t> again = encoder.encode(input);
     Bytes decoded(input.size());
     CHECK(again.empty() || (decode_record(again, decoded) && decoded == coded));
+    run_streams(Input(input));
 }

@@ -75,7 +75,7 @@ TEST(every_path_makes_the_same_bytes_and_the_record_again) {
 
 TEST(whole_chunks_and_a_little_more_or_less) {
     std::mt19937_64 random(8);
-    for (const std::size_t units : {kChunkUnits, 2 * kChunkUnits}) {
+    for (const std::size_t units : {kChunkUnits, 2 * kChunkUnits, 3 * kChunkUnits}) {
         for (const std::ptrdiff_t more : {-66, -1, 0, 1, 62, 64, 130}) {
             const auto length = static_cast<std::size_t>(static_cast<std::ptrdiff_t>(2 * units) + more);
             CHECK(check_round_trip(make_codec_record(RecordKind::bfloat16, length, 128, random)));
@@ -125,6 +125,22 @@ TEST(no_flipped_bit_passes_for_the_record) {
             coded[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
         }
     }
+}
+
+// Where paths decode several chunks at once, of which one has the wrong bit.
+TEST(bits_that_are_flipped_in_one_of_many_chunks_are_seen) {
+    std::mt19937_64 random(12);
+    const CodecBytes record = make_codec_record(RecordKind::bfloat16, 9 * kChunkUnits, 128, random);
+    CodecBytes coded = encoded(record);
+    for (std::size_t i = 0; i < 300; ++i) {
+        // One of eight near the heads of chunks, whose lengths are nearly equal.
+        const std::size_t chunk = (coded.size() - sizeof(CodedHead)) * (random() % 5) / 5 + random() % 200;
+        const std::size_t bit = i % 8 == 0 ? 8 * chunk : random() % (8 * coded.size());
+        coded[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
+        CHECK(!decodes_wrongly(coded, record));
+        coded[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
+    }
+    CHECK(decodes_wrongly(coded, record));
 }
 
 TEST(what_is_cut_off_or_too_long_is_no_record) {

@@ -8,13 +8,13 @@ import subprocess
 
 import pytest
 
-from benchmarks.coded_wire import measure, wire
+from benchmarks.coded_wire import compare, measure, wire
 from kvoffload.bench.valkey import find_command
 from kvoffload.errors import BenchmarkError
 from tests.kit.tiers.tier_contract import Records
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _possible() -> None:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
@@ -30,9 +30,15 @@ def _possible() -> None:
         pytest.skip(f"no wire with a rate here: {fault.stderr!r}")
 
 
+@pytest.mark.usefixtures("_possible")
 def test_every_way_to_code_is_measured_on_the_same_records() -> None:
     numbers = Records(0, 4, 1 << 20, filled=True, has_numbers=True).memory
     found = measure([memoryview(record.tobytes()) for record in numbers], "1gbit", rounds=2)
     assert list(found) == ["off", "on", "auto"]
     assert (found["off"]["coded"], found["on"]["coded"]) == (0, 1)
     assert all(one[f"{way}_ms"] > 0 for one in found.values() for way in ("send", "read"))
+    assert (found["off"]["send_gain"], found["off"]["read_gain"]) == (1, 1)
+
+
+def test_what_a_tier_takes_is_compared_turn_by_turn() -> None:
+    assert compare([2.0, 40.0, 9.0], [1.0, 40.0, 3.0]) == 2.0

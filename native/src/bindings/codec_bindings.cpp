@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
+#include "codec/background_encoder.hpp"
 #include "codec/record_codec.hpp"
 
 namespace nb = nanobind;
@@ -15,6 +16,7 @@ namespace kvo {
 namespace {
 
 // Threads that share it take turns.
+template <typename Codes>
 class Encoder {
 public:
     std::optional<nb::bytes> encode(nb::handle record) {
@@ -34,7 +36,7 @@ public:
 
 private:
     std::mutex turn_;
-    RecordEncoder encoder_;
+    Codes encoder_;
 };
 
 bool decode(nb::handle coded, nb::handle record) {
@@ -44,14 +46,21 @@ bool decode(nb::handle coded, nb::handle record) {
     return decode_record(source.bytes(), target.bytes());
 }
 
+template <typename Codes>
+void bind_encoder(nb::module_& module, const char* name, const char* text) {
+    nb::class_<Encoder<Codes>>(module, name, text)
+        .def(nb::init<>())
+        .def("encode", &Encoder<Codes>::encode, nb::arg("record"),
+             "The coded record. None: it would not be shorter by 5%. The GIL is released: nobody may change the bytes "
+             "meanwhile.");
+}
+
 }  // namespace
 
 void bind_codec(nb::module_& module) {
-    nb::class_<Encoder>(module, "RecordEncoder", "Codes records without loss (docs/format.md).")
-        .def(nb::init<>())
-        .def("encode", &Encoder::encode, nb::arg("record"),
-             "The coded record. None: it would not be shorter by 5%. The GIL is released: nobody may change the bytes "
-             "meanwhile.");
+    bind_encoder<RecordEncoder>(module, "RecordEncoder", "Codes records without loss (docs/format.md).");
+    bind_encoder<BackgroundEncoder>(module, "BackgroundEncoder",
+                                    "Codes records without loss, in a thread of its own that has a low priority.");
     module.def("decode_record", decode, nb::arg("coded"), nb::arg("record"),
                "Whether these bytes are a coded record of the length of `record`, which has what it says then. "
                "Otherwise what `record` has is worth nothing. The GIL is released, as for encode.");

@@ -155,11 +155,11 @@ inline std::uint8_t* encode(const EncodeTable& table, const std::uint8_t* symbol
     return words_end;
 }
 
-inline bool decode(const DecodeTable& table, WordCursor& words, LaneStates& states, std::uint8_t* symbols,
-                   std::size_t units) noexcept {
+inline bool decode_stream(SymbolStream& stream, std::uint8_t* symbols, std::size_t units) noexcept {
+    WordCursor& words = stream.words;
     for (std::size_t i = 0; i < units; ++i) {
-        std::uint32_t& state = states[i % kLanes];
-        const std::uint32_t entry = table.entries[state % kTableParts];
+        std::uint32_t& state = stream.states[i % kLanes];
+        const std::uint32_t entry = stream.table.entries[state % kTableParts];
         symbols[i] = static_cast<std::uint8_t>(entry);
         state = (entry >> 8 & 0xfff) * (state >> kTableBits) + (entry >> 20);
         if (state < kStateLow) {
@@ -171,6 +171,14 @@ inline bool decode(const DecodeTable& table, WordCursor& words, LaneStates& stat
         }
     }
     return true;
+}
+
+inline bool decode(std::span<SymbolStream* const> streams, std::uint8_t* symbols, std::size_t units) noexcept {
+    return std::ranges::all_of(streams, [&](SymbolStream* stream) {
+        const bool is_whole = decode_stream(*stream, symbols, units);
+        symbols += units;
+        return is_whole;
+    });
 }
 
 }  // namespace kvo::codec_loops

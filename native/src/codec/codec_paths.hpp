@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "codec/record_codec.hpp"
 #include "codec/symbol_table.hpp"
@@ -42,8 +44,18 @@ struct WordCursor {
     const std::uint8_t* end = nullptr;
 };
 
+// A chunk whose symbols are being read.
+struct SymbolStream {
+    DecodeTable table;
+    WordCursor words;
+    LaneStates states;
+};
+
+inline constexpr std::size_t kMaxStreams = 2;
+
 struct CodecPath {
     std::string_view name;
+    std::size_t streams = 1;  // that are decoded at once, at most kMaxStreams
 
     // Parts whole groups of units. Of wide units the upper bytes of the rest come before all lower ones.
     void (*split)(UnitKind kind, const std::uint8_t* source, std::size_t units, std::uint8_t* symbols,
@@ -60,9 +72,9 @@ struct CodecPath {
     // there must be room for a word a unit and 32 bytes before.
     std::uint8_t* (*encode)(const EncodeTable& table, const std::uint8_t* symbols, std::size_t units,
                             LaneStates& states, std::uint8_t* words_end);
-    // False: the words do not suffice.
-    bool (*decode)(const DecodeTable& table, WordCursor& words, LaneStates& states, std::uint8_t* symbols,
-                   std::size_t units) noexcept;
+    // So many units, whole groups, of each of that many streams or fewer, one after the other in `symbols`. False: the
+    // words of one do not suffice.
+    bool (*decode)(std::span<SymbolStream* const> streams, std::uint8_t* symbols, std::size_t units) noexcept;
 };
 
 extern const CodecPath kPortableCodec;

@@ -8,7 +8,8 @@
 namespace kvo {
 namespace {
 
-constexpr std::size_t kPieceUnits = 2048;  // whose symbols stay near while they are joined with the rest
+constexpr std::size_t kPieceUnits =
+    512;  // whose symbols stay near, beside the tables, while they are joined with the rest
 
 using Bytes = std::span<const std::uint8_t>;
 
@@ -31,46 +32,68 @@ void read_heights(UnitKind kind, Bytes bytes, ColumnHeights& heights) noexcept {
     }
 }
 
-// Its length is that of the target, whole groups of units.
-bool decode_chunk(const CodecPath& path, const CodedHead& head, Bytes chunk, std::span<std::uint8_t> target) noexcept {
-    const std::size_t units = target.size() / unit_bytes(head.kind), columns = head.columns();
-    const std::size_t strip = columns == 0 ? units : strip_units(columns);
-    const std::size_t strip_heights = height_bytes(head.kind, columns);
-    const std::size_t heights_length = (units + strip - 1) / strip * strip_heights;
+// A chunk that is being decoded.
+struct ChunkReader {
+    SymbolStream stream;
+    Bytes rest, all_heights;
+    ColumnHeights heights;
+    std::span<std::uint8_t> target;  // whole groups of units
+
+    bool open(const CodedHead& head, Bytes chunk) noexcept;
+    bool is_at_end() const noexcept {
+        return stream.words.at == stream.words.end &&
+               std::ranges::all_of(stream.states, [](std::uint32_t one) { return one == kStateLow; });
+    }
+};
+
+std::size_t units_of_strip(const CodedHead& head, std::size_t units) noexcept {
+    return head.column_groups == 0 ? units : strip_units(head.columns());
+}
+
+bool ChunkReader::open(const CodedHead& head, Bytes chunk) noexcept {
+    const std::size_t units = target.size() / unit_bytes(head.kind), strip = units_of_strip(head, units);
+    const std::size_t heights_length = (units + strip - 1) / strip * height_bytes(head.kind, head.columns());
     const std::size_t rest_length = units * rest_bytes(head.kind);
     if (chunk.size() < rest_length + heights_length) {
         return false;
     }
-    const Bytes rest = take(chunk, rest_length);
-    Bytes all_heights = take(chunk, heights_length);
+    rest = take(chunk, rest_length);
+    all_heights = take(chunk, heights_length);
+    heights.columns = head.columns();
     const std::optional<SymbolParts> parts = read_parts(chunk);
     if (!parts || chunk.size() < kStateBytes) {
         return false;
     }
-    DecodeTable table;
-    make_decode_table(*parts, table);
-    LaneStates states;
-    std::memcpy(states.data(), take(chunk, kStateBytes).data(), kStateBytes);
-    if (std::ranges::any_of(states, [](std::uint32_t one) { return one < kStateLow || one >> 31 != 0; })) {
-        return false;
-    }
-    WordCursor words{chunk.data(), chunk.data() + chunk.size()};
-    ColumnHeights heights;
-    heights.columns = columns;
-    std::array<std::uint8_t, kPieceUnits> symbols;
+    make_decode_table(*parts, stream.table);
+    std::memcpy(stream.states.data(), take(chunk, kStateBytes).data(), kStateBytes);
+    stream.words = {chunk.data(), chunk.data() + chunk.size()};
+    return std::ranges::none_of(stream.states, [](std::uint32_t one) { return one < kStateLow || one >> 31 != 0; });
+}
+
+// Chunks of equal length, no more than the path has streams.
+bool decode_chunks(const CodecPath& path, const CodedHead& head, std::span<ChunkReader> chunks) noexcept {
+    const std::size_t bytes = unit_bytes(head.kind), columns = head.columns();
+    const std::size_t units = chunks.front().target.size() / bytes, strip = units_of_strip(head, units);
+    std::array<SymbolStream*, kMaxStreams> streams{};
+    std::ranges::transform(chunks, streams.begin(), [](ChunkReader& chunk) { return &chunk.stream; });
+    std::array<std::uint8_t, kMaxStreams * kPieceUnits> symbols;
     for (std::size_t begin = 0; begin < units; begin += strip) {
         const std::size_t end = std::min(begin + strip, units);
-        read_heights(head.kind, take(all_heights, strip_heights), heights);
+        for (ChunkReader& chunk : chunks) {
+            read_heights(head.kind, take(chunk.all_heights, height_bytes(head.kind, columns)), chunk.heights);
+        }
         for (std::size_t at = begin; at < end; at += kPieceUnits) {
             const std::size_t own = std::min(kPieceUnits, end - at);
-            if (!path.decode(table, words, states, symbols.data(), own)) {
+            if (!path.decode(std::span(streams).first(chunks.size()), symbols.data(), own)) {
                 return false;
             }
-            path.join(head.kind, symbols.data(), rest.data(), units, at, own, heights,
-                      columns == 0 ? 0 : (at - begin) % columns, target.data() + at * unit_bytes(head.kind));
+            for (std::size_t i = 0; i < chunks.size(); ++i) {
+                path.join(head.kind, symbols.data() + i * own, chunks[i].rest.data(), units, at, own, chunks[i].heights,
+                          columns == 0 ? 0 : (at - begin) % columns, chunks[i].target.data() + at * bytes);
+            }
         }
     }
-    return words.at == words.end && std::ranges::all_of(states, [](std::uint32_t one) { return one == kStateLow; });
+    return std::ranges::all_of(chunks, &ChunkReader::is_at_end);
 }
 
 bool is_head(const CodedHead& head, std::size_t length) noexcept {
@@ -90,6 +113,13 @@ bool decode_record(Bytes coded, std::span<std::uint8_t> record, const CodecPath&
         return false;
     }
     const std::size_t bytes = unit_bytes(head.kind), chunk = chunk_units(head.columns());
+    std::array<ChunkReader, kMaxStreams> chunks;
+    std::size_t open = 0;
+    const auto decode_open = [&] {
+        const std::span<ChunkReader> own = std::span(chunks).first(open);
+        open = 0;
+        return own.empty() || decode_chunks(path, head, own);
+    };
     for (std::size_t units = record.size() / bytes / kLanes * kLanes; units > 0;) {
         const std::size_t own = std::min(chunk, units) * bytes;
         if (coded.size() < kChunkHeadBytes) {
@@ -104,13 +134,19 @@ bool decode_record(Bytes coded, std::span<std::uint8_t> record, const CodecPath&
         const Bytes body = take(coded, length);
         if (is_plain) {
             std::ranges::copy(body, record.begin());
-        } else if (!decode_chunk(path, head, body, record.first(own))) {
-            return false;
+        } else {
+            if ((open == path.streams || (open > 0 && chunks[0].target.size() != own)) && !decode_open()) {
+                return false;
+            }
+            chunks[open].target = record.first(own);
+            if (!chunks[open++].open(head, body)) {
+                return false;
+            }
         }
         record = record.subspan(own);
         units -= own / bytes;
     }
-    if (coded.size() != record.size()) {
+    if (!decode_open() || coded.size() != record.size()) {
         return false;
     }
     std::ranges::copy(coded, record.begin());

@@ -2,8 +2,10 @@
 
 namespace kvo {
 
-constexpr CodecPath kPortable = {"portable",         codec_loops::split,  codec_loops::join,  codec_loops::measure,
-                                 codec_loops::lower, codec_loops::encode, codec_loops::decode};
+constexpr CodecPath kPortable = {"portable",           1,
+                                 codec_loops::split,   codec_loops::join,
+                                 codec_loops::measure, codec_loops::lower,
+                                 codec_loops::encode,  codec_loops::decode};
 const CodecPath kPortableCodec = kPortable;
 
 }  // namespace kvo

@@ -53,11 +53,24 @@ double estimate_bits(std::span<const std::uint8_t> record, UnitKind kind) {
     return static_cast<double>(8 * rest_bytes(kind)) + (bits + bias) / total;
 }
 
-unsigned distance(UnitKind kind, std::uint8_t one, std::uint8_t other) {
-    if (kind == UnitKind::pair) {
-        return static_cast<unsigned>(std::abs((one & 15) - (other & 15)) + std::abs((one >> 4) - (other >> 4)));
+// How far `length` symbols are from others, as a compiler turns it into vector instructions.
+template <UnitKind kKind>
+unsigned measure_distance(const std::uint8_t* one, const std::uint8_t* other, std::size_t length) {
+    unsigned sum = 0;
+    for (std::size_t i = 0; i < length; ++i) {
+        if constexpr (kKind == UnitKind::pair) {
+            sum += static_cast<unsigned>(std::abs((one[i] & 15) - (other[i] & 15)) +
+                                         std::abs((one[i] >> 4) - (other[i] >> 4)));
+        } else {
+            sum += static_cast<unsigned>(std::min(std::abs(one[i] - other[i]), 16));
+        }
     }
-    return static_cast<unsigned>(std::min(std::abs(one - other), 16));
+    return sum;
+}
+
+unsigned measure_distance(UnitKind kind, const std::uint8_t* symbols, std::size_t shift) {
+    return kind == UnitKind::pair ? measure_distance<UnitKind::pair>(symbols, symbols + shift, kReach)
+                                  : measure_distance<UnitKind::word>(symbols, symbols + shift, kReach);
 }
 
 // After how many units there are such as they were.
@@ -74,13 +87,11 @@ std::size_t find_columns(std::span<const std::uint8_t> record, UnitKind kind) {
     }
     visit(units, kReach + kLongest, [&](std::size_t first, std::size_t own) {
         codec_loops::split(kind, record.data() + first * unit_bytes(kind), own, symbols.data(), rest.data());
-        for (std::size_t i = 0; i < kReach; ++i) {
-            for (std::size_t candidate = 0; candidate < kColumns.size(); ++candidate) {
-                distances[candidate] += distance(kind, symbols[i], symbols[i + kColumns[candidate]]);
-            }
-            for (const std::size_t shift : kUnlike) {
-                unlike += distance(kind, symbols[i], symbols[i + shift]);
-            }
+        for (std::size_t candidate = 0; candidate < kColumns.size(); ++candidate) {
+            distances[candidate] += measure_distance(kind, symbols.data(), kColumns[candidate]);
+        }
+        for (const std::size_t shift : kUnlike) {
+            unlike += measure_distance(kind, symbols.data(), shift);
         }
     });
     const auto best = static_cast<double>(*std::ranges::min_element(distances));

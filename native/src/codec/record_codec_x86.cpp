@@ -140,6 +140,7 @@ template <UnitKind kKind>
 KVO_AVX2 void join_words(const std::uint8_t* symbols, const std::uint8_t* rest, std::size_t units,
                          const ColumnHeights& heights, std::size_t column, std::uint8_t* target) noexcept {
     for (std::size_t i = 0; i < units; i += kLanes) {
+        _mm_prefetch(reinterpret_cast<const char*>(rest + i) + kBytesAhead / 2, _MM_HINT_T0);
         __m256i symbol = load(symbols + i);
         if (heights.columns > 0) {
             symbol = raise<kKind>(symbol, load(heights.height.data() + column));
@@ -242,8 +243,17 @@ KVO_AVX2 __m256i multiply_high(__m256i a, __m256i b) noexcept {
     return _mm256_blend_epi32(even, odd, 0xaa);
 }
 
-KVO_AVX2 __m256i gather(const std::uint32_t* table, __m256i places) noexcept {
-    return _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), places, 4);
+// Entries of four states, and of eight. Loads of their own are faster than gathers.
+[[gnu::always_inline]] KVO_AVX2 inline __m128i load_entries(const DecodeTable& table, __m128i places) noexcept {
+    const auto entry = [&](std::uint64_t place) KVO_AVX2 { return static_cast<int>(table.entries[place]); };
+    const auto first = static_cast<std::uint64_t>(_mm_cvtsi128_si64(places));
+    const auto last = static_cast<std::uint64_t>(_mm_extract_epi64(places, 1));
+    return _mm_setr_epi32(entry(first & 0xffffffff), entry(first >> 32), entry(last & 0xffffffff), entry(last >> 32));
+}
+
+[[gnu::always_inline]] KVO_AVX2 inline __m256i load_entries(const DecodeTable& table, __m256i places) noexcept {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(load_entries(table, _mm256_castsi256_si128(places))),
+                                   load_entries(table, _mm256_extracti128_si256(places, 1)), 1);
 }
 
 // The rules of two symbols. Loads of their own take half the time of gathers.
@@ -296,8 +306,10 @@ KVO_AVX2 std::uint8_t* encode_avx2(const EncodeTable& table, const std::uint8_t*
     return words_end;
 }
 
-KVO_AVX2 bool decode_avx2(const DecodeTable& table, WordCursor& words, LaneStates& states, std::uint8_t* symbols,
-                          std::size_t units) noexcept {
+KVO_AVX2 bool decode_stream_avx2(SymbolStream& stream, std::uint8_t* symbols, std::size_t units) noexcept {
+    const DecodeTable& table = stream.table;
+    WordCursor& words = stream.words;
+    LaneStates& states = stream.states;
     __m256i state[kVectors];
     for (std::size_t v = 0; v < kVectors; ++v) {
         state[v] = load(states.data() + v * kVectorLanes);
@@ -311,7 +323,7 @@ KVO_AVX2 bool decode_avx2(const DecodeTable& table, WordCursor& words, LaneState
         __m256i symbol[kVectors];
 #pragma GCC unroll 4
         for (std::size_t v = 0; v < kVectors; ++v) {
-            const __m256i entry = gather(table.entries.data(), _mm256_and_si256(state[v], place));
+            const __m256i entry = load_entries(table, _mm256_and_si256(state[v], place));
             symbol[v] = _mm256_and_si256(entry, byte);
             const __m256i parts = _mm256_and_si256(_mm256_srli_epi32(entry, 8), field);
             const __m256i next = _mm256_add_epi32(_mm256_mullo_epi32(parts, _mm256_srli_epi32(state[v], kTableBits)),
@@ -331,7 +343,15 @@ KVO_AVX2 bool decode_avx2(const DecodeTable& table, WordCursor& words, LaneState
     for (std::size_t v = 0; v < kVectors; ++v) {
         store(states.data() + v * kVectorLanes, state[v]);
     }
-    return codec_loops::decode(table, words, states, symbols + done, units - done);
+    return codec_loops::decode_stream(stream, symbols + done, units - done);
+}
+
+bool decode_avx2(std::span<SymbolStream* const> streams, std::uint8_t* symbols, std::size_t units) noexcept {
+    return std::ranges::all_of(streams, [&](SymbolStream* stream) {
+        const bool is_whole = decode_stream_avx2(*stream, symbols, units);
+        symbols += units;
+        return is_whole;
+    });
 }
 
 #undef KVO_AVX2
@@ -386,46 +406,76 @@ KVO_AVX512 std::uint8_t* encode_avx512(const EncodeTable& table, const std::uint
     return words_end;
 }
 
-KVO_AVX512 bool decode_avx512(const DecodeTable& table, WordCursor& words, LaneStates& states, std::uint8_t* symbols,
-                              std::size_t units) noexcept {
-    __m512i state[kWideVectors];
-    for (std::size_t v = 0; v < kWideVectors; ++v) {
-        state[v] = _mm512_loadu_si512(states.data() + v * kWideLanes);
+[[gnu::always_inline]] KVO_AVX512 inline __m512i load_entries(const DecodeTable& table, __m512i places) noexcept {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load_entries(table, _mm512_castsi512_si256(places))),
+                              load_entries(table, _mm512_extracti64x4_epi64(places, 1)), 1);
+}
+
+// Of so many streams in turn: each step of one waits for the one before, and meanwhile there is another's.
+template <std::size_t kCount>
+KVO_AVX512 bool decode_turns(std::span<SymbolStream* const> streams, std::uint8_t* symbols,
+                             std::size_t units) noexcept {
+    constexpr std::ptrdiff_t kReach = 2 * kLanes + kWideSlack;
+    __m512i state[kCount][kWideVectors];
+    const std::uint8_t *at[kCount], *last[kCount];
+    const DecodeTable* table[kCount];
+    for (std::size_t i = 0; i < kCount; ++i) {
+        at[i] = streams[i]->words.at;
+        last[i] = streams[i]->words.end - kReach;
+        table[i] = &streams[i]->table;
+        for (std::size_t v = 0; v < kWideVectors; ++v) {
+            state[i][v] = _mm512_loadu_si512(streams[i]->states.data() + v * kWideLanes);
+        }
     }
     const __m512i place = _mm512_set1_epi32(kTableParts - 1), field = _mm512_set1_epi32(0xfff);
     const __m512i low = _mm512_set1_epi32(kStateLow);
-    const std::uint8_t* at = words.at;
     std::size_t done = 0;
-    for (; done < units && words.end - at >= static_cast<std::ptrdiff_t>(2 * kLanes + kWideSlack); done += kLanes) {
+    for (; done < units && at[0] <= last[0] && at[kCount - 1] <= last[kCount - 1]; done += kLanes) {
 #pragma GCC unroll 2
         for (std::size_t v = 0; v < kWideVectors; ++v) {
-            const __m512i entry = _mm512_i32gather_epi32(_mm512_and_si512(state[v], place), table.entries.data(), 4);
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + done + v * kWideLanes), _mm512_cvtepi32_epi8(entry));
-            const __m512i parts = _mm512_and_si512(_mm512_srli_epi32(entry, 8), field);
-            const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(parts, _mm512_srli_epi32(state[v], kTableBits)),
-                                                  _mm512_srli_epi32(entry, 20));
-            const __mmask16 is_low = _mm512_cmplt_epu32_mask(next, low);
-            const __m512i ahead = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
-            const __m512i taken = _mm512_maskz_expand_epi32(is_low, ahead);
-            at += 2 * std::popcount(static_cast<unsigned>(is_low));
-            state[v] = _mm512_or_si512(_mm512_mask_slli_epi32(next, is_low, next, 16), taken);
+#pragma GCC unroll 2
+            for (std::size_t i = 0; i < kCount; ++i) {
+                __m512i& own = state[i][v];
+                const __m512i entry = load_entries(*table[i], _mm512_and_si512(own, place));
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + i * units + done + v * kWideLanes),
+                                 _mm512_cvtepi32_epi8(entry));
+                const __m512i parts = _mm512_and_si512(_mm512_srli_epi32(entry, 8), field);
+                const __m512i next = _mm512_add_epi32(_mm512_mullo_epi32(parts, _mm512_srli_epi32(own, kTableBits)),
+                                                      _mm512_srli_epi32(entry, 20));
+                const __mmask16 is_low = _mm512_cmplt_epu32_mask(next, low);
+                const __m512i ahead =
+                    _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at[i])));
+                const __m512i taken = _mm512_maskz_expand_epi32(is_low, ahead);
+                at[i] += 2 * std::popcount(static_cast<unsigned>(is_low));
+                own = _mm512_or_si512(_mm512_mask_slli_epi32(next, is_low, next, 16), taken);
+            }
         }
     }
-    words.at = at;
-    for (std::size_t v = 0; v < kWideVectors; ++v) {
-        _mm512_storeu_si512(states.data() + v * kWideLanes, state[v]);
+    bool is_whole = true;
+    for (std::size_t i = 0; i < kCount; ++i) {
+        streams[i]->words.at = at[i];
+        for (std::size_t v = 0; v < kWideVectors; ++v) {
+            _mm512_storeu_si512(streams[i]->states.data() + v * kWideLanes, state[i][v]);
+        }
+        is_whole &= codec_loops::decode_stream(*streams[i], symbols + i * units + done, units - done);
     }
-    return codec_loops::decode(table, words, states, symbols + done, units - done);
+    return is_whole;
+}
+
+KVO_AVX512 bool decode_avx512(std::span<SymbolStream* const> streams, std::uint8_t* symbols,
+                              std::size_t units) noexcept {
+    return streams.size() == kMaxStreams ? decode_turns<kMaxStreams>(streams, symbols, units)
+                                         : decode_turns<1>(streams, symbols, units);
 }
 
 #undef KVO_AVX512
 
 }  // namespace
 
-const CodecPath kAvx512Codec = {"avx512",   split_avx2,    join_avx2,    measure_avx2,
-                                lower_avx2, encode_avx512, decode_avx512};
+const CodecPath kAvx512Codec = {"avx512",     kMaxStreams, split_avx2,    join_avx2,
+                                measure_avx2, lower_avx2,  encode_avx512, decode_avx512};
 
-const CodecPath kAvx2Codec = {"avx2", split_avx2, join_avx2, measure_avx2, lower_avx2, encode_avx2, decode_avx2};
+const CodecPath kAvx2Codec = {"avx2", 1, split_avx2, join_avx2, measure_avx2, lower_avx2, encode_avx2, decode_avx2};
 
 }  // namespace kvo
 

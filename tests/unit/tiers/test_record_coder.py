@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +69,27 @@ def is_coded(coder: RecordCoder, record: bytes = NUMBERS, group: int = 0) -> boo
     assert native.decode_record(coded, decoded)
     assert decoded == record
     return True
+
+
+def find_coding_threads() -> set[int]:
+    """Returns the threads of this process that code."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(task.name) for task in tasks if (task / "comm").read_text().strip() == "kvoffload-code"}
+
+
+def test_what_codes_has_a_lower_priority_than_what_sends() -> None:
+    before = find_coding_threads()
+    coder = make_coder(Coding.ON)
+    assert is_coded(coder)
+    (started,) = find_coding_threads() - before
+    assert os.getpriority(os.PRIO_PROCESS, started) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+
+
+def test_what_codes_nothing_has_no_thread_for_it() -> None:
+    before = find_coding_threads()
+    coder = make_coder(Coding.OFF)
+    assert not is_coded(coder)
+    assert find_coding_threads() <= before
 
 
 def test_off_codes_nothing_and_on_whatever_becomes_shorter() -> None:

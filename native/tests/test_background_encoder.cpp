@@ -1,0 +1,61 @@
+#include "codec/background_encoder.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "codec_records.hpp"
+
+using namespace kvo;
+using namespace kvo::test;
+
+namespace {
+
+CodecBytes numbers(std::size_t length) {
+    std::mt19937_64 random(length);
+    return make_codec_record(RecordKind::bfloat16, length, 64, random);
+}
+
+// Of this process's threads of that name.
+std::vector<int> niceness_of(const std::string& name) {
+    std::vector<int> found;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string own;
+        std::getline(std::ifstream(task.path() / "comm") >> std::ws, own);
+        const std::string number = task.path().filename().string();
+        id_t thread = 0;
+        std::from_chars(number.data(), number.data() + number.size(), thread);
+        if (own == name) {
+            found.push_back(getpriority(PRIO_PROCESS, thread));
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+TEST(its_thread_alone_has_a_low_priority) {
+    const int own = getpriority(PRIO_PROCESS, 0);
+    BackgroundEncoder background;
+    CHECK(niceness_of("kvoffload-code").empty());
+    CHECK(!background.encode(numbers(100000)).empty());
+    CHECK(niceness_of("kvoffload-code") == std::vector<int>{own + 5});
+    CHECK_EQUAL(getpriority(PRIO_PROCESS, 0), own);
+}
+
+TEST(records_are_coded_as_by_an_encoder_itself) {
+    BackgroundEncoder background;
+    RecordEncoder encoder;
+    for (const std::size_t length : {300000, 0, 64, 5000, 300000}) {
+        const CodecBytes record = numbers(length);
+        CHECK(std::ranges::equal(background.encode(record), encoder.encode(record)));
+    }
+    std::mt19937_64 random(1);
+    CHECK(background.encode(make_codec_record(RecordKind::random, 100000, 64, random)).empty());
+}
