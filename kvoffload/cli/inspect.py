@@ -1,4 +1,4 @@
-"""`kvoffload inspect`: what a cache server knows: who is joined, what they registered, and single blocks."""
+"""`kvoffload inspect`: what a cache server knows: who is joined, what they registered, what is retained, blocks."""
 
 from __future__ import annotations
 
@@ -125,6 +125,18 @@ def block(
     _show(life, as_json=as_json, nothing=f"nothing is known of {beginning.hex()}")
     if not life:
         raise typer.Exit(MISSING)
+
+
+@inspect_app.command(short_help="Prefixes that are kept from eviction by hints.")
+def retained(
+    file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
+) -> None:
+    """Prefixes that are kept from eviction by hints, with what gives way first coming first."""
+    with _inspecting(file, assignments, token) as inspector:
+        rows, size_bytes, limit_bytes = inspector.list_retained()
+    _show(rows, as_json=as_json, nothing="nothing is retained")
+    if rows and not as_json:
+        typer.echo(f"{size_bytes:,} bytes of {limit_bytes:,} that may be retained")
 
 
 def parse_hash(text: str) -> bytes:

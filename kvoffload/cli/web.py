@@ -49,6 +49,7 @@ async def serve_http(loaded: LoadedSettings, token: str) -> None:
     from kvoffload.config.tcp_address import parse_tcp_address
     from kvoffload.protocol import Role
     from kvoffload.web.application import Application
+    from kvoffload.web.hints import Hints
     from kvoffload.web.http_server import HttpServer, HttpTerms
     from kvoffload.web.prefixes import Prefixes
     from kvoffload.web.watcher import Watcher
@@ -56,7 +57,7 @@ async def serve_http(loaded: LoadedSettings, token: str) -> None:
     settings = loaded.settings
     member = Member(engine="web", role=Role.OBSERVER)
     async with AsyncClient(ClientTerms(socket=Path(settings.server), member=member)) as client:
-        application = Application(Watcher(client), Prefixes(client, token), loaded, token=token)
+        application = Application(Watcher(client), Prefixes(client, token), Hints(client, token), loaded, token=token)
         router = application.router
         terms = HttpTerms(address=parse_tcp_address(settings.http))
         server = HttpServer(terms, router.answer, find_body_limit=router.find_body_limit)

@@ -61,6 +61,13 @@ class ServerInsight:
     """That use most of the memory."""
     speeds: Mapping[str, int] = field(default_factory=dict)
     """Of reading from tiers below, as measured last: bytes a second."""
+    hints: Mapping[str, int] = field(default_factory=dict)
+    """By action and outcome, as in `retain.done`."""
+    hint_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of their prefixes, by what came of them."""
+    retained: int = 0
+    retained_bytes: int = 0
+    retained_limit_bytes: int = 0
 
     @property
     def ceiling(self) -> float | None:
@@ -117,6 +124,11 @@ def read_insight(answer: ServerMessage | None) -> ServerInsight:
         saved_s=message.saved_us / 1e6,
         models=message.models,
         speeds=_read_counts(message.speeds),
+        hints=_read_counts(message.hints),
+        hint_tokens=_read_counts(message.hint_tokens),
+        retained=message.retained,
+        retained_bytes=message.retained_bytes,
+        retained_limit_bytes=message.retained_limit_bytes,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from kvoffload.cache import Leaving
 from kvoffload.errors import ServerError
 from kvoffload.protocol import AgentSession, AgentSessions, ListAgentSessions
+from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
 from kvoffload.protocol.message import Reply, Request
 from kvoffload.protocol.survey import (
     UNKNOWN_S,
@@ -96,6 +97,15 @@ class Inspector:
         ]
         return rows, found.total
 
+    def list_retained(self) -> tuple[list[Row], int, int]:
+        """What is retained, with what gives way first coming first; bytes of all of it, and what may be."""
+        told: list[Retained] = []
+        while not told or (told[-1].prefixes and sum(len(one.prefixes) for one in told) < told[-1].total):
+            first = sum(len(one.prefixes) for one in told)
+            told.append(self._ask(ListRetained(first=first, token=self._token), Retained))
+        rows = [_describe_retained(prefix) for one in told for prefix in one.prefixes]
+        return rows, told[-1].size_bytes, told[-1].limit_bytes
+
     def follow_block(self, block_hash: bytes) -> list[Row]:
         """A row for each group of each identity that knows anything of it."""
         rows: list[Row] = []
@@ -175,6 +185,21 @@ def _describe_identity(read: IdentityRead) -> Row:
         "ranks": read.ranks or None,
         "groups": groups,
         "made_of": {part.name: part.value for part in read.identity},
+    }
+
+
+def _describe_retained(prefix: RetainedPrefix) -> Row:
+    return {
+        "session": prefix.session,
+        "engine": prefix.engine,
+        "owner": prefix.owner,
+        "tenant": prefix.tenant,
+        "identity": prefix.fingerprint,
+        "tokens": prefix.tokens,
+        "size_bytes": prefix.size_bytes,
+        "ends_s": round(prefix.ttl_ms / 1000, 1),
+        "priority": prefix.priority,
+        "loaded": prefix.was_used,
     }
 
 

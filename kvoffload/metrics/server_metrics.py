@@ -110,6 +110,60 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_hint_ignored_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Actions of hints over HTTP that were not known and ignored.",
+        labels={"reason": "unknown_action or unknown_version"},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_hint_requests_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Hints to the server, by what was done.",
+        labels={
+            "action": "prefetch, retain, release, prioritise or hand_over",
+            "outcome": "done, partly, nothing (there is no such prefix or session), over_limit or no_room",
+        },
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_hint_retained_bytes",
+        kind=Kind.GAUGE,
+        unit=Unit.BYTES,
+        help="Memory of retained prefixes; each counts all its blocks.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_hint_retained_limit_bytes",
+        kind=Kind.GAUGE,
+        unit=Unit.BYTES,
+        help="Memory that all retained prefixes may have.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_hint_retained_prefixes",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="Prefixes that are kept from eviction.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_hint_tokens_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Tokens of prefixes that hints were about, by what came of them.",
+        labels={
+            "outcome": "hit_retained and hit_prefetched (loaded since), unused_retained and unused_prefetched (not "
+            "loaded while it was retained, or within a minute), gave_way (let go before its time, for others' room)"
+        },
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_hit_ceiling_ratio",
         kind=Kind.GAUGE,
         unit=Unit.RATIO,

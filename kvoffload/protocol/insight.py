@@ -132,7 +132,7 @@ class Insight(Reply):
     models: Annotated[tuple[ModelUse, ...], Several(Shape(ModelUse), MAX_MODELS), "that use most"] = ()
     speeds: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_TIERS), "of reading, bytes a second"] = ()
     hints: Annotated[
-        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "by action and outcome: retain_done"
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "by action and outcome: retain.done"
     ] = ()
     hint_tokens: Annotated[
         tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "of hints' prefixes: what came of them"

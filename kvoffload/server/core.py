@@ -125,7 +125,7 @@ class ServerCore:
         )
         self._survey = Survey(self._sessions, self._tiers)
         self._identities = Identities(
-            terms.limits, self._sessions, self._feed.forget, on_evict=self._hints.forget_spaces
+            terms.limits, self._sessions, self._forget_identities, on_evict=self._hints.forget_spaces
         )
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
@@ -337,6 +337,10 @@ class ServerCore:
         """Says whether the server may end."""
         found = self._count_draining()
         return self._drain.is_over(now_ns, holds_something=bool(found.leases or found.reserved))
+
+    def _forget_identities(self, domain: str, fingerprints: Mapping[int, bytes]) -> None:
+        self._hints.forget_spaces(domain, fingerprints.keys())
+        self._feed.forget(domain, fingerprints)
 
     def _sweep(self) -> None:
         for domain in self.domains.values():

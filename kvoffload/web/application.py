@@ -14,13 +14,16 @@ from kvoffload.config.sources import LoadedSettings, format_value
 from kvoffload.errors import ServerError
 from kvoffload.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, expose
 from kvoffload.top.samples import Sample, as_row, compare
+from kvoffload.web.hint_envelope import BODY as HINTS_BODY
+from kvoffload.web.hint_envelope import read_envelope
+from kvoffload.web.hints import Hints
 from kvoffload.web.history import EVERY_S, History
 from kvoffload.web.http_message import HttpError, Request, Response, json_response
 from kvoffload.web.page import read_page
 from kvoffload.web.prefix_question import BODY, QUERY, Question, read_body, read_query
 from kvoffload.web.prefix_question import MAX_BODY_BYTES as MAX_QUESTION_BYTES
 from kvoffload.web.prefixes import Prefixes
-from kvoffload.web.readings import read_insight, read_stats
+from kvoffload.web.readings import read_ignored, read_insight, read_stats
 from kvoffload.web.routes import Route, Router
 from kvoffload.web.watcher import Watcher
 
@@ -41,9 +44,12 @@ _BOTH = {HTTPStatus.OK: "yes", HTTPStatus.SERVICE_UNAVAILABLE: "no, and why"}
 class Application:
     """Answers for one server."""
 
-    def __init__(self, watcher: Watcher, prefixes: Prefixes, loaded: LoadedSettings, *, token: str = "") -> None:
+    def __init__(
+        self, watcher: Watcher, prefixes: Prefixes, hints: Hints, loaded: LoadedSettings, *, token: str = ""
+    ) -> None:
         self._watcher = watcher
         self._prefixes = prefixes
+        self._hints = hints
         self._token = token
         self._config = hide_secrets(loaded)
         self._history = History()
@@ -113,6 +119,16 @@ class Application:
                 ),
                 Route(
                     method="POST",
+                    path="/v1/hints",
+                    summary="Prefixes that are to be brought up, retained or let go: vLLM's envelope of hints.",
+                    answer=self._hint,
+                    body=HINTS_BODY,
+                    body_bytes=MAX_QUESTION_BYTES,
+                    needs_token=True,
+                    statuses={HTTPStatus.OK: "what was done, by action and identity"},
+                ),
+                Route(
+                    method="POST",
                     path="/clear",
                     summary="Memory forgets all blocks; tiers below keep theirs.",
                     answer=self._clear,
@@ -165,7 +181,8 @@ class Application:
         seen = await self._watcher.look()
         is_open = "application/openmetrics-text" in request.head.headers.get("accept", "")
         told = () if seen.insight is None else read_insight(seen.insight)
-        body = expose([*read_stats(seen.stats), *told], is_open=is_open)
+        ignored = read_ignored(self._hints.ignored)
+        body = expose([*read_stats(seen.stats), *told, *ignored], is_open=is_open)
         return Response(body=body, content_type=OPEN_TYPE if is_open else PLAIN_TYPE)
 
     async def _stats(self, _request: Request) -> Response:
@@ -197,6 +214,10 @@ class Application:
         with _as_gateway():
             found = await self._watcher.list_agents(self._token)
         return json_response({"sessions": [describe_agent(one) for one in found if wanted in (None, one.name)]})
+
+    async def _hint(self, request: Request) -> Response:
+        with _as_gateway():
+            return json_response(await self._hints.do(read_envelope(request.read_json())))
 
     async def _clear(self, _request: Request) -> Response:
         with _as_gateway():

@@ -71,10 +71,24 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
     yield reading("kvoffload_engines_saved_seconds_total", insight.saved_s)
     if insight.ceiling is not None:
         yield reading("kvoffload_hit_ceiling_ratio", insight.ceiling)
+    for hint, count in insight.hints.items():
+        action, _, outcome = hint.partition(".")
+        yield reading("kvoffload_hint_requests_total", count, action=action, outcome=outcome)
+    for outcome, count in insight.hint_tokens.items():
+        yield reading("kvoffload_hint_tokens_total", count, outcome=outcome)
+    yield reading("kvoffload_hint_retained_prefixes", insight.retained)
+    yield reading("kvoffload_hint_retained_bytes", insight.retained_bytes)
+    yield reading("kvoffload_hint_retained_limit_bytes", insight.retained_limit_bytes)
     for timing in insight.timings:
         if timing.name in _TIMINGS:
             name, label = _TIMINGS[timing.name]
             yield distribution(name, timing.counts, timing.sum_s, **({label: timing.label} if label else {}))
+
+
+def read_ignored(ignored: Mapping[str, int]) -> Iterator[Reading]:
+    """Reads what was ignored of hints over HTTP, by why."""
+    for reason, count in ignored.items():
+        yield reading("kvoffload_hint_ignored_total", count, reason=reason)
 
 
 def _read_places(stats: CacheStats) -> Iterator[Reading]:

@@ -34,7 +34,11 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/tiers/s3.py",
         "kvoffload/tiers/s3_bucket.py",
     ),
-    "http_requests": ("kvoffload/web/http_message.py", "kvoffload/web/prefix_question.py"),
+    "http_requests": (
+        "kvoffload/web/http_message.py",
+        "kvoffload/web/hint_envelope.py",
+        "kvoffload/web/prefix_question.py",
+    ),
     "local_files": (
         "kvoffload/cache/trace.py",
         "kvoffload/plan/model_shape.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvoffload.web.hint_envelope import MAX_ACTIONS, read_envelope
 from kvoffload.web.http_message import HEAD_END, HttpError, Request, fault_response, parse_head
 from kvoffload.web.prefix_question import MAX_PROMPTS, Question, read_body, read_query
 from tests.fuzz.parts import check_line
@@ -21,6 +22,11 @@ def make_seeds() -> Iterator[bytes]:
     body = b'{"prompts": [{"tokens": [1, 2, 70000]}, {"hashes": ["0a0b"], "limit": 9}], "seed": "0"}'
     sent = b"\r\nContent-Type: application/json\r\nContent-Length: %d" % len(body)
     yield b"POST /v1/prefix HTTP/1.1" + host + sent + HEAD_END + body
+    body = b"""{"protocol_version": "1", "message_id": "m", "actions": [{"action_id": "a", "action_type": "retain",
+    "action_version": "1", "payload": {"hashes": ["0a0b"], "tokens": 9, "session": "s", "ttl_s": 1.5, "priority": 2}},
+    {"action_id": "b", "action_type": "move", "action_version": "1", "payload": {}}]}"""
+    sent = b"\r\nContent-Type: application/json\r\nContent-Length: %d" % len(body)
+    yield b"POST /v1/hints HTTP/1.1" + host + sent + HEAD_END + body
 
 
 def run(data: bytes) -> None:
@@ -33,6 +39,8 @@ def run(data: bytes) -> None:
         given = Request(head=head, body=body).read_json()
         if "prefix" in head.path:
             _check(read_body(given))
+        if "hints" in head.path:
+            assert len(read_envelope(given).actions) <= MAX_ACTIONS
     except HttpError as fault:
         check_line(fault)
         fault_response(fault).pack(is_last=True, has_body=True)

@@ -64,7 +64,7 @@ class DomainHints:
 
     def note(self, action: HintAction, hinted: Hinted) -> Hinted:
         """Counts what was done."""
-        self.done[f"{action.name}_{hinted.outcome.name}".lower()] += 1
+        self.done[f"{action.name}.{hinted.outcome.name}".lower()] += 1
         return hinted
 
 

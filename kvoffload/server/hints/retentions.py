@@ -100,8 +100,8 @@ class Retentions:
     cache: LocalCache | None = None
     _session: SessionId | None = None
     _by_key: dict[Key, Retention] = field(default_factory=dict)
-    _without_room: int = 0
-    """Reservations, as far as they were seen."""
+    _seen: tuple[int, int] = (0, 0)
+    """At the last look: reservations that found no room, and bytes that had their memory."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -112,7 +112,7 @@ class Retentions:
 
     def attach(self, cache: LocalCache) -> None:
         """The memory is there."""
-        self.cache, self._without_room = cache, cache.without_room
+        self.cache = cache
 
     @property
     def size_bytes(self) -> int:
@@ -146,6 +146,9 @@ class Retentions:
         leases, refusal = self._hold(cache, blocks)
         if refusal is not None:
             return refusal, 0
+        if not self._by_key:
+            # What was lacking before is no reason to let it go.
+            self._seen = cache.without_room, cache.ready_bytes
         for victim in victims:
             self._end(victim, gave_way=True)
         if (former := self._by_key.get(key)) is not None:
@@ -189,12 +192,12 @@ class Retentions:
 
     def advance(self, now_s: float) -> None:
         """Ends what is over; and where a reservation found no room since the last time, some give way."""
-        if self.cache is None:
+        if self.cache is None or not self._by_key:
             return
         self.let_go([one for one in self._by_key.values() if one.ends_s <= now_s])
-        without_room = self.cache.without_room
-        if without_room != self._without_room:
-            self._without_room = without_room
+        seen, self._seen = self._seen, (self.cache.without_room, self.cache.ready_bytes)
+        # While a pool grows nobody makes room: there is more in a moment.
+        if seen[0] != self._seen[0] and seen[1] == self._seen[1]:
             self._relieve(int(self.limit_bytes * RELIEF_SHARE))
 
     def _relieve(self, size_bytes: int) -> None:

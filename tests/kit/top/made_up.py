@@ -41,6 +41,11 @@ INSIGHT = ServerInsight(
     asked_blocks=200,
     distinct_blocks=50,
     saved_s=12.5,
+    hints={"retain.done": 7, "hand_over.partly": 1},
+    hint_tokens={"hit_retained": 4096, "gave_way": 512},
+    retained=3,
+    retained_bytes=3 << 20,
+    retained_limit_bytes=8 << 20,
 )
 DISK = PlaceUsage(
     tier="disk", name="/nvme0/kv", state="ready", reason="", capacity_bytes=100 * GIB, used_bytes=GIB, records=9

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from kvoffload.client import HintTerms
+from kvoffload.protocol import HintAction
 from tests.kit.cli.commands import run
 from tests.kit.server.tiers import await_that, counts_of, disk_below, serving
-from tests.kit.web.prompt_load import PromptLoad
+from tests.kit.web.prompt_load import BLOCK, PromptLoad
 
 BLOCKS = 4
 
@@ -70,6 +72,21 @@ def test_identities(place: Place) -> None:
 def test_what_was_registered(place: Place) -> None:
     for words in ([], [place.load.engine]):
         assert run("inspect", "report", *words, *place.flags).stdout == "this engine is made up: it has no tensors\n"
+
+
+def test_what_is_retained(place: Place) -> None:
+    assert run("inspect", "retained", *place.flags).stdout == "nothing is retained\n"
+    client = place.load.client
+    chain = bytes.fromhex("".join(row["hash"] for row in place.ask("blocks")))[:32]
+    pending = client.start_hint(HintTerms(action=HintAction.RETAIN, chain=chain, session="s", priority=4))
+    await_that(lambda: pending.is_over)
+    [row] = place.ask("retained")
+    assert (row["session"], row["tokens"], row["priority"], row["loaded"]) == ("s", BLOCK, 4, False)
+    shown = run("inspect", "retained", *place.flags).stdout
+    assert "that may be retained" in shown
+    pending = client.start_hint(HintTerms(action=HintAction.RELEASE, session="s"))
+    await_that(lambda: pending.is_over)
+    assert place.ask("retained") == []
 
 
 def test_blocks_and_the_life_of_one(place: Place) -> None:

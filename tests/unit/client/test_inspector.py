@@ -10,6 +10,7 @@ import pytest
 from kvoffload.client.inspector import Inspector
 from kvoffload.errors import ServerError
 from kvoffload.protocol import AgentSession, AgentSessions, GroupTerms, IdentityField, ListAgentSessions, Reuse, Role
+from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
 from kvoffload.protocol.limits import ARRAY_ITEMS
 from kvoffload.protocol.message import Reply, Request
 from kvoffload.protocol.survey import (
@@ -51,6 +52,7 @@ class PlayedServer:
     processes: tuple[JoinedProcess, ...] = ()
     identities: tuple[IdentityRead, ...] = (MODEL, OTHER)
     agents: tuple[AgentSession, ...] = ()
+    retained: tuple[RetainedPrefix, ...] = ()
     asked: list[Request] = field(default_factory=list)
 
     def look_into(self, message: Request) -> Reply:
@@ -66,6 +68,9 @@ class PlayedServer:
                 return ReportRead(report=f"{message.engine} {message.rank}".encode() if message.rank < 2 else b"")
             case ReadIdentity():
                 return self.identities[message.place] if self.identities else IdentityRead(total=0)
+            case ListRetained():
+                shown = self.retained[message.first : message.first + ARRAY_ITEMS]
+                return Retained(total=len(self.retained), size_bytes=5, limit_bytes=9, prefixes=shown)
             case FindBlocks():
                 return BlocksFound(
                     total=9,
@@ -161,3 +166,35 @@ def test_a_block_is_told_of_where_something_is_known() -> None:
         ("evicted", 30, 4096),
         (None, None, None),
     ]
+
+
+def test_all_that_is_retained_is_asked_for_in_parts() -> None:
+    prefix = RetainedPrefix(
+        session="s",
+        engine="e",
+        owner="user 7",
+        tenant="t",
+        fingerprint="ab",
+        tokens=64,
+        size_bytes=4096,
+        ttl_ms=1520,
+        priority=2,
+        was_used=True,
+    )
+    server = PlayedServer(retained=(prefix,) * (ARRAY_ITEMS + 1))
+    rows, size_bytes, limit_bytes = Inspector(server.look_into, token=TOKEN).list_retained()
+    assert (len(rows), size_bytes, limit_bytes) == (ARRAY_ITEMS + 1, 5, 9)
+    assert rows[0] == {
+        "session": "s",
+        "engine": "e",
+        "owner": "user 7",
+        "tenant": "t",
+        "identity": "ab",
+        "tokens": 64,
+        "size_bytes": 4096,
+        "ends_s": 1.5,
+        "priority": 2,
+        "loaded": True,
+    }
+    assert [message.token for message in server.asked if isinstance(message, ListRetained)] == [TOKEN] * 2
+    assert Inspector(PlayedServer().look_into).list_retained() == ([], 5, 9)

@@ -22,6 +22,7 @@ from kvoffload.metrics.exposition import OPEN_TYPE
 from kvoffload.protocol import Role
 from kvoffload.server.loop import CacheServer
 from kvoffload.web.application import Application, hide_secrets
+from kvoffload.web.hints import Hints
 from kvoffload.web.http_message import HttpError, Response
 from kvoffload.web.prefixes import Prefixes
 from kvoffload.web.watcher import Watcher
@@ -37,7 +38,7 @@ WAIT_S = 30.0
 async def application(path: Path, *, token: str = "") -> AsyncIterator[Application]:
     loaded = load_settings(flags={"server": str(path)})
     async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
-        yield Application(Watcher(client), Prefixes(client, token), loaded, token=token)
+        yield Application(Watcher(client), Prefixes(client, token), Hints(client, token), loaded, token=token)
 
 
 async def get(app: Application, path: str, **headers: str) -> tuple[int, Response]:

@@ -20,7 +20,7 @@ def test_a_prompt_by_its_hashes() -> None:
     [prompt] = question.prompts
     assert prompt.hashes == b"\x0a" * 32 + b"\xff" * 32 + b"\x0a\x0b" + bytes(30)
     assert (prompt.tokens, prompt.limit, question.is_batch) == (None, 48, False)
-    assert (question.alignment, question.wait_ms, question.seed) == (1, 0, None)
+    assert (question.alignment, question.wait_ms, question.meant.seed) == (1, 0, None)
 
 
 def test_a_prompt_by_its_tokens_is_never_loaded_whole() -> None:
@@ -28,7 +28,7 @@ def test_a_prompt_by_its_tokens_is_never_loaded_whole() -> None:
     [prompt] = question.prompts
     assert prompt.tokens is not None
     assert (prompt.tokens.tolist(), prompt.limit) == ([1, 0, MAX_TOKEN], 2)
-    assert (prompt.salt, prompt.tenant, question.seed, question.model) == ("s", "t", "", "m")
+    assert (prompt.salt, prompt.tenant, question.meant.seed, question.meant.model) == ("s", "t", "", "m")
     assert read_body({"tokens": []}).prompts[0].limit == 0
     assert read_body({"tokens": [1], "limit": 1}).prompts[0].limit == 1
 
@@ -36,14 +36,22 @@ def test_a_prompt_by_its_tokens_is_never_loaded_whole() -> None:
 def test_several_at_once() -> None:
     question = read_body({"prompts": [{"hashes": [ONE]}, {"tokens": [7]}], "identity": "AB", "wait_ms": 5})
     assert ([one.tokens is None for one in question.prompts], question.is_batch) == ([True, False], True)
-    assert (question.identity, question.wait_ms) == ("ab", 5)
+    assert (question.meant.identity, question.wait_ms) == ("ab", 5)
     assert read_body({"prompts": []}).prompts == ()
 
 
 def as_plain(question: Question) -> list[Any]:
     [prompt] = question.prompts
     tokens = None if prompt.tokens is None else prompt.tokens.tolist()
-    return [prompt.hashes, tokens, prompt.salt, prompt.limit, question.model, question.seed, question.wait_ms]
+    return [
+        prompt.hashes,
+        tokens,
+        prompt.salt,
+        prompt.limit,
+        question.meant.model,
+        question.meant.seed,
+        question.wait_ms,
+    ]
 
 
 @pytest.mark.parametrize(

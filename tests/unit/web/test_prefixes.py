@@ -17,7 +17,7 @@ from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
 from kvoffload.protocol.survey import FindPrefix
 from kvoffload.server.loop import CacheServer
-from kvoffload.web import prefixes
+from kvoffload.web import prompt_chains
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import read_body
 from kvoffload.web.prefixes import Prefixes
@@ -136,7 +136,7 @@ async def test_a_disk_adds_to_what_memory_has(tmp_path: Path) -> None:
 
 
 async def test_too_many_identities_are_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "MAX_IDENTITIES", 1)
+    monkeypatch.setattr(prompt_chains, "MAX_IDENTITIES", 1)
     path = tmp_path / "s"
     with one_server(path), engine(path, "one"), engine(path, "two"):
         async with asking(path) as asked:
@@ -152,7 +152,7 @@ async def test_without_a_server_nothing_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_new_server_numbers_its_identities_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "FRESH_S", 2.0**40)
+    monkeypatch.setattr(prompt_chains, "FRESH_S", 2.0**40)
     path = tmp_path / "s"
     async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
         asked, former = Prefixes(client, ""), 0

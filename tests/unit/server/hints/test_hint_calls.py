@@ -7,6 +7,7 @@ import pytest
 from kvoffload.cache import Ask, CacheGeometry
 from kvoffload.protocol import Clear, Drain, ErrorCode, HintAction, Hinted, HintOutcome, Stats
 from kvoffload.protocol.hints import ListRetained
+from kvoffload.server import ServerLimits
 from kvoffload.server.hints.hint_calls import DEFAULT_TTL_MS
 from tests.kit.cache.cache_model import HYBRID, KIB, PLAIN, block_hashes, make_chain
 from tests.kit.server.chains import save_chain
@@ -48,7 +49,7 @@ def test_what_is_retained_is_not_evicted_until_it_ends() -> None:
         fill(engine, conversation=3000)
         assert not has(engine, chain)
         assert counts(watch(server)) == (
-            {"retain_partly": 1},
+            {"retain.partly": 1},
             {"hit_retained": 64, "unused_retained": 0, "gave_way": 0},
         )
 
@@ -227,3 +228,15 @@ def test_before_there_is_memory_and_without_tiers() -> None:
         assert (told.outcome, told.tokens) == (HintOutcome.PARTLY, 32)
         assert hint(engine, HintAction.PREFETCH, chain[:64]) == hint_done(32)
         assert hint(engine, HintAction.PREFETCH, chain[64:]).outcome is HintOutcome.NOTHING
+
+
+def test_an_identity_gives_its_place_to_others_with_what_is_retained_of_it() -> None:
+    chain = make_chain(1, 4)
+    with Server(terms=TERMS, limits=ServerLimits(namespaces=1)) as server:
+        engine = server.process("a").join(PLAIN, name="one")
+        store(engine, chain)
+        hint(engine, RETAIN, chain, session="s")
+        server.exit_process(engine)
+        assert [row.session for row in list_retained(watch(server))] == ["s"]
+        server.process("b").join(PLAIN, name="two")
+        assert list_retained(watch(server)) == []

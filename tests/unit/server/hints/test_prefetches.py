@@ -8,6 +8,7 @@ import pytest
 
 from kvoffload.cache import Ask
 from kvoffload.protocol import HintAction, HintOutcome
+from kvoffload.server import ServerLimits
 from kvoffload.server.hints import prefetches
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
@@ -130,3 +131,22 @@ def test_one_that_is_released_while_it_comes_is_not_retained(server: Server, eng
     assert hint(engine, HintAction.RELEASE, session="s").outcome is HintOutcome.DONE
     turn(engine)
     assert list_retained(operator) == []
+
+
+def test_what_came_for_an_identity_that_is_forgotten_is_forgotten_too() -> None:
+    chain = make_chain(1, 8)
+    tier = TierTraffic(MemoryTier(), TierTerms(name="disk"), open_pidfd=lambda: 1_000_000)
+    limits = ServerLimits(namespaces=1)
+    with Server(terms=TERMS, limits=limits, tiers={"main": TierChain([tier])}) as server:
+        engine = server.process("first").join(PLAIN, name="one")
+        bring_down(engine, chain)
+        hint(engine, PREFETCH, chain)
+        turn(engine)
+        assert count_there(engine, chain) == 8
+        pass_time(engine, 1)
+        server.cache.clear(engine.name_space)
+        server.exit_process(engine)
+        other = server.process("second").join(PLAIN, name="two")
+        pass_time(other, 1)
+        assert server.core.faults.logged == set()
+        assert counts(watch(server))[1] == {}

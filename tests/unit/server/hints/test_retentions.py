@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvoffload.cache import CacheTerms
 from kvoffload.protocol import HintAction, HintOutcome
 from kvoffload.protocol.hints import ListRetained
 from kvoffload.server import DomainTerms
 from kvoffload.server.hints import retentions
 from kvoffload.server.sessions.domain import TenantTerms
+from kvoffload.units import MIB
 from tests.kit.cache.cache_model import KIB, PLAIN, make_chain
 from tests.kit.server.explained import store
-from tests.kit.server.harness import UID, Server
+from tests.kit.server.harness import UID, CacheWithoutProcesses, Server
 from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, watch
 
 RETAIN, RELEASE = HintAction.RETAIN, HintAction.RELEASE
@@ -47,6 +49,35 @@ def test_where_a_reservation_finds_no_room_the_weakest_give_way_first() -> None:
             pass_time(engine, 0.2)
             assert [row.session for row in list_retained(operator)] == left
         assert counts(operator)[1] == {"hit_retained": 0, "unused_retained": 4 * 128, "gave_way": 4 * 128}
+
+
+def test_what_was_lacking_before_takes_nothing() -> None:
+    with Server(terms=TERMS) as server:
+        engine = server.process("first").join(PLAIN)
+        session = server.cache.open_session()
+        held = server.cache.reserve(session, engine.name_space, 0, count=BLOCKS + 1)
+        server.cache.abort(session, held.tickets)
+        store(engine, make_chain(1, 8))
+        hint(engine, RETAIN, make_chain(1, 8), session="s")
+        pass_time(engine, 0.2)
+        assert len(list_retained(watch(server))) == 1
+
+
+def test_while_the_pool_grows_nothing_gives_way() -> None:
+    terms = CacheTerms(memory_bytes=4 * MIB, segment_bytes=2 * MIB, extent_bytes=16 * KIB, step_bytes=MIB, policy="lru")
+    with Server(terms=TERMS, memory=None) as server:
+        server.attach("main", CacheWithoutProcesses.begin(terms))
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        store(engine, make_chain(1, 8))
+        hint(engine, RETAIN, make_chain(1, 8), session="s")
+        session = server.cache.open_session()
+        assert len(server.cache.reserve(session, engine.name_space, 0, count=2 * BLOCKS)) < 2 * BLOCKS
+        assert server.cache.grow()
+        pass_time(engine, 0.2)
+        assert len(list_retained(operator)) == 1
+        server.cache.reserve(session, engine.name_space, 0, count=2 * BLOCKS)
+        pass_time(engine, 0.2)
+        assert list_retained(operator) == []
 
 
 def test_a_session_over_its_own_limit_takes_nothing_from_others() -> None:

@@ -1,0 +1,127 @@
+"""Which of the server's identities are meant by what was asked, and a prompt's blocks by the names that each gives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from itertools import count
+from typing import Any
+
+from kvoffload.client.async_client import AsyncClient
+from kvoffload.errors import ServerError
+from kvoffload.keys.prompt_hashes import HashTerms, choose_seed, digest_seed, hash_prompt
+from kvoffload.protocol.limits import MAX_BLOCKS
+from kvoffload.protocol.survey import IdentityRead, ReadIdentity
+from kvoffload.web.http_message import HttpError
+from kvoffload.web.prefix_question import Meant, Prompt
+
+Row = dict[str, Any]
+FRESH_S = 1.0
+"""For so long the server's identities are taken to be the same."""
+MAX_IDENTITIES = 16
+"""In one answer."""
+_SHOWN_DIGITS = 12
+
+
+class KnownIdentities:
+    """Belongs to one loop; of one domain of the server, that of the client."""
+
+    def __init__(self, client: AsyncClient, token: str) -> None:
+        """Takes a client, and the operator's `token` for those who are not the server's user."""
+        self._client = client
+        self._token = token
+        self._known: tuple[IdentityRead, ...] = ()
+        self._known_of = 0
+        """Which server's, by its boot id: another one gives other numbers."""
+        self._fresh_until_s = 0.0
+
+    async def choose(self, meant: Meant) -> list[IdentityRead]:
+        """Those that are meant. HttpError: they are too many. ServerError: the server refuses, or does not answer."""
+        known = await self._read()
+        chosen = [
+            read
+            for read in known
+            if read.fingerprint.hex().startswith(meant.identity) and meant.model in ("", _model_of(read))
+        ]
+        if len(chosen) > MAX_IDENTITIES:
+            line = (
+                f"{len(chosen)} identities are meant, {MAX_IDENTITIES} are allowed: say more of `identity`, or `model`"
+            )
+            raise HttpError(HTTPStatus.BAD_REQUEST, line)
+        return chosen
+
+    def check_same(self) -> None:
+        """Checks that the server is that whose identities were chosen. ServerError: it is not."""
+        if self._client.boot_id != self._known_of:
+            raise ServerError("the cache server was replaced meanwhile", remedy="ask again")
+
+    def forget(self) -> None:
+        """One of them may not be known to the server any more."""
+        self._fresh_until_s = 0.0
+
+    async def _read(self) -> Sequence[IdentityRead]:
+        if self._known_of != self._client.boot_id or time.monotonic() >= self._fresh_until_s:
+            boot_id, found = self._client.boot_id, []
+            for place in count():
+                read = await self._client.look_into(ReadIdentity(place=place, token=self._token))
+                assert isinstance(read, IdentityRead)
+                if read.fingerprint:
+                    found.append(read)
+                if place + 1 >= read.total:
+                    break
+            self._known, self._known_of, self._fresh_until_s = tuple(found), boot_id, time.monotonic() + FRESH_S
+        return self._known
+
+
+class PromptChains:
+    """One prompt's hashes, made once for all identities that name blocks alike."""
+
+    def __init__(self, prompt: Prompt, meant: Meant) -> None:
+        self._prompt = prompt
+        self._meant = meant
+        self._made: dict[tuple[str, int], bytes] = {}
+
+    async def make(self, read: IdentityRead) -> bytes:
+        """Makes what an identity calls the prompt's blocks. ValueError: only an engine can, or it is too long."""
+        kind = read.hash_algorithm, read.hash_block_size
+        self._check_seed(read)
+        if kind not in self._made:
+            self._made[kind] = await self._make(read)
+        return self._made[kind]
+
+    def _check_seed(self, read: IdentityRead) -> None:
+        """Checks the seed. ValueError: other hashes would come of these tokens than the engine's."""
+        if self._prompt.tokens is None:
+            return
+        if not read.hash_block_size:
+            raise ValueError("no engine has said yet how these blocks are named: ask with hashes")
+        seed = choose_seed(read.hash_algorithm, self._meant.seed)
+        if read.hash_seed and read.hash_seed != digest_seed(seed):
+            raise ValueError("its engines have another seed: say their PYTHONHASHSEED as `seed`, or ask with hashes")
+
+    async def _make(self, read: IdentityRead) -> bytes:
+        prompt = self._prompt
+        if prompt.tokens is None:
+            return prompt.hashes
+        if len(prompt.tokens) // read.hash_block_size > MAX_BLOCKS:
+            raise ValueError(f"{len(prompt.tokens)} tokens make more than {MAX_BLOCKS} hashes")
+        terms = HashTerms(
+            algorithm=read.hash_algorithm,
+            block_size=read.hash_block_size,
+            seed=self._meant.seed,
+            salt=prompt.salt,
+            tenant=prompt.tenant,
+        )
+        # Long ones take tens of milliseconds, in which others want to be answered.
+        return await asyncio.to_thread(hash_prompt, prompt.tokens, terms)
+
+
+def name_identity(read: IdentityRead) -> Row:
+    """Names an identity as answers do."""
+    return {"identity": read.fingerprint.hex()[:_SHOWN_DIGITS], "model": _model_of(read)}
+
+
+def _model_of(read: IdentityRead) -> str:
+    return next((part.value for part in read.identity if part.name == "model"), "")

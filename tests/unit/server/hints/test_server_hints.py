@@ -1,0 +1,138 @@
+"""Hints to real servers: prefixes come from a disk, from Valkey and from a peer; a restart ends what is retained."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvoffload.cache import Ask
+from kvoffload.client import AsyncClient, Client, HintTerms
+from kvoffload.errors import ServerError
+from kvoffload.protocol import Hint, HintAction, Hinted, HintOutcome, Role
+from kvoffload.protocol.hints import ListRetained, Retained
+from kvoffload.server.loop import CacheServer
+from kvoffload.server.tiering.terms import TierPlan
+from tests.kit.cache.offload_contract import CHAIN, TOKENS, save
+from tests.kit.children import child
+from tests.kit.server.fleets import Fleet
+from tests.kit.server.shared_stores import share_valkey
+from tests.kit.server.tiers import NAME, WAIT_S, await_that, counts_of, disk_below, serving, traffic_of
+from tests.unit.client.conftest import SERVER, make_terms
+
+RECORDS = 16 + 8 + 4
+PREFETCH = HintTerms(action=HintAction.PREFETCH, chain=CHAIN)
+RETAIN = HintTerms(action=HintAction.RETAIN, chain=CHAIN, session="s")
+
+
+@contextmanager
+def on_disk(folder: Path) -> Iterator[TierPlan]:
+    folder.mkdir(mode=0o700)
+    yield disk_below(folder)
+
+
+@contextmanager
+def in_valkey(folder: Path) -> Iterator[TierPlan]:
+    folder.mkdir()
+    with share_valkey(folder) as store:
+        yield store.below()
+
+
+def empty(server: CacheServer) -> None:
+    cache = server.core.domains[""].cache
+    assert cache is not None
+    await_that(lambda: cache.evict(1 << 40) == 0)
+
+
+@pytest.mark.parametrize("tier", [on_disk, in_valkey])
+async def test_a_prefix_comes_up_before_its_request(
+    tmp_path: Path, tier: Callable[[Path], AbstractContextManager[TierPlan]]
+) -> None:
+    with tier(tmp_path / "tier") as plan, serving(tmp_path / "s", tiers={"": [plan]}) as server:
+        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await save(client)
+            await_that(lambda: counts_of(server)["written"] == RECORDS)
+            empty(server)
+            told = await client.hint(PREFETCH)
+            assert (told.outcome, told.tokens) == (HintOutcome.DONE, TOKENS)
+            await_that(lambda: client.find_boundary(Ask(CHAIN)) == TOKENS)
+            found = await client.acquire(Ask(CHAIN))
+            assert found.lease is not None
+            client.release(found.lease)
+            async with asyncio.timeout(WAIT_S):
+                while (await client.insight()).hint_tokens.get("hit_prefetched") != TOKENS:
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_session_that_another_server_keeps_comes_from_there(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(fleet.serving(name)) for name in fleet.members}
+        await_that(
+            lambda: all(
+                one.state.value == "ready" for server in servers.values() for one in traffic_of(server).health()
+            )
+        )
+        await fleet.save_at("a", servers["a"])
+        async with fleet.client("b") as client:
+            assert await client.wait_until_served(WAIT_S)
+            wanted = HintTerms(action=HintAction.HAND_OVER, chain=CHAIN, session="s", ttl_s=60)
+            told = await client.hint(wanted)
+            assert (told.outcome, told.tokens) == (HintOutcome.DONE, TOKENS)
+            await_that(lambda: client.find_boundary(Ask(CHAIN)) == TOKENS)
+            async with asyncio.timeout(WAIT_S):
+                while (await client.insight()).retained != 1:
+                    await asyncio.sleep(0.01)
+            assert (await client.hint(HintTerms(action=HintAction.RELEASE, session="s"))).tokens == TOKENS
+
+
+async def test_after_a_restart_the_blocks_are_there_and_nothing_is_retained(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as server:
+        client = await AsyncClient(make_terms(path)).start()
+        assert await client.wait_until_served(WAIT_S)
+        await save(client)
+        assert (await client.hint(RETAIN)).outcome is HintOutcome.DONE
+        assert (await client.insight()).retained == 1
+        server.kill()
+        server.wait()
+        while client.is_served:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ServerError, match="hint"):
+            await client.hint(RETAIN)
+    with child(["-c", SERVER, str(path), "60"], says="serves"):
+        assert await client.wait_until_served(WAIT_S)
+        assert client.find_boundary(Ask(CHAIN)) == TOKENS
+        assert (await client.insight()).retained == 0
+        async with asyncio.timeout(WAIT_S):
+            while (await client.stats()).leases:
+                await asyncio.sleep(0.01)
+        assert (await client.hint(HintTerms(action=HintAction.RELEASE, session="s"))).outcome is HintOutcome.NOTHING
+        assert (await client.hint(RETAIN)).outcome is HintOutcome.DONE
+        await client.close()
+
+
+def test_a_hint_of_a_thread_waits_for_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    told: queue.Queue[Hinted | None] = queue.Queue()
+    with Client(make_terms(path)) as client:
+        pending = client.start_hint(RETAIN, on_answer=told.put)
+        assert (pending.is_over, told.get_nowait()) == (True, None)
+        with serving(path):
+            assert client.wait_until_served(WAIT_S)
+            pending = client.start_hint(RETAIN, on_answer=told.put)
+            found = told.get(timeout=WAIT_S)
+            assert found is not None
+            assert (found.outcome, pending.answer) == (HintOutcome.NOTHING, found)
+            with Client(make_terms(path, role=Role.OBSERVER)) as operator:
+                assert operator.wait_until_served(WAIT_S)
+                listed = operator.look_into(ListRetained())
+                assert isinstance(listed, Retained)
+                assert listed.total == 0
+                hint = Hint(name_space=0, action=HintAction.RELEASE, session="s")
+                assert operator.look_into(hint) == Hinted(outcome=HintOutcome.NOTHING)
