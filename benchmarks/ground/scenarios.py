@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,12 @@ PARTS = 4
 POOL_SHARE = 1 / 10
 """A pool that is too small has so much of all that conversations have computed."""
 SHORT_TOKENS = 20_000
-AGENTS = 4
-TURNS = 6
-"""Of each agent. Between two of them others fill the pool more than three times."""
-SESSIONS_POOL_SHARE = 1 / 20
-"""A pool has so much of all that others compute beside agents."""
+AGENTS, TURNS = 4, 5
+"""Sessions among conversations, and turns of each."""
+SESSIONS = 800
+"""Requests of conversations beside them, about."""
+POOL_TOKENS_PER_REQUEST = 320
+"""Of those: so the pool has a twentieth of what they read."""
 AGENTS_SHARE = 1 / 3
 """Of the pool, which agents' sessions have at their ends: a little less than a server retains for one user."""
 SHARED_POOL = 256 * GIB
@@ -78,7 +79,8 @@ class Ground:
 
 def measure_model(model: Model, ground: Ground, progress: Progress) -> Iterator[Result]:
     """Every scenario of one model."""
-    for scenario in SHORT if ground.is_short else ALL:
+    # What is asked for by name need not be quick.
+    for scenario in SHORT if ground.is_short and not ground.scenarios else ALL:
         if ground.scenarios and scenario.__name__ not in ground.scenarios:
             continue
         progress(f"{model.name}: {(scenario.__doc__ or '').splitlines()[0].rstrip('.').lower()}")
@@ -266,37 +268,40 @@ def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
-    """Agents' turns among conversations of twenty times the pool's size, with their sessions named and without."""
-    asks = [ask for ask in read_conversations(ground.find_trace(), limit=480) if ask.tokens <= SHORT_TOKENS]
-    if ground.is_short:
-        asks = asks[: len(asks) // 3]
-    count = AGENTS // 2 if ground.is_short else AGENTS
+    """Agents among conversations that fill the pool twice between their turns, with and without hints."""
+    size = SESSIONS // 2 if ground.is_short else SESSIONS
+    trace = ground.folder / "sessions.jsonl"
+    write_conversations(trace, requests=size)
+    # Short answers: what displaces others is what is read.
+    asks = [
+        replace(ask, answer=ask.answer[:16])
+        for ask in read_conversations(trace, limit=size)
+        if ask.tokens <= SHORT_TOKENS
+    ]
     others = cut(come_at(asks, tokens_per_s=LOADS[1] * StepCost(model).prefill_rate()), TURNS)
-    with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
-        _serve_parts(engine, others)
-        connector: Any = engine.scheduler.connector
-        all_bytes = connector.pool.used_bytes
-    pool_bytes = max(round(all_bytes * SESSIONS_POOL_SHARE / SEGMENT_BYTES), 1) * SEGMENT_BYTES
+    pool_tokens = size * POOL_TOKENS_PER_REQUEST
+    pool_bytes = max(round(pool_tokens * _count_token_bytes(model) / SEGMENT_BYTES), 1) * SEGMENT_BYTES
     # At their ends the sessions have so much of the pool.
-    last_tokens = int(AGENTS_SHARE * pool_bytes / _count_token_bytes(model) / count)
-    turn_tokens = last_tokens // (2 * len(others))
+    last_tokens = int(AGENTS_SHARE * pool_tokens / AGENTS)
+    turn_tokens = last_tokens // (2 * TURNS)
     agents = make_agents(
-        count,
-        turns=len(others),
-        first_tokens=last_tokens - len(others) * turn_tokens,
-        tool_tokens=turn_tokens - turn_tokens // 4,
-        new_tokens=turn_tokens // 4,
+        AGENTS,
+        turns=TURNS,
+        first_tokens=last_tokens - TURNS * turn_tokens,
+        tool_tokens=turn_tokens - turn_tokens // 8,
+        new_tokens=turn_tokens // 8,
         think_s=1.0,
     )
-    params: Params = {"model": model.name, "scenario": "sessions", "pool_mib": pool_bytes // MIB, "agents": count}
+    terms = EngineTerms(step_tokens=2048)
+    params: Params = {"model": model.name, "scenario": "sessions", "pool_mib": pool_bytes // MIB, "agents": AGENTS}
     plain, named = mix_agents(others, agents), mix_agents(others, agents, ttl_s=3600.0)
     runs = {}
     for name, parts in (("without", plain), ("with", named)):
-        with open_ours(model, EngineTerms(), pool_bytes=pool_bytes) as engine:
+        with open_ours(model, terms, pool_bytes=pool_bytes) as engine:
             runs[name] = _serve_parts(engine, parts)
             left = count_left(engine)
     for name, size_bytes in (("ideal", pool_bytes), ("all", ROOM)):
-        with open_ideal(model, EngineTerms(), pool_bytes=size_bytes) as engine:
+        with open_ideal(model, terms, pool_bytes=size_bytes) as engine:
             runs[name] = _serve_parts(engine, plain)
     hits = {name: _divide_hits(run) for name, run in runs.items()}
     params |= {"agent_turns": len(agents), "requests": len(agents) + len(asks)}
@@ -363,7 +368,7 @@ def _read_conversations(model: Model, ground: Ground) -> list[Ask]:
 
 
 Scenario = Callable[[Model, Ground], Iterator[Result]]
-SHORT: Sequence[Scenario] = (save_all, save_before_eviction, carry_backlog, divide, keep_sessions, compute_all)
+SHORT: Sequence[Scenario] = (save_all, save_before_eviction, carry_backlog, divide, compute_all)
 ALL: Sequence[Scenario] = (
     save_all,
     save_before_eviction,

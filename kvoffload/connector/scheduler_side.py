@@ -262,6 +262,8 @@ class SchedulerSide:
         tracked = self.requests.get(request.request_id)
         if self.parts is not None and tracked is not None:
             self.parts.saves.look_out.admit(tracked)
+            if tracked.wishes:
+                self.parts.hints.admit(tracked)
 
     def plan_load(self, request: Request, block_ids: Sequence[Sequence[int]], external: int) -> None:
         """Blocks were allocated for a hit of so many tokens: a load is queued for the next plan."""
@@ -523,7 +525,7 @@ class SchedulerSide:
         """Says, after a step without anything to do, how many are going to be like it if nothing happens."""
         if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching:
             return 0
-        if not parts.restores.is_quiet or parts.hints.pending:
+        if not (parts.restores.is_quiet and parts.hints.is_quiet):
             return 0
         return parts.saves.look_out.rest_steps
 

@@ -209,15 +209,15 @@ class Application:
         told = [{"identities": rows} for rows in found]
         return json_response({"prompts": told} if question.is_batch else told[0])
 
-    async def _hint(self, request: Request) -> Response:
-        with _as_gateway():
-            return json_response(await self._hints.do(read_envelope(request.read_json())))
-
     async def _list_agents(self, request: Request) -> Response:
         wanted = request.head.query.get("session")
         with _as_gateway():
             found = await self._watcher.list_agents(self._token)
         return json_response({"sessions": [describe_agent(one) for one in found if wanted in (None, one.name)]})
+
+    async def _hint(self, request: Request) -> Response:
+        with _as_gateway():
+            return json_response(await self._hints.do(read_envelope(request.read_json())))
 
     async def _clear(self, _request: Request) -> Response:
         with _as_gateway():

@@ -26,6 +26,8 @@ MAX_WAITING = 64
 """Prefixes of requests that have ended, and whose blocks are being saved. Beyond it they are not retained."""
 MAX_STEPS = 400
 """That a prefix waits for its blocks to be saved."""
+PIECE_TOKENS = 8192
+"""Of a prompt, after which the server is told to retain what there is by then."""
 MAX_NAMES = 16
 """Types of actions that nobody knows and that are counted by their names; any further one is called `other`."""
 MAX_ANSWERS = 1024
@@ -48,6 +50,15 @@ class _Ended:
     last_job: int = 0
 
 
+@dataclass(eq=False)
+class _Turn:
+    """A turn whose prompt is being computed, of a session that is to be retained."""
+
+    tracked: TrackedRequest
+    wish: Wish
+    told_tokens: int = 0
+
+
 class RequestHints:
     """Owned by the scheduler's thread. Nothing here waits, and a request has so many actions at most."""
 
@@ -64,10 +75,16 @@ class RequestHints:
         self._measures = measures or Measures()
         self._clock = clock
         self._waiting: list[_Ended] = []
+        self._turns: dict[str, _Turn] = {}
         self._answers: deque[tuple[str, str]] = deque(maxlen=MAX_ANSWERS)
         """Actions with their outcomes, as threads of the client hear them."""
         self._unknown: set[str] = set()
         self._says_again_s = float("-inf")
+
+    @property
+    def is_quiet(self) -> bool:
+        """A step has nothing to send."""
+        return not (self._waiting or self._turns)
 
     @property
     def pending(self) -> int:
@@ -97,8 +114,15 @@ class RequestHints:
                 tracked.chain.follow(tracked.request.block_hashes)
                 self._send(self._describe(tracked, wish, tracked.chain.tokens), is_meant=not tracked.is_tainted)
 
+    def admit(self, tracked: TrackedRequest) -> None:
+        """It was given blocks."""
+        for wish in tracked.wishes:
+            if wish.action is HintAction.RETAIN and wish.session:
+                self._turns[tracked.request.request_id] = _Turn(tracked, wish)
+
     def end(self, tracked: TrackedRequest, tokens: int) -> None:
         """It has ended with so many tokens that may have been saved; 0: nothing of it is to be kept."""
+        self._turns.pop(tracked.request.request_id, None)
         for wish in tracked.wishes:
             if wish.action is HintAction.RELEASE:
                 self._release(self._describe(tracked, wish, tracked.chain.tokens))
@@ -110,6 +134,8 @@ class RequestHints:
         before: so a prefix waits for the jobs that there are when it is looked at for the second time."""
         if self._answers:
             self.count_answers()
+        if self._turns:
+            self._look_at_turns()
         for one in list(self._waiting) if self._waiting else ():
             one.steps += 1
             if one.steps == 1:
@@ -125,6 +151,7 @@ class RequestHints:
         for one in self._waiting:
             self._count(NAMES[one.terms.action], "skipped")
         self._waiting.clear()
+        self._turns.clear()
 
     def count_answers(self) -> None:
         """Counts what the server has answered."""
@@ -132,6 +159,23 @@ class RequestHints:
             self._count(*self._answers.popleft())
 
     # ---- inside ----
+
+    def _look_at_turns(self) -> None:
+        """In a pool that is too small, what is new may be gone before its turn ends: a session is retained as its
+        prompt is computed, and the end of the turn takes the place of that."""
+        for request_id, turn in list(self._turns.items()):
+            tracked, request = turn.tracked, turn.tracked.request
+            computed = request.num_computed_tokens
+            is_over = computed >= request.num_prompt_tokens
+            if not tracked.has_run or not (is_over or computed >= turn.told_tokens + PIECE_TOKENS):
+                continue
+            turn.told_tokens = computed
+            if is_over:
+                del self._turns[request_id]
+            if not tracked.is_tainted:
+                tracked.chain.follow(request.block_hashes)
+                tokens = min(computed, tracked.chain.tokens, tracked.progress.limit)
+                self._retain(self._describe(tracked, turn.wish, tokens))
 
     def _describe(self, tracked: TrackedRequest, wish: Wish, tokens: int) -> HintTerms:
         limit = self._groups.align(tokens if wish.tokens is None else min(tokens, wish.tokens))

@@ -51,8 +51,8 @@ def pack(*numbers: int) -> bytes:
 class PlayedServer:
     processes: tuple[JoinedProcess, ...] = ()
     identities: tuple[IdentityRead, ...] = (MODEL, OTHER)
-    retained: tuple[RetainedPrefix, ...] = ()
     agents: tuple[AgentSession, ...] = ()
+    retained: tuple[RetainedPrefix, ...] = ()
     asked: list[Request] = field(default_factory=list)
 
     def look_into(self, message: Request) -> Reply:

@@ -89,6 +89,31 @@ def test_a_sessions_next_turn_takes_the_place_of_the_one_before() -> None:
     assert [hint.limit for hint in sent(engine)] == [28]
 
 
+def test_a_session_is_retained_as_its_prompt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a small pool it would be gone before its turn ends."""
+    monkeypatch.setattr(request_hints, "PIECE_TOKENS", 16)
+    engine = make_engine()
+    request = engine.arrive("a", range(40), session="agent", session_ttl_s=60)
+    engine.admit(request, chunk=20)
+    engine.report(engine.step())
+    for _ in range(3):
+        engine.report(engine.step())
+    assert [hint.limit for hint in sent(engine)] == [20]
+    while request.num_computed_tokens < 40:
+        assert engine.run(request, 20)
+        engine.report(engine.step())
+    for _ in range(12):
+        engine.decode(request)
+        assert engine.run(request, 1)
+        engine.report(engine.step())
+    assert [hint.limit for hint in sent(engine)] == [40]
+    engine.finish(request)
+    for _ in range(3):
+        engine.report(engine.step())
+    assert [(hint.session, hint.limit) for hint in sent(engine)] == [("agent", 52)]
+    engine.assert_at_rest()
+
+
 def test_at_arrival_is_asked_what_helps_before_it_runs_and_the_rest_at_its_end() -> None:
     engine = make_engine()
     wishes = hints_of(
