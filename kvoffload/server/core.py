@@ -110,7 +110,7 @@ class ServerCore:
         self._drain = DrainState()
         self._closing: Closing | None = None
         self.faults = FaultLog()
-        self._tiers = TierRequests(tiers, self._feed.tell_stored, self.faults)
+        self._tiers = TierRequests(tiers, self._feed, self.faults)
         self._insight = OperatorCalls(
             self.domains, tell_cleared=self.tell_cleared, express=express, on_prompt=on_prompt
         )
@@ -289,6 +289,8 @@ class ServerCore:
         self.faults.attempt("identities", self._identities.tick)
         self.faults.attempt("sweep", self._sweep)
         self.faults.attempt("look", self._tiers.look)
+        for domain in self.domains:
+            self.faults.attempt("disks", self._feed.check_disks, domain)
 
     def tell_cleared(self, domain: str, name_space: int) -> None:
         """All blocks of a registered identity are being forgotten."""
