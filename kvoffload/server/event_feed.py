@@ -55,7 +55,7 @@ class EventFeed:
         self._caches: dict[str, LocalCache] = {}
         self._unswept: set[str] = set()
         """Domains in which more has left than was told at once."""
-        self._watched: dict[str, WatchedBlocks] = {}
+        self._watched: dict[str, WatchedBlocks[Space]] = {}
         """By domain: what its disks have."""
         self._former: dict[str, dict[int, bytes]] = {}
         """By domain: fingerprints of namespaces that are nobody's any more, until the end of all their blocks is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,20 @@ import numpy.typing as npt
 from kvoffload.hash_rows import as_rows
 from kvoffload.types import HASH_BYTES
 
-if TYPE_CHECKING:
-    from kvoffload.server.event_feed import Space
-
+SpaceT = TypeVar("SpaceT")
+"""Whatever says whose blocks they are."""
 FindThere: TypeAlias = Callable[[int, bytes], npt.NDArray[np.bool_]]
 """Of blocks of a group: which the disk has."""
 
 
-class _Part(NamedTuple):
-    space: Space
+class _Part(NamedTuple, Generic[SpaceT]):
+    space: SpaceT
     group: int
     hashes: bytes
     find: FindThere
 
 
-class WatchedBlocks:
+class WatchedBlocks(Generic[SpaceT]):
     """Of one domain, on all its disks. Belongs to the thread of the server's core.
 
     A disk takes whole segments back and remembers no names, so it cannot say what has left it.
@@ -35,14 +34,14 @@ class WatchedBlocks:
     def __init__(self, limit: int) -> None:
         """Watches so many blocks at most."""
         self._limit = limit
-        self._parts: deque[_Part] = deque()
+        self._parts: deque[_Part[SpaceT]] = deque()
         """The one that is looked up next comes first."""
         self._blocks = 0
 
     def __len__(self) -> int:
         return self._blocks
 
-    def add(self, space: Space, group: int, hashes: bytes, find: FindThere) -> bytes:
+    def add(self, space: SpaceT, group: int, hashes: bytes, find: FindThere) -> bytes:
         """Watches these, as far as there is room: which ones."""
         hashes = hashes[: max(self._limit - self._blocks, 0) * HASH_BYTES]
         if hashes:
@@ -50,7 +49,7 @@ class WatchedBlocks:
             self._blocks += len(hashes) // HASH_BYTES
         return hashes
 
-    def check(self, count: int) -> Iterator[tuple[Space, int, bytes]]:
+    def check(self, count: int) -> Iterator[tuple[SpaceT, int, bytes]]:
         """Looks up about so many of them, whose turn it is, and yields those that are there no more."""
         for _ in range(len(self._parts)):
             if count <= 0:

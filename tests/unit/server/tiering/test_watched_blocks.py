@@ -29,7 +29,7 @@ def part(first: int, end: int) -> bytes:
 
 
 def test_all_are_looked_up_in_turn() -> None:
-    watched, disk = WatchedBlocks(100), Disk()
+    watched, disk = WatchedBlocks[Space](100), Disk()
     for first in range(0, 40, 4):
         assert watched.add(SPACE, first % 3, part(first, first + 4), disk.find) == part(first, first + 4)
     disk.gone = {part(5, 6), part(30, 31), *(part(at, at + 1) for at in range(16, 20))}
@@ -45,7 +45,7 @@ def test_all_are_looked_up_in_turn() -> None:
 
 
 def test_those_beyond_the_bound_are_not_watched() -> None:
-    watched, disk = WatchedBlocks(5), Disk()
+    watched, disk = WatchedBlocks[Space](5), Disk()
     assert watched.add(SPACE, 0, part(0, 3), disk.find) == part(0, 3)
     assert watched.add(SPACE, 0, part(3, 6), disk.find) == part(3, 5)
     assert watched.add(SPACE, 0, part(6, 7), disk.find) == b""
@@ -55,4 +55,4 @@ def test_those_beyond_the_bound_are_not_watched() -> None:
 
 
 def test_of_nothing_nothing_is_asked() -> None:
-    assert list(WatchedBlocks(5).check(10)) == []
+    assert list(WatchedBlocks[Space](5).check(10)) == []
