@@ -116,7 +116,7 @@ class ServerCore:
         self._drain = DrainState()
         self._closing: Closing | None = None
         self.faults = FaultLog()
-        self._tiers = TierRequests(tiers, self._feed.tell_stored, self.faults)
+        self._tiers = TierRequests(tiers, self._feed, self.faults)
         self._hints = HintCalls(terms, self.domains, self._tiers)
         self._insight = OperatorCalls(
             self.domains,
@@ -303,6 +303,8 @@ class ServerCore:
         self.faults.attempt("identities", self._identities.tick)
         self.faults.attempt("sweep", self._sweep)
         self.faults.attempt("look", self._tiers.look)
+        for domain in self.domains:
+            self.faults.attempt("disks", self._feed.check_disks, domain)
 
     def advance(self, now_ns: int) -> list[Sendable]:
         """To be called in every turn of the loop: goes on with tiers and hints, and gives the answers that are due."""

@@ -13,6 +13,7 @@ from kvoffload.protocol import Cleared, EventsLost, Medium, NamespaceOpened, Rem
 from kvoffload.protocol.message import Event
 from kvoffload.server.shares import has_shares
 from kvoffload.server.terms import ServerLimits
+from kvoffload.server.tiering.watched_blocks import FindThere, WatchedBlocks
 from kvoffload.types import HASH_BYTES
 
 SpaceEvent: TypeAlias = Stored | Removed | Cleared
@@ -54,6 +55,8 @@ class EventFeed:
         self._caches: dict[str, LocalCache] = {}
         self._unswept: set[str] = set()
         """Domains in which more has left than was told at once."""
+        self._watched: dict[str, WatchedBlocks[Space]] = {}
+        """By domain: what its disks have."""
         self._former: dict[str, dict[int, bytes]] = {}
         """By domain: fingerprints of namespaces that are nobody's any more, until the end of all their blocks is
         told."""
@@ -83,6 +86,7 @@ class EventFeed:
             self._watch(ended.domain)
             self._unswept.discard(ended.domain)
             self._former.pop(ended.domain, None)
+            self._watched.pop(ended.domain, None)
             self._on_heard(bool(self._subscribers))
 
     def ready(self) -> list[bytes]:
@@ -115,6 +119,23 @@ class EventFeed:
         self._tell(space, event)
         # Whatever leaves from here on is told later; some may have left before.
         self._tell_gone(space, group, hashes)
+
+    def tell_written(self, space: Space, stored: StoredBlocks, *, medium: Medium, find: FindThere | None) -> None:
+        """These blocks are in a slower tier from now on. `find` says later which are there still; None: nobody can."""
+        if not self._is_heard(space.domain):
+            return
+        group, hashes, parents = stored
+        if find is not None:
+            watched = self._watched.setdefault(space.domain, WatchedBlocks(self._limits.watched_blocks))
+            hashes = watched.add(space, group, hashes, find)
+        if hashes:
+            name_space, parents = space.name_space, parents[: len(hashes)]
+            self._tell(space, Stored(name_space=name_space, medium=medium, group=group, hashes=hashes, parents=parents))
+
+    def tell_missing(self, space: Space, group: int, hashes: bytes, *, medium: Medium) -> None:
+        """A slower tier was found not to have these blocks."""
+        if hashes and self._is_heard(space.domain):
+            self._tell(space, Removed(name_space=space.name_space, medium=medium, group=group, hashes=hashes))
 
     def tell_lost(self, count: int) -> None:
         """So many blocks were stored of which nothing else is known."""
@@ -152,6 +173,12 @@ class EventFeed:
             if subscriber.domain == domain:
                 subscriber.told -= former.keys()
         self._former.pop(domain, None)
+
+    def check_disks(self, domain: str) -> None:
+        """Is called now and then: tells of some of the blocks that disks have no more."""
+        watched = self._watched.get(domain)
+        for space, group, hashes in () if watched is None else watched.check(self._limits.swept_blocks):
+            self.tell_missing(space, group, hashes, medium=Medium.DISK)
 
     def _tell_gone(self, space: Space, group: int, hashes: bytes) -> None:
         """Tells of those of these blocks that are not there now. Others came again, which was told or will be."""

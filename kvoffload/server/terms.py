@@ -40,7 +40,10 @@ class ServerLimits:
     queued_hashes: int = 1 << 18
     """In the events of one subscriber; likewise."""
     swept_blocks: int = 4096
-    """Of those that left a domain's memory, how many are told of at once."""
+    """Of those that left a domain's memory, how many are told of at once; and of those on its disks, how many a tick
+    looks at."""
+    watched_blocks: int = 1 << 20
+    """On a domain's disks, of which subscribers were told. Those beyond are not told."""
     listed_blocks: int = 4096
     """In one answer to `list_blocks`."""
 

@@ -89,6 +89,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/client/block_calls.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/client/insight.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/client/inspector.py": "fields of the own server's answers, whose sizes the codec has checked",
+    "kvoffload/client/inventory.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/client/joining.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/client/link.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/connector/engine/pipeline.py": "ranks of one engine among themselves",

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
@@ -21,7 +22,7 @@ from kvoffload.connector.engine.saved_tokens import MAX_BLOCKS, SavedRun, SavedT
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.hash_rows import as_rows
-from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
+from kvoffload.protocol import EventsLost, Medium, NamespaceOpened, Removed, Stored
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -40,11 +41,28 @@ MAX_NOTES = 128
 """Of a step's blocks each, whose tokens were not looked at yet. Beyond it the oldest are told without tokens."""
 RUN_BLOCKS = 256
 """So many blocks of a note are looked at before others get their turn."""
-LOCAL = "LOCAL"
-"""Where the publisher itself is."""
+
+
+class _Place(NamedTuple):
+    """What events say of where blocks are; `ownership` names a tier below memory."""
+
+    medium: str
+    locality: str
+    ownership: str | None = None
+
+
+_PLACES = {
+    Medium.MEMORY: _Place(MEDIUM_CPU, "LOCAL"),
+    # Older releases of vLLM have no name for it.
+    Medium.DISK: _Place("STORAGE", "LOCAL", "disk"),
+    Medium.REMOTE: _Place("STORAGE", "REMOTE", "remote"),
+}
 _NO_PARENT = bytes(HASH_BYTES)
 _KNOWN_FIELDS = frozenset(BlockStored.__struct_fields__)
 """Older releases of vLLM have fewer."""
+
+
+_Told: TypeAlias = Stored | Removed | EventsLost | InventoryBegun | InventoryEnded
 
 
 class _Note(NamedTuple):
@@ -56,9 +74,27 @@ class _Note(NamedTuple):
     request: Request
 
 
+@dataclass(eq=False)
+class _Picture:
+    """What whoever hears all that is told knows of one medium."""
+
+    constants: list[dict[str, Any]]
+    """By group: what all its events say."""
+    loadable: LoadableBlocks | None
+    told: dict[tuple[int, bytes], bool] = field(default_factory=dict)
+    """Blocks that are known to be there, by the first group of their table and name, and whether that was told with
+    tokens."""
+    stale: dict[tuple[int, bytes], bool] = field(default_factory=dict)
+    """Likewise: those that the present inventory has not told so far."""
+    masks: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    """Over the names of blocks that were told under another mask than others have, by group and name, the oldest
+    first."""
+
+
 class CacheEvents:
-    """Tells what all engines of this identity have in the server's memory. Blocks are noted and events taken by the
-    scheduler's thread, the server is heard on a thread of the client, and a third one makes of it what is told.
+    """Tells what all engines of this identity have in the server's memory and in its slower tiers. Blocks are noted and
+    events taken by the scheduler's thread, the server is heard on a thread of the client, and a third one makes of it
+    what is told.
 
     Blocks of requests that this engine had are told with their tokens and what else makes their names, those that
     follow each other in one event. Others are told by their names until such a request comes, and those whose names are
@@ -83,7 +119,7 @@ class CacheEvents:
         self._groups = groups
         self._find_mask = find_mask
         self._ask_again: Callable[[], bool] = lambda: False
-        self._heard: deque[Stored | Removed | InventoryBegun | InventoryEnded] = deque()
+        self._heard: deque[_Told] = deque()
         self._has_lost = False
         """Events, so that all is void until the next inventory."""
         self._noted: deque[_Note] = deque(maxlen=MAX_NOTES)
@@ -94,29 +130,10 @@ class CacheEvents:
         is the last one's: what that has, the others have."""
         self._filters = len(groups.of_table) > 1 and groups.first_prefix is not None
         """Blocks are told where all groups together can load them."""
-        self._loadable = self._make_loadable()
-        self._told: dict[tuple[int, bytes], bool] = {}
-        """Blocks that are known to be there by whoever hears all that is told, by the first group of their table and
-        name, and whether it was told with tokens."""
-        self._stale: dict[tuple[int, bytes], bool] = {}
-        """Likewise: those that the present inventory has not told so far."""
         self._wants_again = self._repeats = False
         """The next inventory tells again what was told; the present one does."""
         self._saved = [SavedTokens(rule.block_size) for rule in groups.rules]
-        self._constants = [
-            _keep_known(
-                block_size=facts.rule.block_size,
-                medium=MEDIUM_CPU,
-                group_idx=facts.index,
-                locality=LOCAL,
-                **(kinds[facts.index]._asdict() if facts.index < len(kinds) else {}),
-            )
-            for facts in groups.facts
-        ]
-        """By group: what all its events say."""
-        self._masks: dict[tuple[int, bytes], bytes] = {}
-        """Over the names of blocks that were told under another mask than others have, by group and name, the oldest
-        first."""
+        self._pictures = {medium: self._begin_picture(kinds, medium) for medium in Medium}
         are_hashes = maybe_convert_block_hash(BlockHash(NO_MASK)) == NO_MASK
         self._convert: Callable[[BlockHash], Any] | None = None if are_hashes else maybe_convert_block_hash
         """None: events have the hashes as they are."""
@@ -160,13 +177,15 @@ class CacheEvents:
             is_ours = event.fingerprint == self._fingerprint
             (self._name_spaces.add if is_ours else self._name_spaces.discard)(event.name_space)
         elif isinstance(event, Stored | Removed):
-            is_ours = event.name_space in self._name_spaces and event.medium is Medium.MEMORY
+            is_ours = event.name_space in self._name_spaces
             if is_ours and event.group in self._firsts and not self._has_lost:
                 self._add(event)
         elif isinstance(event, InventoryBegun):
-            self._has_lost = False
+            if self._has_lost:
+                self._has_lost = False
+                self._add(EventsLost(count=0))
             self._add(event)
-        elif isinstance(event, InventoryEnded) and not self._has_lost:
+        elif isinstance(event, EventsLost) or (isinstance(event, InventoryEnded) and not self._has_lost):
             self._add(event)
 
     def take(self) -> Iterator[KVCacheEvent]:
@@ -190,7 +209,7 @@ class CacheEvents:
         if self._has_lost and not self._heard and not self._ask_again():
             self._has_lost = False
 
-    def _add(self, event: Stored | Removed | InventoryBegun | InventoryEnded) -> None:
+    def _add(self, event: _Told) -> None:
         if len(self._heard) >= MAX_EVENTS:
             self._heard.clear()
             self._has_lost = True
@@ -235,10 +254,11 @@ class CacheEvents:
             for first in range(known, len(names), RUN_BLOCKS):
                 self._note_run(note, first, min(first + RUN_BLOCKS, len(names)))
                 time.sleep(0)
-            bare = [name for name in names if self._told.get((note.group, name)) is False]
-            if bare:
-                self._told.update(dict.fromkeys(((note.group, name) for name in bare), True))
-                yield from self._tell_all(note.group, bare, [_NO_PARENT] * len(bare))
+            for picture in self._pictures.values():
+                bare = [name for name in names if picture.told.get((note.group, name)) is False]
+                if bare:
+                    picture.told.update(dict.fromkeys(((note.group, name) for name in bare), True))
+                    yield from self._tell_all(picture, note.group, bare, [_NO_PARENT] * len(bare))
 
     def _note_run(self, note: _Note, first: int, end: int) -> None:
         """Keeps what some of a note's blocks are made of."""
@@ -256,20 +276,39 @@ class CacheEvents:
             )
         )
 
-    def _make_of(self, event: Stored | Removed | InventoryBegun | InventoryEnded) -> Iterator[KVCacheEvent]:
+    def _make_of(self, event: _Told) -> Iterator[KVCacheEvent]:
+        memory = self._pictures[Medium.MEMORY]
         if isinstance(event, InventoryBegun):
             # What an inventory that was not ended has not told may be gone.
-            self._stale.update(self._told)
-            self._told = {}
-            self._loadable = self._make_loadable()
+            memory.stale.update(memory.told)
+            memory.told, memory.loadable = {}, self._make_loadable()
             self._repeats, self._wants_again = self._wants_again, False
         elif isinstance(event, InventoryEnded):
             self._repeats = False
-            yield from self._tell_stale()
+            yield from self._tell_stale(memory)
+        elif isinstance(event, EventsLost):
+            # Of memory an inventory follows.
+            for picture in self._pictures.values():
+                if picture is not memory:
+                    picture.stale, picture.told, picture.loadable = picture.told, {}, self._make_loadable()
+                    yield from self._tell_stale(picture)
         elif isinstance(event, Stored):
             yield from self._tell_stored(event)
         else:
             yield from self._tell_removed(event)
+
+    def _begin_picture(self, kinds: Sequence[vllm_compat.GroupKind], medium: Medium) -> _Picture:
+        place = _PLACES[medium]
+        constants = [
+            _keep_known(
+                block_size=facts.rule.block_size,
+                group_idx=facts.index,
+                **place._asdict(),
+                **(kinds[facts.index]._asdict() if facts.index < len(kinds) else {}),
+            )
+            for facts in self._groups.facts
+        ]
+        return _Picture(constants, self._make_loadable())
 
     def _make_loadable(self) -> LoadableBlocks | None:
         groups = self._groups
@@ -278,75 +317,79 @@ class CacheEvents:
         rules = {first: groups.rules[first] for first in self._firsts.values()}
         return LoadableBlocks(rules, first_prefix=groups.first_prefix, alignment=groups.alignment)
 
-    def _tell_stale(self) -> Iterator[KVCacheEvent]:
+    def _tell_stale(self, picture: _Picture) -> Iterator[KVCacheEvent]:
         """Of no block that was not in the inventory is it known that it is there."""
-        while self._stale:
-            (group, name), _ = self._stale.popitem()
+        while picture.stale:
+            (group, name), _ = picture.stale.popitem()
             names = [name]
-            while self._stale and len(names) < PIECE:
-                (other, name), is_with_tokens = self._stale.popitem()
+            while picture.stale and len(names) < PIECE:
+                (other, name), is_with_tokens = picture.stale.popitem()
                 if other != group:
-                    self._stale[other, name] = is_with_tokens
+                    picture.stale[other, name] = is_with_tokens
                     break
                 names.append(name)
-            yield self._remove(group, names)
+            yield self._remove(picture, group, names)
 
     def _tell_removed(self, event: Removed) -> Iterator[KVCacheEvent]:
+        picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
-        if self._loadable is None:
-            yield from self._forget(group, names)
+        if picture.loadable is None:
+            yield from self._forget(picture, group, names)
         else:
-            yield from self._tell_change(self._loadable.note_removed(group, names))
+            yield from self._tell_change(picture, picture.loadable.note_removed(group, names))
 
     def _tell_stored(self, event: Stored) -> Iterator[KVCacheEvent]:
+        picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
         parents = _cut(event.parents) if event.parents else names
-        if self._loadable is None:
+        if picture.loadable is None:
             # Those of other groups do not say which block of their own group they follow.
             has_parents = group in self._groups.prefixes
-            yield from self._tell(group, names, parents if has_parents else [_NO_PARENT] * len(names))
+            yield from self._tell(picture, group, names, parents if has_parents else [_NO_PARENT] * len(names))
         else:
-            yield from self._tell_change(self._loadable.note_stored(group, names, parents))
+            yield from self._tell_change(picture, picture.loadable.note_stored(group, names, parents))
 
-    def _tell_change(self, change: Change) -> Iterator[KVCacheEvent]:
+    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[KVCacheEvent]:
         assert self._groups.first_prefix is not None
         group = self._groups.first_prefix
         if change.lost:
-            yield from self._forget(group, change.lost)
+            yield from self._forget(picture, group, change.lost)
         if change.gained:
             names, parents = zip(*change.gained, strict=True)
-            yield from self._tell(group, list(names), list(parents))
+            yield from self._tell(picture, group, list(names), list(parents))
 
-    def _forget(self, group: int, names: list[bytes]) -> Iterator[KVCacheEvent]:
+    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[KVCacheEvent]:
         known = []
         for name in names:
             key = group, name
-            if self._told.pop(key, None) is not None or self._stale.pop(key, None) is not None:
+            if picture.told.pop(key, None) is not None or picture.stale.pop(key, None) is not None:
                 known.append(name)
         if known:
-            yield self._remove(group, known)
+            yield self._remove(picture, group, known)
 
-    def _tell(self, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[KVCacheEvent]:
+    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[KVCacheEvent]:
         """Those that are not known to be there, or not with the tokens that are known now."""
         saved = self._saved[group]
         chosen = []
         for at, name in enumerate(names):
             key = group, name
-            was_with_tokens = self._stale.pop(key, None)
+            was_with_tokens = picture.stale.pop(key, None)
             if was_with_tokens is not None:
-                self._told[key] = was_with_tokens
+                picture.told[key] = was_with_tokens
             has_tokens = saved.knows(name)
-            known = self._told.get(key)
-            is_new = known is None and len(self._told) + len(self._stale) < MAX_TOLD
+            known = picture.told.get(key)
+            is_new = known is None and len(picture.told) + len(picture.stale) < MAX_TOLD
             is_again = (has_tokens and known is False) or (self._repeats and was_with_tokens is not None)
             if is_new or is_again:
-                self._told[key] = has_tokens
+                picture.told[key] = has_tokens
                 chosen.append(at)
         if len(chosen) < len(names):
             names, parents = [names[at] for at in chosen], [parents[at] for at in chosen]
-        yield from self._tell_all(group, names, parents)
+        yield from self._tell_all(picture, group, names, parents)
 
-    def _tell_all(self, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[KVCacheEvent]:
+    def _tell_all(
+        self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]
+    ) -> Iterator[KVCacheEvent]:
         mask, saved, rows = self._find_mask(), self._saved[group], b"".join(names)
         hashes, before = _unmask(rows, mask), _unmask(b"".join(parents), mask)
         begin = 0
@@ -355,35 +398,35 @@ class CacheEvents:
             if run is None:
                 # No tokens: the server knows hashes alone.
                 has_none = parents[begin] in (_NO_PARENT, names[begin])
-                yield self._store(group, hashes[begin : begin + 1], None if has_none else before[begin], [])
+                yield self._store(picture, group, hashes[begin : begin + 1], None if has_none else before[begin], [])
                 begin += 1
                 continue
             end = begin + len(run.names) // HASH_BYTES
             own = hashes[begin:end] if run.mask == mask else _unmask(run.names, run.mask)
             parent = None if run.parent is None else _unmask(run.parent, run.mask)[0]
             tokens = run.tokens.tolist()
-            yield self._store(group, own, parent, tokens, extra_keys=run.extra_keys, **run.about)
+            yield self._store(picture, group, own, parent, tokens, extra_keys=run.extra_keys, **run.about)
             if run.mask != mask:
-                yield from self._note_masks(group, run)
+                yield from self._note_masks(picture, group, run)
             begin = end
 
-    def _remove(self, group: int, names: list[bytes]) -> BlockRemoved:
+    def _remove(self, picture: _Picture, group: int, names: list[bytes]) -> BlockRemoved:
         hashes = _unmask(b"".join(names), self._find_mask())
-        if self._masks:
+        if picture.masks:
             for at, name in enumerate(names):
-                mask = self._masks.pop((group, name), None)
+                mask = picture.masks.pop((group, name), None)
                 if mask is not None:
                     (hashes[at],) = _unmask(name, mask)
-        constants = self._constants[group]
+        constants = picture.constants[group]
         return BlockRemoved(
             block_hashes=self._as_told(hashes),
             **{name: constants[name] for name in BlockRemoved.__struct_fields__ if name in constants},
         )
 
     def _store(
-        self, group: int, hashes: list[bytes], parent: bytes | None, tokens: list[int], **about: Any
+        self, picture: _Picture, group: int, hashes: list[bytes], parent: bytes | None, tokens: list[int], **about: Any
     ) -> BlockStored:
-        given = {"lora_id": None, "lora_name": None, **self._constants[group], **about}
+        given = {"lora_id": None, "lora_name": None, **picture.constants[group], **about}
         return BlockStored(
             block_hashes=self._as_told(hashes),
             parent_block_hash=None if parent is None else self._as_told([parent])[0],
@@ -394,14 +437,14 @@ class CacheEvents:
     def _as_told(self, hashes: list[bytes]) -> list[Any]:
         return hashes if self._convert is None else [self._convert(BlockHash(name)) for name in hashes]
 
-    def _note_masks(self, group: int, run: SavedRun) -> Iterator[BlockRemoved]:
+    def _note_masks(self, picture: _Picture, group: int, run: SavedRun) -> Iterator[BlockRemoved]:
         """The server tells of their end by their names. What cannot be remembered has to be taken back at once."""
         for name in _cut(run.names):
-            self._masks[group, name] = run.mask
-        while len(self._masks) > MAX_BLOCKS:
-            oldest, name = next(iter(self._masks))
-            self._told.pop((oldest, name), None)
-            yield self._remove(oldest, [name])
+            picture.masks[group, name] = run.mask
+        while len(picture.masks) > MAX_BLOCKS:
+            oldest, name = next(iter(picture.masks))
+            picture.told.pop((oldest, name), None)
+            yield self._remove(picture, oldest, [name])
 
 
 def _keep_known(**fields: Any) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _TRIED_EVERY = 16
 """Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
 
 OnStored = Callable[[TierSpace, StoredBlocks], None]
+OnMissing = Callable[[TierSpace, int, bytes], None]
+"""Hears of blocks of a group."""
 
 
 class Promotions:
@@ -62,6 +64,8 @@ class Promotions:
         self._find_space = find_space
         self._counts = counts
         self._on_stored = on_stored
+        self.on_missing: OnMissing = lambda *_: None
+        """Hears of blocks that the tier was thought to have."""
         self._bad = bad
         self._cache: LocalCache | None = None
         self.session = SessionId(0)
@@ -216,7 +220,9 @@ class Promotions:
         if damaged.any():
             self._counts.quarantined += int(damaged.sum())
             self._bad.add(piece.space.names(piece.group, piece.read[damaged].tobytes(), shard))
-        self._counts.missing += int((batch.outcomes == RecordOutcome.MISSING).sum())
+        missing = batch.outcomes == RecordOutcome.MISSING
+        self._counts.missing += int(missing.sum())
+        self.on_missing(piece.space, piece.group, piece.read[missing | damaged].tobytes())
         piece.is_good &= is_found
         piece.digests[shard] = batch.digests
         piece.parents = batch.parents if batch.parents.strip(b"\0") else piece.before.tobytes()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from kvoffload.cache import LocalCache, StoredBlocks
-from kvoffload.protocol import Call, ErrorCode, Prefetch, Promote, Promoted, ServerMessage
-from kvoffload.server.event_feed import Space
+from kvoffload.protocol import Call, ErrorCode, Medium, Prefetch, Promote, Promoted, ServerMessage
+from kvoffload.server.event_feed import EventFeed, Space
 from kvoffload.server.operators.fault_log import FaultLog
 from kvoffload.server.outbox import Sendable, ToConnection
 from kvoffload.server.refusal import refuse
@@ -15,6 +15,7 @@ from kvoffload.server.sessions.session import Connection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.promotion_parts import Wanted
 from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.traffic import TierTraffic
 
 _SECOND_NS = 1_000_000_000
 
@@ -25,12 +26,12 @@ class TierRequests:
     def __init__(
         self,
         traffic: Mapping[str, TierChain],
-        tell_stored: Callable[[Space, StoredBlocks], None],
+        feed: EventFeed,
         faults: FaultLog,
     ) -> None:
-        """`traffic` is by domain. `tell_stored` hears of what can be read in memory again."""
+        """`traffic` is by domain. `feed` hears of what can be read in memory again, and of what tiers have."""
         self._traffic = traffic
-        self._tell_stored = tell_stored
+        self._feed = feed
         self._faults = faults
         self._answers: list[Sendable] = []
 
@@ -40,11 +41,22 @@ class TierRequests:
         if traffic is None:
             return
 
+        def name(space: TierSpace) -> Space:
+            return Space(domain=domain, name_space=space.number, fingerprint=space.fingerprint)
+
         def tell(space: TierSpace, stored: StoredBlocks) -> None:
-            told = Space(domain=domain, name_space=space.number, fingerprint=space.fingerprint)
-            self._tell_stored(told, stored)
+            self._feed.tell_stored(name(space), stored)
+
+        def tell_written(tier: TierTraffic, space: TierSpace, stored: StoredBlocks) -> None:
+            find = partial(tier.find_there, space) if tier.knows_all else None
+            self._feed.tell_written(name(space), stored, medium=_medium_of(tier), find=find)
+
+        def tell_missing(tier: TierTraffic, space: TierSpace, group: int, hashes: bytes) -> None:
+            self._feed.tell_missing(name(space), group, hashes, medium=_medium_of(tier))
 
         traffic.attach(cache, tell)
+        for tier in traffic.tiers:
+            tier.tell(written=partial(tell_written, tier), missing=partial(tell_missing, tier))
 
     def serve(self, connection: Connection, call: Call, now_ns: int) -> ServerMessage | None:
         """Returns the answer; None: it comes with a later `advance`, or there is none."""
@@ -126,3 +138,8 @@ class TierRequests:
     def answer(self, connection: bytes, number: int, answer: ServerMessage) -> None:
         """Answers with what the next `advance` gives."""
         self._answers.append(ToConnection(connection, answer, number))
+
+
+def _medium_of(tier: TierTraffic) -> Medium:
+    """Where nobody else writes is this machine's own."""
+    return Medium.DISK if tier.knows_all else Medium.REMOTE

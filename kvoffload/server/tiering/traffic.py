@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache, SessionId, StoredBlocks
 from kvoffload.errors import TierError
 from kvoffload.server.tiering.bad_records import BadRecords
-from kvoffload.server.tiering.promotion import OnStored, Promotions
+from kvoffload.server.tiering.promotion import OnMissing, OnStored, Promotions
 from kvoffload.server.tiering.terms import TierCounts, TierSpace, TierTerms
 from kvoffload.server.tiering.writes import TierWrites
 from kvoffload.tiers import RecordNames, Tier, TierHealth, TierState
@@ -45,6 +45,15 @@ class TierTraffic:
         self._reads = Promotions(
             tier, terms, self._spaces.get, counts=self.counts, bad=self._bad, on_stored=self._tell_stored
         )
+
+    def tell(self, *, written: OnStored, missing: OnMissing) -> None:
+        """Blocks that the tier has from now on are told, and those that it was found not to have."""
+        self.writes.on_written = written
+        self._reads.on_missing = missing
+
+    def find_there(self, space: TierSpace, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
+        """Which blocks the tier has all shards of, as far as it knows."""
+        return space.find_whole(self._tier, group, hashes)
 
     def _open_session(self, cache: LocalCache, held_limit_bytes: int) -> SessionId:
         session = cache.open_session(held_limit_bytes=held_limit_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,9 @@ from kvoffload.types import HASH_BYTES
 _LOOKS = 3
 """At which of a piece's blocks are there, before it is given up: another thread may evict in between."""
 _NO_PARENT = bytes(HASH_BYTES)
+
+
+OnWritten = Callable[[TierSpace, StoredBlocks], None]
 
 
 @dataclass(eq=False)
@@ -83,6 +86,8 @@ class TierWrites:
         self._queued_bytes = 0
         self._writing: dict[int, _Writing] = {}
         """By the tier's ticket."""
+        self.on_written: OnWritten = lambda *_: None
+        """Hears of blocks that the tier has from now on."""
 
     def attach(self, cache: LocalCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
@@ -187,6 +192,8 @@ class TierWrites:
                 names = noted.space.names(noted.group, noted.hashes[writing.forgotten].tobytes(), shard)
                 self._bad.add(names)
             good = int(writing.is_good.sum())
+            kept = noted.part(writing.is_good & ~writing.forgotten)
+            self.on_written(noted.space, StoredBlocks(noted.group, kept.hashes.tobytes(), kept.parents.tobytes()))
             self._counts.written += good
             self._counts.written_bytes += good * noted.space.block_bytes(noted.group)
             self._counts.failed += len(noted.hashes) - good

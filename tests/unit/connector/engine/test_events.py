@@ -28,7 +28,7 @@ from kvoffload.connector.engine.vllm_compat import GroupKind
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.kvspec import ReuseRule
-from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
+from kvoffload.protocol import EventsLost, Medium, NamespaceOpened, Removed, Stored
 from tests.kit.connector.facts import group_facts
 from tests.kit.connector.saving import DENSE
 from tests.kit.connector.scripted import ScriptedEngine
@@ -149,15 +149,49 @@ def test_names_are_told_as_the_engines_own_hashes() -> None:
         pytest.param(stored(OTHERS), id="of another identity"),
         pytest.param(removed(OTHERS), id="removed of another identity"),
         pytest.param(stored(99), id="of a namespace that nobody opened"),
-        pytest.param(stored(medium=Medium.DISK), id="on disk"),
-        pytest.param(removed(medium=Medium.REMOTE), id="removed elsewhere"),
         pytest.param(stored(group=1), id="of a group that there is not"),
     ],
 )
-def test_what_is_no_block_of_ours_in_memory_is_not_told(event: Stored | Removed) -> None:
+def test_what_is_no_block_of_ours_is_not_told(event: Stored | Removed) -> None:
     events = hearing()
     events.hear(event, 2)
     assert take(events) == []
+
+
+@pytest.mark.parametrize(
+    ("medium", "place"),
+    [(Medium.DISK, ("STORAGE", "LOCAL", "disk")), (Medium.REMOTE, ("STORAGE", "REMOTE", "remote"))],
+)
+def test_what_slower_tiers_have_is_told_by_their_medium(medium: Medium, place: tuple[str, str, str]) -> None:
+    events = hearing()
+    events.note_tokens(saving(range(16)), 0, range(2), A + B)
+    events.hear(stored(), 2)
+    events.hear(stored(medium=medium), 3)
+    # What memory loses the tier has still, and an inventory is of memory alone.
+    events.hear(removed(), 4)
+    for mark in (InventoryBegun(), InventoryEnded()):
+        events.hear(mark, 0)
+    events.hear(removed(medium=medium, hashes=A), 5)
+    in_memory, below, gone, gone_below = take(events)
+    assert (in_memory.medium, gone.medium) == (MEDIUM_CPU, MEDIUM_CPU)
+    for one in (below, gone_below):
+        assert (one.medium, one.locality, one.ownership) == place
+    assert (below.block_hashes, below.token_ids) == ([told(A), told(B)], list(range(16)))
+    assert gone_below.block_hashes == [told(A)]
+
+
+def test_after_a_loss_nothing_is_known_of_slower_tiers() -> None:
+    """No inventory tells what they have."""
+    events = hearing()
+    events.hear(stored(medium=Medium.DISK, hashes=A, parents=b""), 2)
+    events.hear(stored(hashes=A, parents=b""), 2)
+    take(events)
+    events.hear(EventsLost(count=1), 3)
+    [gone] = take(events)
+    assert (type(gone), gone.medium, gone.block_hashes) == (BlockRemoved, "STORAGE", [told(A)])
+    events.hear(stored(medium=Medium.DISK, hashes=A, parents=b""), 4)
+    [again] = take(events)
+    assert again.medium == "STORAGE"
 
 
 def test_a_server_that_came_later_counts_anew() -> None:
@@ -170,7 +204,7 @@ def test_a_server_that_came_later_counts_anew() -> None:
 
 
 def test_of_events_beyond_the_bound_none_counts_before_the_next_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_events, "MAX_EVENTS", 2)
+    monkeypatch.setattr(cache_events, "MAX_EVENTS", 3)
     asked: list[int] = []
     events = hearing()
     events.start(lambda: bool(asked.append(1)) or True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -13,21 +13,25 @@ from kvoffload.protocol import (
     ErrorCode,
     HelloAccepted,
     Invalidate,
+    Medium,
     Prefetch,
     Promote,
     Promoted,
     PromotionOutcome,
     Publish,
+    Removed,
     Stats,
     Stored,
     Subscribe,
 )
+from kvoffload.protocol.message import Event
 from kvoffload.server import DomainTerms
 from kvoffload.server.outbox import ToConnection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
-from tests.kit.cache.cache_model import PLAIN, SMALL, make_chain
+from kvoffload.tiers import RecordNames, RecordOutcome
+from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.harness import CacheWithoutProcesses, Client, Server, code_of, numbers
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.memory_tier import MemoryTier
@@ -40,6 +44,8 @@ PIDFD = 1_000_000
 class Setting:
     server: Server
     tier: FaultyTier
+    lost: set[int] = field(default_factory=set)
+    """Places in batches that are read, of records that are not there any more."""
 
     def turn(self) -> list[Promoted]:
         """Turns as the loop does, and returns what was answered."""
@@ -63,10 +69,14 @@ class Setting:
 
 @pytest.fixture
 def setting() -> Iterator[Setting]:
-    tier = FaultyTier(MemoryTier())
+    def decide(verb: str, place: int) -> RecordOutcome | None:
+        return RecordOutcome.MISSING if verb == "get" and place in made.lost else None
+
+    tier = FaultyTier(MemoryTier(), decide)
     traffic = TierChain([TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)])
     with Server(domains=(DomainTerms(name="main"), DomainTerms(name="plain")), tiers={"main": traffic}) as server:
-        yield Setting(server, tier)
+        made = Setting(server, tier)
+        yield made
         tier.is_held = False
         server.core.tiers.close(lambda: server.now_ns)
 
@@ -83,6 +93,54 @@ def test_blocks_go_down_and_come_up_again_and_routers_hear_of_it(setting: Settin
     assert setting.server.cache.lookup(engine.name_space, 0, CHAIN).all()
     told = [event for event, _ in setting.server.core.feed.take(router.key, 100)]
     assert [event.hashes for event in told if isinstance(event, Stored)] == [CHAIN]
+
+
+def told_of(setting: Setting, router: Client, medium: Medium) -> list[tuple[type[Event], bytes]]:
+    told = [event for event, _ in setting.server.core.feed.take(router.key, 100)]
+    return [(type(one), one.hashes) for one in told if isinstance(one, Stored | Removed) and one.medium is medium]
+
+
+def test_routers_hear_what_a_disk_has_and_what_it_has_no_more(setting: Setting) -> None:
+    engine, router = setting.server.process().join(PLAIN), setting.server.process("router").watch()
+    router.ask(Subscribe())
+    setting.save(engine)
+    setting.turn()
+    assert told_of(setting, router, Medium.DISK) == [(Stored, CHAIN)]
+    # Memory may lose them.
+    setting.server.cache.clear(engine.name_space)
+    setting.server.core.tick()
+    assert told_of(setting, router, Medium.DISK) == []
+    names = RecordNames(fingerprint=fingerprint("model"), hashes=CHAIN[:64])
+    setting.tier.remove(names, timeout_s=1.0)
+    setting.server.core.tick()
+    assert told_of(setting, router, Medium.DISK) == [(Removed, CHAIN[:64])]
+    setting.server.core.tick()
+    assert told_of(setting, router, Medium.DISK) == []
+
+
+def test_routers_hear_what_was_written_to_a_store_of_others_and_was_not_found_there(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryTier, "knows_all", False)
+    engine, router = setting.server.process().join(PLAIN), setting.server.process("router").watch()
+    router.ask(Subscribe())
+    setting.save(engine)
+    setting.turn()
+    assert told_of(setting, router, Medium.REMOTE) == [(Stored, CHAIN)]
+    setting.server.cache.clear(engine.name_space)
+    setting.lost = {1, 2}
+    engine.ask(Promote(name_space=engine.name_space, chain=CHAIN, wait_ms=1000))
+    setting.turn()
+    assert told_of(setting, router, Medium.REMOTE) == [(Removed, CHAIN[32:96])]
+
+
+def test_nothing_is_watched_for_nobody(setting: Setting) -> None:
+    engine, router = setting.server.process().join(PLAIN), setting.server.process("router").watch()
+    setting.save(engine)
+    setting.turn()
+    router.ask(Subscribe())
+    setting.server.core.tick()
+    assert told_of(setting, router, Medium.DISK) == []
 
 
 def test_an_answer_that_waits_has_a_time(setting: Setting) -> None:
