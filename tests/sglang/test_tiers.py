@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 def test_what_is_on_disk_alone_is_a_miss_once_and_restored_from_then_on(tmp_path: Path) -> None:
     model, disk = build_model("mha", tmp_path / "model"), tmp_path / "disk"
-    disk.mkdir()
+    disk.mkdir(mode=0o700)
     with SharedServer(tmp_path, disk=str(disk), disk_size="1GiB") as server:
         server.start()
         with (

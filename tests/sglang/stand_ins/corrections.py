@@ -57,8 +57,24 @@ def add_shared_experts_on_processors(module: ModuleType) -> None:
     module.fused_gate_sigmoid_mul_add = add  # type: ignore[attr-defined]
 
 
+def pin_nothing(module: ModuleType) -> None:
+    """Of adapters: without an accelerator torch pins no memory, and has no need to."""
+    import torch
+
+    def without_pins(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_unpinned(*given: Any, pin_memory: bool = False, **options: Any) -> Any:
+            return make(*given, **options)
+
+        return make_unpinned
+
+    for name in ("tensor", "empty", "zeros", "arange"):
+        setattr(torch, name, without_pins(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+
+
 CORRECTIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "sglang.srt.mem_cache.swa_memory_pool": read_windows_in_order,
+    "sglang.srt.lora.layers": pin_nothing,
     "sglang.kernels.ops.elementwise.elementwise": add_shared_experts_on_processors,
     "sglang.kernels.ops.attention.fla.fused_norm_gate": norm_on_processors,
 }
