@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,15 +29,18 @@ class Observer:
 
     def await_pages(self, count: int) -> None:
         """Until so many pages can be read."""
-        gate, found = threading.Event(), -1
+        self.await_that(lambda: self.client.stats().readable >= count, f"{count} pages were not saved")
+
+    def await_that(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        """Until it is so."""
+        gate = threading.Event()
         for _ in range(LOOKS):
-            # A server that takes over another's memory has none to count at first.
+            # A server that takes over another's memory has nothing to tell at first, and a busy one is late.
             with contextlib.suppress(ServerError):
-                found = self.client.stats().readable
-            if found >= count:
-                return
+                if is_so():
+                    return
             gate.wait(LOOK_S)
-        raise AssertionError(f"{found} of {count} pages were saved")
+        raise AssertionError(otherwise)
 
     def count(self) -> int:
         self.await_pages(0)

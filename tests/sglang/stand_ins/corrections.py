@@ -64,10 +64,26 @@ def copy_on_processors(module: ModuleType) -> None:
     correct(module)
 
 
+def pin_nothing(module: ModuleType) -> None:
+    """Of adapters: without an accelerator torch pins no memory, and has no need to."""
+    import torch
+
+    def without_pins(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_unpinned(*given: Any, pin_memory: bool = False, **options: Any) -> Any:
+            return make(*given, **options)
+
+        return make_unpinned
+
+    for name in ("tensor", "empty", "zeros", "arange"):
+        setattr(torch, name, without_pins(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+
+
 CORRECTIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "sglang.srt.mem_cache.pool_host.mha": copy_on_processors,
     "sglang.srt.mem_cache.pool_host.mla": copy_on_processors,
     "sglang.srt.mem_cache.swa_memory_pool": read_windows_in_order,
+    "sglang.srt.lora.layers": pin_nothing,
     "sglang.kernels.ops.elementwise.elementwise": add_shared_experts_on_processors,
     "sglang.kernels.ops.attention.fla.fused_norm_gate": norm_on_processors,
 }
