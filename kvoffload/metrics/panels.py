@@ -296,4 +296,30 @@ _TIERS = PanelRow(
         ),
     ),
 )
-PANEL_ROWS = (_ENGINES, _PROMPTS, _MEMORY, _TIERS, _CALLS)
+_HINTS = PanelRow(
+    title="Hints of routers and agents",
+    panels=(
+        Panel(
+            title="What became of their tokens",
+            help="hit: loaded since. unused: not loaded in time. gave_way: let go before their time, for others' room.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_hint_tokens_total", "outcome"), "{{outcome}}"),),
+        ),
+        Panel(
+            title="What was done",
+            help="over_limit: more would be retained or promoted than may be.",
+            shown=Shown.PER_SECOND,
+            queries=(Query(_rate("kvoffload_hint_requests_total", "action", "outcome"), "{{action}}, {{outcome}}"),),
+        ),
+        Panel(
+            title="Retained",
+            help="Memory that is kept from eviction; each prefix counts all its blocks.",
+            shown=Shown.BYTES,
+            queries=(
+                Query("kvoffload_hint_retained_bytes", "retained"),
+                Query("kvoffload_hint_retained_limit_bytes", "may be"),
+            ),
+        ),
+    ),
+)
+PANEL_ROWS = (_ENGINES, _PROMPTS, _MEMORY, _TIERS, _HINTS, _CALLS)

@@ -79,6 +79,3 @@ class Prefetches:
     def forget_spaces(self, name_spaces: Set[int]) -> None:
         """Blocks of these identities are to go."""
         self._unused = [one for one in self._unused if one.blocks.space.number not in name_spaces]
-
-    def __len__(self) -> int:
-        return len(self._unused)

@@ -124,9 +124,6 @@ class Retentions:
         """That may be retained together."""
         return 0 if self.cache is None else int(self.cache.ready_bytes * RETAINED_SHARE)
 
-    def find(self, key: Key) -> Retention | None:
-        return self._by_key.get(key)
-
     def retain(self, caller: Caller, prefix: Prefix, wish: Wish) -> tuple[HintOutcome, int]:
         """Keeps what memory has of a prefix; what came of it, and for how many tokens.
 
@@ -152,7 +149,7 @@ class Retentions:
         for victim in victims:
             self._end(victim, gave_way=True)
         if (former := self._by_key.get(key)) is not None:
-            self._end(former)
+            self._end(former, is_replaced=True)
         self._by_key[key] = Retention(
             key=key,
             payer=caller.payer,
@@ -264,12 +261,13 @@ class Retentions:
             leases.append(found.lease)
         return leases, AcquireOutcome.HIT
 
-    def _end(self, one: Retention, *, gave_way: bool = False) -> None:
+    def _end(self, one: Retention, *, gave_way: bool = False, is_replaced: bool = False) -> None:
         assert self.cache is not None
         del self._by_key[one.key]
         used = min(one.blocks.count_used(self.cache, since=one.since), one.blocks.tokens)
         self.tokens["hit_retained"] += used
-        self.tokens["unused_retained"] += 0 if used else one.blocks.tokens
+        # What is replaced goes on, and may be used yet.
+        self.tokens["unused_retained"] += 0 if used or is_replaced else one.blocks.tokens
         self.tokens["gave_way"] += one.blocks.tokens if gave_way else 0
         self._release(one.leases)
 

@@ -97,6 +97,22 @@ def test_a_turn_replaces_the_one_before() -> None:
         assert (row.tokens, row.ttl_ms, row.priority) == (32, 7000, 9)
 
 
+def test_a_turn_that_is_replaced_is_not_unused_and_what_is_used_is_counted_once() -> None:
+    chain = make_chain(1, 8)
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        store(engine, chain)
+        for _ in range(3):
+            hint(engine, RETAIN, chain, session="s")
+        assert counts(operator)[1] == {"hit_retained": 0, "unused_retained": 0, "gave_way": 0}
+        assert has(engine, chain)
+        assert list_retained(operator)[0].was_used
+        for _ in range(2):
+            hint(engine, RETAIN, chain, session="s")
+        hint(engine, RELEASE, session="s")
+        assert counts(operator)[1] == {"hit_retained": 128, "unused_retained": 128, "gave_way": 0}
+
+
 def test_without_a_session_a_prefix_is_its_own_name() -> None:
     with Server(terms=TERMS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)

@@ -21,7 +21,7 @@ from tests.kit.cache.offload_contract import CHAIN, TOKENS, save
 from tests.kit.children import child
 from tests.kit.server.fleets import Fleet
 from tests.kit.server.shared_stores import share_valkey
-from tests.kit.server.tiers import NAME, WAIT_S, await_that, counts_of, disk_below, serving, traffic_of
+from tests.kit.server.tiers import MEMORY, NAME, WAIT_S, await_that, counts_of, disk_below, serving, traffic_of
 from tests.unit.client.conftest import SERVER, make_terms
 
 RECORDS = 16 + 8 + 4
@@ -115,6 +115,23 @@ async def test_after_a_restart_the_blocks_are_there_and_nothing_is_retained(tmp_
         assert (await client.hint(HintTerms(action=HintAction.RELEASE, session="s"))).outcome is HintOutcome.NOTHING
         assert (await client.hint(RETAIN)).outcome is HintOutcome.DONE
         await client.close()
+
+
+async def test_a_save_that_finds_no_room_gets_it_when_a_retention_has_given_way(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serving(path) as server:
+        async with AsyncClient(make_terms(path)) as client:
+            assert await client.wait_until_served(WAIT_S)
+            await_that(lambda: server.ready_bytes == MEMORY.memory_bytes)
+            await save(client)
+            assert (await client.hint(RETAIN)).outcome is HintOutcome.DONE
+            taken = await client.reserve(0, count=65_536)
+            async with asyncio.timeout(WAIT_S):
+                while (await client.insight()).retained:
+                    await asyncio.sleep(0.01)
+            assert len(taken)
+            assert len(await client.reserve(0, count=8)) == 8
+            assert (await client.insight()).hint_tokens["gave_way"] == TOKENS
 
 
 def test_a_hint_of_a_thread_waits_for_nobody(tmp_path: Path) -> None:
