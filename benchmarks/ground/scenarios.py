@@ -311,7 +311,7 @@ def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
         limit=max(hits["all"][0], 1),
         unit="tokens",
         spread=0.0,
-        goal=Goal(Measure.RATIO, Bound.AT_LEAST, 0.95),
+        goal=Goal(Measure.RATIO, Bound.AT_LEAST, 0.85),
         params={**params, "without": hits["without"][0], "ideal": hits["ideal"][0]},
     )
     yield Result(
