@@ -34,7 +34,7 @@ def test_sessions_hit_more_with_hints_than_any_pool_without() -> None:
     found = rows()["sessions' tokens hit"]
     assert found["value"] > 1.1 * found["without"]
     assert found["value"] > found["ideal"]
-    assert found["ratio"] >= 0.9, "of what a pool without bounds has"
+    assert found["ratio"] >= 0.85, "of what a pool without bounds has"
 
 
 def test_others_lose_no_more_than_the_sessions_have() -> None:

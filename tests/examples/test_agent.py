@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
+from kvoffload.client import HintTerms
+from kvoffload.protocol import HintAction
+from kvoffload.protocol.hints import ListRetained, Retained
 from tests.examples.serve import EXAMPLES
+from tests.kit.cache.cache_model import make_chain
 from tests.kit.cli.web_process import get, web
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.web.prompt_load import PromptLoad
@@ -64,6 +68,12 @@ def token(tmp_path: Path) -> Path:
     return file
 
 
+def retained(load: PromptLoad) -> list[str]:
+    told = load.client.look_into(ListRetained())
+    assert isinstance(told, Retained)
+    return [one.session for one in told.prefixes]
+
+
 def test_the_report_is_the_servers(tmp_path: Path, token: Path) -> None:
     with serving(tmp_path / "s") as server:
         await_that(lambda: server.has_memory)
@@ -79,4 +89,11 @@ def test_the_report_is_the_servers(tmp_path: Path, token: Path) -> None:
             report = session.report()
             assert (report["session"], report["turns"]) == (session.name, 2)
             assert 0 < report["hit_tokens"] < report["asked_tokens"]
+            answers: list[object] = []
+            hint = HintTerms(action=HintAction.RETAIN, chain=make_chain(0, 4), session=session.name, ttl_s=60)
+            load.client.start_hint(hint, on_answer=answers.append)
+            await_that(lambda: bool(answers))
+            assert retained(load) == [session.name]
+            session.release()
+            assert retained(load) == []
         load.close()

@@ -49,6 +49,10 @@ class _Ended:
     steps: int = 0
     last_job: int = 0
 
+    def is_of(self, tenant: str, session: str) -> bool:
+        """Sessions of two tenants are two, whatever their names."""
+        return (self.terms.tenant, self.terms.session) == (tenant, session)
+
 
 @dataclass(eq=False)
 class _Turn:
@@ -125,7 +129,11 @@ class RequestHints:
         self._turns.pop(tracked.request.request_id, None)
         for wish in tracked.wishes:
             if wish.action is HintAction.RELEASE:
-                self._release(self._describe(tracked, wish, tracked.chain.tokens))
+                tracked.chain.follow(tracked.request.block_hashes)
+                terms = self._describe(tracked, wish, tracked.chain.tokens)
+                if terms.session:
+                    self._drop_waiting(terms)
+                self._send(terms, is_meant=bool(terms.session) or not tracked.is_tainted)
             elif wish.action is HintAction.RETAIN:
                 self._retain(self._describe(tracked, wish, tokens))
 
@@ -169,6 +177,8 @@ class RequestHints:
             is_over = computed >= request.num_prompt_tokens
             if not tracked.has_run or not (is_over or computed >= turn.told_tokens + PIECE_TOKENS):
                 continue
+            if not is_over and any(one.is_of(tracked.terms.tenant, turn.wish.session) for one in self._waiting):
+                continue  # the piece before it goes first, or of a long prompt none would
             turn.told_tokens = computed
             if is_over:
                 del self._turns[request_id]
@@ -197,16 +207,14 @@ class RequestHints:
             return
         if terms.session:
             # A session that takes turns faster than they are saved wants the latest.
-            self._waiting = [one for one in self._waiting if one.terms.session != terms.session]
+            self._drop_waiting(terms)
         if len(self._waiting) >= MAX_WAITING:
             self._count("retain", "too_many")
             return
         self._waiting.append(_Ended(terms))
 
-    def _release(self, terms: HintTerms) -> None:
-        if terms.session:
-            self._waiting = [one for one in self._waiting if one.terms.session != terms.session]
-        self._send(terms)
+    def _drop_waiting(self, terms: HintTerms) -> None:
+        self._waiting = [one for one in self._waiting if not one.is_of(terms.tenant, terms.session)]
 
     def _send(self, terms: HintTerms, *, is_meant: bool = True) -> None:
         name = NAMES[terms.action]

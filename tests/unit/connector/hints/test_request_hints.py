@@ -89,6 +89,39 @@ def test_a_sessions_next_turn_takes_the_place_of_the_one_before() -> None:
     assert [hint.limit for hint in sent(engine)] == [28]
 
 
+def test_sessions_of_two_tenants_are_two() -> None:
+    engine = make_engine()
+    plans = [
+        end(engine, tenant, range(start, start + 20), session="agent", session_ttl_s=60, tenant=tenant)
+        for start, tenant in ((0, "a"), (100, "b"))
+    ]
+    release = hints_of(("release", {"session": "agent"}))
+    plans.append(end(engine, "c", range(200, 204), tenant="c", kv_hints=release))
+    assert engine.parts.hints.pending == 2
+    engine.report(*plans)
+    engine.step()
+    engine.step()
+    assert [(one.action, one.tenant) for one in sent(engine)] == [
+        (HintAction.RELEASE, "c"),
+        (HintAction.RETAIN, "a"),
+        (HintAction.RETAIN, "b"),
+    ]
+
+
+def test_of_a_long_prompt_the_piece_before_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_hints, "PIECE_TOKENS", 4)
+    engine = make_engine()
+    request = engine.arrive("a", range(60), session="agent", session_ttl_s=60)
+    engine.admit(request, chunk=8)
+    plans = [engine.step()]
+    for _ in range(4):
+        assert engine.run(request, 8)
+        plans.append(engine.step())
+        engine.report(plans.pop(0))
+    assert [hint.limit for hint in sent(engine)][:1] == [8], "although its prompt goes on"
+    engine.finish(request)
+
+
 def test_a_session_is_retained_as_its_prompt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a small pool it would be gone before its turn ends."""
     monkeypatch.setattr(request_hints, "PIECE_TOKENS", 16)
