@@ -204,7 +204,12 @@ class CacheEvents:
         """Makes events of what was heard, as far as there is room for them; on one thread."""
         while self._heard and len(self._made) < MAX_EVENTS:
             self._make_all(self._take_notes())
-            self._make_all(self._make_of(self._heard.popleft()))
+            try:
+                event = self._heard.popleft()
+            except IndexError:
+                # There were too many at this moment: all is void.
+                break
+            self._make_all(self._make_of(event))
         self._make_all(self._take_notes())
         if self._has_lost and not self._heard and not self._ask_again():
             self._has_lost = False
