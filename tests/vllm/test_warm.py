@@ -1,4 +1,4 @@
-"""`kvoffload warm` and a real `vllm serve` beside a shared server: prompts are in the pool, and are found there again."""
+"""`kvoffload warm` beside a real `vllm serve` and a shared server: prompts are in the pool, and are found again."""
 
 from __future__ import annotations
 
