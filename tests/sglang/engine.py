@@ -119,8 +119,8 @@ class SGLangEngine:
         return [_read_told(one) for one in reply["answers"]]
 
     def flush(self) -> None:
-        """Its own cache is empty from here on. The engine refuses until it has put its last request away, whose answer it
-        has given."""
+        """Its own cache is empty from here on. The engine refuses until it has put its last request away, which it has
+        answered before."""
         gate = threading.Event()
         for _ in range(FLUSH_TRIES):
             if self.ask({"do": "flush"}) == {"flushed": True}:
