@@ -128,10 +128,23 @@ def choose_variables(variables: Mapping[str, str]) -> dict[str, Plain]:
 def _identify_adapters(arguments: Any) -> list[Plain]:
     """Of those that the engine is started with: SGLang's keys have their names and paths alone. One that it loads later
     has a number of its own in them, which no other engine has."""
-    return [
-        [str(adapter.lora_name), str(adapter.lora_path), identify_adapter(Path(adapter.lora_path))]
-        for adapter in arguments.lora_paths or ()
-    ]
+    return [[name, path, identify_adapter(Path(path))] for name, path in _list_adapters(arguments.lora_paths or ())]
+
+
+def _list_adapters(given: Any) -> list[tuple[str, str]]:
+    """Names and paths, in whichever of SGLang's forms they were given."""
+    if isinstance(given, Mapping):
+        return [(str(name), str(path)) for name, path in given.items()]
+    listed = []
+    for one in given:
+        if isinstance(one, str):
+            name, _, path = one.partition("=")
+            listed.append((name, path or name))
+        elif isinstance(one, Mapping):
+            listed.append((str(one["lora_name"]), str(one["lora_path"])))
+        else:
+            listed.append((str(one.lora_name), str(one.lora_path)))
+    return listed
 
 
 def _find_revision(arguments: Any) -> str:

@@ -22,6 +22,8 @@ VLLM_PYTHON = ROOT / ".venv/bin/python"
 """Of the environment with vLLM."""
 START_S = 480.0
 ANSWER_S = 240.0
+FLUSH_TRIES = 100
+FLUSH_S = 0.1
 PAGE = 16
 NEW_TOKENS = 12
 
@@ -193,8 +195,14 @@ class SGLangEngine(EngineProcess):
         return reply["seconds"], [_read_told(one) for one in reply["answers"]]
 
     def flush(self) -> None:
-        """Its own cache is empty from here on."""
-        assert self.ask({"do": "flush"}) == {"flushed": True}
+        """Its own cache is empty from here on. The engine refuses until it has put its last request away, which it has
+        answered before."""
+        gate = threading.Event()
+        for _ in range(FLUSH_TRIES):
+            if self.ask({"do": "flush"}) == {"flushed": True}:
+                return
+            gate.wait(FLUSH_S)
+        raise AssertionError("the engine does not empty its cache")
 
     def update_weights(self, folder: Path) -> None:
         assert self.ask({"do": "update_weights", "folder": str(folder)}) == {"updated": True}

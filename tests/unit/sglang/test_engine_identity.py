@@ -131,6 +131,24 @@ def test_what_an_adapter_holds_is_in_the_name(model: Path, tmp_path_factory: pyt
         name(model, lora_paths=[SimpleNamespace(lora_name="a", lora_path="who/adapter", lora_id="1")])
 
 
+@pytest.mark.parametrize("form", ["{0}", "a={0}", "a", "dict", "two"])
+def test_adapters_are_read_in_every_form_that_they_are_given_in(model: Path, tmp_path: Path, form: str) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"light")
+    path = str(folder)
+    given: Any = [form.format(path)]
+    if form == "a":
+        given = {"a": path}
+    elif form == "dict":
+        given = [{"lora_name": "a", "lora_path": path}]
+    elif form == "two":
+        given = {"a": path, "b": path}
+    before = name(model, lora_paths=given)
+    (folder / "adapter_model.safetensors").write_bytes(b"heavy")
+    assert before != name(model, lora_paths=given)
+
+
 @pytest.mark.parametrize("revision", [None, "main", "v1"])
 def test_a_model_of_a_hub_needs_a_commit(revision: str | None) -> None:
     with pytest.raises(IdentityError, match=f"revision {revision or 'main'} may be another one"):
