@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,8 @@ from tests.vllm.cache_server import SharedServer
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = 4096
-COLD_PROMPT = 2048
-ROUNDS = 12
-COLD_ROUNDS = 10
-LOOKUPS = 2000
+COLD_PROMPT = 1024
+ROUNDS = 10
 LOOKUP_PAGES = 256
 FIRST_TOKEN = 3
 ENGINE = {
@@ -52,15 +51,23 @@ ENGINE = {
 BUILD = "import sys, pathlib; from benchmarks.connectors.model import build; build(pathlib.Path(sys.argv[1]))"
 
 
+@dataclass(frozen=True)
+class Options:
+    """Of one run."""
+
+    prompt: int
+    rounds: int
+
+
 def make_prompt(seed: int, tokens: int) -> list[int]:
     """Those of different seeds share no page."""
     return random.Random(seed).choices(range(FIRST_TOKEN, VOCABULARY), k=tokens)
 
 
-def measure_ttft(folder: Path, progress: Progress) -> Iterator[Result]:
+def measure_ttft(folder: Path, progress: Progress, options: Options) -> Iterator[Result]:
     """A prompt that the engine has, and the same when it was flushed, in turn."""
     progress("first token of a restored prompt")
-    pages = PROMPT // PAGE - 1
+    pages = options.prompt // PAGE - 1
     with SharedServer(folder, memory="2GiB") as server:
         server.start()
         settings = {"server": str(server.socket), "memory": "2GiB"}
@@ -68,19 +75,19 @@ def measure_ttft(folder: Path, progress: Progress) -> Iterator[Result]:
             SGLangEngine(_build(folder), folder / "log", linker=settings, **ENGINE) as engine,
             observed(server) as observer,
         ):
-            for seed in range(2):  # the first one warms up
-                prompt = make_prompt(seed, PROMPT)
-                cold_s, _ = engine.time(prompt, new_tokens=1)
-            observer.await_pages(2 * pages)
+            engine.time(make_prompt(1, PAGE), new_tokens=1)  # warms up
+            prompt = make_prompt(2, options.prompt)
+            cold_s, _ = engine.time(prompt, new_tokens=1)
+            observer.await_pages(pages)
             own, restored = [], []
-            for _ in range(1 + ROUNDS):
+            for _ in range(options.rounds):
                 own_s, (hit,) = engine.time(prompt, new_tokens=1)
                 engine.flush()
                 restored_s, (back,) = engine.time(prompt, new_tokens=1)
                 assert (hit.own, back.own, back.restored) == (pages * PAGE, 0, pages * PAGE), (hit, back)
                 own.append(own_s)
                 restored.append(restored_s)
-    pair = summarize_pairs(restored[1:], own[1:])
+    pair = summarize_pairs(restored, own)
     yield Result(
         name="ttft of a restored prompt",
         value=pair.value_s * 1e3,
@@ -89,7 +96,7 @@ def measure_ttft(folder: Path, progress: Progress) -> Iterator[Result]:
         spread=pair.spread,
         goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.1),
         params={
-            "prompt": PROMPT,
+            "prompt": options.prompt,
             "limit_is": "own hit",
             "fastest_ms": round(min(restored) * 1e3, 1),
             "fastest_own_ms": round(min(own) * 1e3, 1),
@@ -98,7 +105,7 @@ def measure_ttft(folder: Path, progress: Progress) -> Iterator[Result]:
     )
 
 
-def measure_no_reuse(folder: Path, progress: Progress) -> Iterator[Result]:
+def measure_no_reuse(folder: Path, progress: Progress, options: Options) -> Iterator[Result]:
     """Prompts that nobody has seen, by an engine with the linker, which saves them, and by one without it, in turn."""
     progress("first token where nothing is reused")
     model = _build(folder)
@@ -109,7 +116,7 @@ def measure_no_reuse(folder: Path, progress: Progress) -> Iterator[Result]:
         plain = SGLangEngine(model, folder / "plain.log", **ENGINE)
         with linked, plain:
             with_us, without = [], []
-            for seed in range(1 + COLD_ROUNDS):
+            for seed in range(1 + options.rounds):
                 prompt = make_prompt(seed, COLD_PROMPT)
                 for engine, seconds in ((linked, with_us), (plain, without))[:: 1 if seed % 2 else -1]:
                     spent_s, (told,) = engine.time(prompt, new_tokens=1)
@@ -131,7 +138,7 @@ def measure_no_reuse(folder: Path, progress: Progress) -> Iterator[Result]:
     )
 
 
-def measure_lookups(folder: Path, progress: Progress) -> Iterator[Result]:
+def measure_lookups(folder: Path, progress: Progress, options: Options) -> Iterator[Result]:
     """By the engine's thread, of so many pages: none of them, all at a request's first look, all at its next ones."""
     progress("look-ups")
     with SharedServer(folder, memory="64MiB", segment_size="64MiB") as server:
@@ -146,7 +153,7 @@ def measure_lookups(folder: Path, progress: Progress) -> Iterator[Result]:
         ]
         for case, look, expected in cases:
             times_us = []
-            for _ in range(LOOKUPS):
+            for _ in range(100 * options.rounds):
                 linker.begin_step()
                 begun_ns = time.perf_counter_ns()
                 found = look()
@@ -215,10 +222,13 @@ ROWS = {"ttft": measure_ttft, "no_reuse": measure_no_reuse, "lookup": measure_lo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default=",".join(ROWS), help="some of them, with commas between")
-    options = parser.parse_args()
-    for row in options.rows.split(","):
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each; a hundred look-ups in each of theirs")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens that are restored, at most {PROMPT}")
+    given = parser.parse_args()
+    options = Options(prompt=given.prompt, rounds=given.rounds)
+    for row in given.rows.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            for result in ROWS[row](Path(folder), _say):
+            for result in ROWS[row](Path(folder), _say, options):
                 print(json.dumps(result.as_json()), flush=True)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = 4
-"""Tensors, all over the model, that are looked at before pages are named."""
-LOOKED_ELEMENTS = 256
+"""Tensors, all over the model, that are looked at in turn before pages are named."""
+LOOKED_BYTES = 256
 ATTENTION = "RadixAttention"
 """The class of SGLang's layers that have pages; a model is what they are in."""
 _TAG = b"kvoffload sglang weights 1\n"
@@ -38,32 +38,33 @@ class WeightMask:
         self._models = [ref(model) for model in self._find()]
         """Found once: later on the engine hides its objects from the search."""
         self._said = ""
-        self._looked_at: list[tuple[str, ReferenceType[torch.Tensor]]] = []
-        self._seen: Mapping[str, bytes] = {}
+        self._looked_at: list[tuple[ReferenceType[torch.Tensor], torch.Tensor]] = []
+        """With what was there when the mask was taken."""
+        self._turn = 0
 
     def has_changed(self) -> bool:
-        """Since `take`, without a word of the engine: an update may leave its cache as it is. A few tensors are looked
-        at; an update of all of them shows in any."""
-        tensors = [(name, tensor) for name, one in self._looked_at if (tensor := one()) is not None]
-        return len(tensors) < len(self._looked_at) or self._look(tensors) != self._seen
+        """Since `take`, without a word of the engine: an update may leave its cache as it is. One tensor is looked at,
+        the next one at the next call; an update of all of them shows in any."""
+        if not self._looked_at:
+            return False
+        self._turn = (self._turn + 1) % len(self._looked_at)
+        found, seen = self._looked_at[self._turn]
+        tensor = found()
+        return tensor is None or not _look(tensor).equal(seen)
 
     def take(self) -> bytes:
         """Of the weights as they are now."""
         try:
             tensors = list(self._tensors())
             chosen = [tensors[at * len(tensors) // LOOKED_AT] for at in range(LOOKED_AT)]
-            self._looked_at = [(name, ref(tensor)) for name, tensor in dict(chosen).items()]
-            self._seen = self._look(list(dict(chosen).items()))
+            self._looked_at = [(ref(tensor), _look(tensor).clone()) for tensor in dict(chosen).values()]
             return sha256(_TAG + sample_tensors(tensors).digest()).digest()
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
-            self._looked_at, self._seen = [], {}
+            self._looked_at = []
             if self._said != str(fault):
                 self._said = str(fault)
                 logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)
             return secrets.token_bytes(HASH_BYTES)
-
-    def _look(self, tensors: list[tuple[str, torch.Tensor]]) -> Mapping[str, bytes]:
-        return sample_tensors(tensors, LOOKED_ELEMENTS).digests
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         models = [model for one in self._models if (model := one()) is not None]
@@ -76,6 +77,14 @@ class WeightMask:
                     # A kernel that packs a weight in its own way leaves an empty one behind.
                     raise ValueError(f"{name} has no bytes")
                 yield f"{number}.{name}", tensor
+
+
+def _look(tensor: torch.Tensor) -> torch.Tensor:
+    """A few of its bytes, all over it."""
+    import torch
+
+    data = tensor.detach().reshape(-1).view(torch.uint8)
+    return data[:: max(1, len(data) // LOOKED_BYTES)]
 
 
 def find_models() -> list[torch.nn.Module]:

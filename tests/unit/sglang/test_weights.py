@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from kvoffload.sglang.weights import WeightMask, find_models
+from kvoffload.sglang.weights import LOOKED_AT, WeightMask, find_models
 
 
 class RadixAttention(torch.nn.Module):
@@ -59,6 +59,23 @@ def test_weights_that_change_without_a_word_are_noticed() -> None:
     model.mixer = torch.nn.Linear(8, 8)
     gc.collect()
     assert weights.has_changed()
+
+
+def test_a_change_of_one_tensor_is_noticed_in_a_few_looks() -> None:
+    model = Model(1)
+    weights = mask_of(model)
+    weights.take()
+    with torch.no_grad():
+        model.mixer.bias += 1
+    assert any(weights.has_changed() for _ in range(LOOKED_AT))
+
+
+def test_weights_that_are_no_numbers_are_not_taken_for_changed_ones() -> None:
+    model = Model(1)
+    torch.nn.init.constant_(model.mixer.weight, torch.nan)
+    weights = mask_of(model)
+    weights.take()
+    assert not any(weights.has_changed() for _ in range(LOOKED_AT))
 
 
 @pytest.mark.parametrize("make", [mask_of, lambda: mask_of(Model(1).to("meta"))])
