@@ -74,6 +74,18 @@ TEST(values_of_ages_in_one_bucket_differ) {
     }
 }
 
+// Few uses fall into this bucket or the next by accident; of many each bucket tells apart.
+TEST(buckets_that_saw_little_are_judged_with_their_neighbours) {
+    const auto next_to_seen = [](int entries) {
+        ReuseTable table;
+        count(table, kSome, entries / 2, 100, entries / 2);
+        table.estimate({});
+        return table.value(kSome, 128) / table.value(kSome, 96);
+    };
+    CHECK(next_to_seen(200) > 0.1);
+    CHECK(next_to_seen(20000) < 0.02);
+}
+
 // Those still waiting lower the chance: they came that far and were not used.
 TEST(followed_entries_count_as_far_as_they_came) {
     ReuseTable table;

@@ -1,5 +1,7 @@
 #include "evict/prefix_reuse.hpp"
 
+#include <algorithm>
+
 namespace kvo {
 
 void ReuseTable::fade() noexcept {
@@ -68,8 +70,22 @@ void ReuseTable::estimate(const Grid& followed) noexcept {
                 (used_[kind][age] + kPriorEntries * scale * common[age]) / (reached[kind][age] + kPriorEntries);
             chances[age] = chance < kMostChance ? chance : kMostChance;
         }
-        rate(chances, values_[kind]);
+        rate(smooth(chances, reached[kind]), values_[kind]);
     }
+}
+
+// Ages 0 and 1 are epochs of their own, in which the requests of one prompt follow each other: they stay apart.
+auto ReuseTable::smooth(const Counts& chances, const Counts& reached) const noexcept -> Counts {
+    const auto weight = [&](std::size_t age) { return std::min(kMostOfNeighbour, kNeighbourShare * reached[age]); };
+    Counts smoothed = chances;
+    for (std::size_t age = 2; age + 1 < AgeBuckets::kCount; ++age) {
+        const double younger = weight(age - 1);
+        const double own = reached[age] + 1.0;
+        const double older = weight(age + 1);
+        smoothed[age] =
+            (younger * chances[age - 1] + own * chances[age] + older * chances[age + 1]) / (younger + own + older);
+    }
+    return smoothed;
 }
 
 void ReuseTable::rate(const Counts& chances, Counts& values) const noexcept {

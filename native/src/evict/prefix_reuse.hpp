@@ -52,9 +52,14 @@ private:
     static constexpr double kUsed = 2.0;          // and so many times the chance of a fresh one
     static constexpr double kOftenUsed = 4.0;     // of a block of a prefix
     static constexpr double kMostChance = 0.95;
+    // A bucket's neighbours count as this share of those that reached them, and as so many at most: where much was
+    // seen, each speaks for itself.
+    static constexpr double kNeighbourShare = 0.3;
+    static constexpr double kMostOfNeighbour = 300.0;
 
     static double prior_scale(std::size_t kind) noexcept;
     Counts count_reached(const Counts& used, const Counts& lost, const Counts& followed) const noexcept;
+    Counts smooth(const Counts& chances, const Counts& reached) const noexcept;
     void rate(const Counts& chances, Counts& values) const noexcept;
 
     Grid used_{};
