@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ import numpy as np
 from vllm.lora.request import LoRARequest
 
 from kvoffload.cache import Ask, CacheTerms, Publication
-from kvoffload.client import Client
 from kvoffload.connector.block_chain import NO_MASK, BlockChain
 from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.engine.vllm_compat import GroupKind
@@ -31,8 +29,6 @@ from tests.kit.web.vllm_blocks import BLOCK, engine, name_blocks
 MODEL = "made-up/model"
 SMALL = CacheTerms(memory_bytes=2 << 20, segment_bytes=1 << 20, extent_bytes=16 << 10)
 """For 512 blocks or so."""
-HAS_INVENTORY = "with_inventory" in inspect.signature(Client.subscribe).parameters
-NO_INVENTORY = "events have no inventory: after a restart or a loss nobody is told what is there"
 ADAPTER_MASK = bytes(range(1, 33))
 GROUPS = GroupTable([group_facts(0, block_size=BLOCK)], hash_block_size=BLOCK, alignment=BLOCK)
 
@@ -70,25 +66,6 @@ class Prompt:
         return len(self.tokens) // BLOCK
 
 
-def begin_events(client: Client, events: CacheEvents) -> None:
-    """Events are told from now on, as the connector has it. With an inventory they begin with what is there, and after
-    a loss with that once more; without one a router believes no more than what it has heard of since."""
-    subscribe: Any = client.subscribe
-    start: Any = events.start
-    if HAS_INVENTORY:
-        subscribe(with_inventory=True)
-        start(client.take_inventory)
-    else:
-        subscribe()
-        start()
-
-
-def note_blocks(events: CacheEvents, tracked: Any, positions: range, names: bytes) -> None:
-    """These blocks are about to be saved."""
-    note: Any = getattr(events, "note_tokens", None) or getattr(events, "note_saved", None)
-    note(tracked, 0, positions, names)
-
-
 class EventTraffic:
     """One engine's prompts, saved, used and found to be broken, in a server whose memory is too small for them."""
 
@@ -105,7 +82,8 @@ class EventTraffic:
     @contextmanager
     def joined(self) -> Iterator[None]:
         with engine(self._socket, MODEL, on_event=self.events.hear) as self.client:
-            begin_events(self.client, self.events)
+            self.client.subscribe(with_inventory=True)
+            self.events.start(self.client.take_inventory)
             try:
                 yield
             finally:
@@ -152,7 +130,7 @@ class EventTraffic:
             slots = self.client.reserve(0, count=len(positions))
             positions = positions[: len(slots)]
             names = prompt.chain.names(0, positions)
-            note_blocks(self.events, prompt.tracked, positions, names)
+            self.events.note_tokens(prompt.tracked, 0, positions, names)
             assert self.client.publish(Publication(slots, hashes=names, parents=prompt.chain.parents(0, positions)))
             await_that(lambda names=names: bool(self.client.lookup(0, names).any()))
 

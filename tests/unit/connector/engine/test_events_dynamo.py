@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.engine import events as cache_events
 from tests.kit.routers.dynamo_indexer import IS_THERE, MISSING, DynamoIndexer, dynamo_indexer
-from tests.kit.routers.event_traffic import HAS_INVENTORY, NO_INVENTORY, SMALL, EventTraffic, tell
+from tests.kit.routers.event_traffic import SMALL, EventTraffic, tell
 from tests.kit.routers.publisher import Publisher, publishing
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.web.vllm_blocks import BLOCK
@@ -74,7 +74,6 @@ def test_its_overlap_is_what_the_server_hits(tmp_path: Path, seed: int) -> None:
     assert any(hit == length for hit, length in zip(hits, whole, strict=True))
 
 
-@pytest.mark.skipif(not HAS_INVENTORY, reason=NO_INVENTORY)
 def test_a_server_that_comes_later_is_believed_to_have_what_it_has(tmp_path: Path) -> None:
     """It may have adopted what the one before had, or have nothing."""
     traffic = EventTraffic(tmp_path / "s", 3)
@@ -94,7 +93,6 @@ def test_a_server_that_comes_later_is_believed_to_have_what_it_has(tmp_path: Pat
                 await_agreement(traffic, publisher, indexer, in_order=False)
 
 
-@pytest.mark.skipif(not HAS_INVENTORY, reason=NO_INVENTORY)
 def test_what_is_lost_before_it_is_told_is_told_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More happens than the engine has room for."""
     monkeypatch.setattr(cache_events, "MAX_EVENTS", 8)
