@@ -42,7 +42,7 @@ struct Store {
         const EntryNumber entry = reserve(space, tenant);
         if (entry != kNoEntry) {
             fill_pattern(store->slot_bytes(entry), chain(key, 1), space, 0);
-            CHECK(store->publish(entry, read_hash(chain(key, 1).data()), parent).ok());
+            CHECK(store->publish(entry, read_hash(chain(key, 1).data()), parent, 0).ok());
         }
         return entry;
     }
@@ -98,7 +98,7 @@ TEST(an_entry_lives_from_reservation_to_eviction) {
     CHECK(!made.store->evict_one());
 
     const std::uint64_t version = made.index.view().header->version_counter;
-    CHECK(made.store->publish(entry, read_hash(chain(1, 1).data()), kNoEntry).ok());
+    CHECK(made.store->publish(entry, read_hash(chain(1, 1).data()), kNoEntry, 0).ok());
     CHECK(made.index.view().header->version_counter > version);
     CHECK_EQUAL(made.find(space, 1), entry);
     CHECK_EQUAL(counts.reserved.load(), 0u);
