@@ -25,7 +25,7 @@ from benchmarks.connectors.model import VOCABULARY
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.measure import spread_of, summarize_pairs
 from kvoffload.sglang import weights
-from kvoffload.sglang.page_linker import PageLinker
+from kvoffload.sglang.page_linker import GroupRows, PageLinker
 from kvoffload.sglang.start_up import start_linker
 from tests.kit.sglang.linked import make_keys
 from tests.kit.sglang.pools import PAGE as KIT_PAGE
@@ -208,7 +208,7 @@ def _save(linker: PageLinker, keys: list[str]) -> None:
     until_s = time.monotonic() + 60
     while time.monotonic() < until_s:
         linker.begin_step()
-        linker.offload(keys, np.array(rows_of(*range(1, len(keys) + 1))))
+        linker.offload([GroupRows(0, keys, np.array(rows_of(*range(1, len(keys) + 1))))])
         linker.end_saves()
         if linker.pop_done():
             return
