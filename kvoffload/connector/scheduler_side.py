@@ -221,7 +221,8 @@ class SchedulerSide:
             is_tainted=mask is None or self._is_off,
         )
         self.requests[request.request_id] = tracked
-        self._routed.add(tracked)
+        if terms.expected_hit_tokens:
+            self._routed.add(tracked)
         parts.restores.expect(tracked)
         # Last: whatever is wrong with what strangers say, the request is known.
         envelope = vllm_compat.find_hints(request)
@@ -367,7 +368,8 @@ class SchedulerSide:
         engine may expect in the cache, if this one computes prompts for others."""
         self._rest = 0
         tracked, parts = self.requests.pop(request.request_id, None), self.parts
-        self._routed.forget(request.request_id)
+        if tracked is not None and tracked.terms.expected_hit_tokens:
+            self._routed.forget(request.request_id)
         if parts is None or tracked is None:
             return 0
         parts.restores.forget(request.request_id)

@@ -17,9 +17,8 @@ class RoutedHits:
         self._waiting: dict[str, TrackedRequest] = {}
 
     def add(self, tracked: TrackedRequest) -> None:
-        """A request has arrived."""
-        if tracked.terms.expected_hit_tokens:
-            self._waiting[tracked.request.request_id] = tracked
+        """A request has arrived of which something was promised."""
+        self._waiting[tracked.request.request_id] = tracked
 
     def forget(self, request_id: str) -> None:
         """It has ended."""
