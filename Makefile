@@ -54,7 +54,7 @@ endif
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions sglang sglang-core gpu docs docs-site site-there sbom audit wheel wheels clean
+        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions sglang sglang-core sglang-core-there gpu docs docs-site site-there sbom audit wheel wheels clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -166,7 +166,7 @@ other-test: setup test-driver
 # ---- gates ----
 
 # What has one process comes before what has several, so that these fill the machine at the end.
-check: test-driver format-check lint types imports spell site-there engine-rest other-test unit-rest test newest-check-there sanitize ## what CI runs
+check: test-driver format-check lint types imports spell site-there engine-rest other-test unit-rest test newest-check-there sglang-core-there sanitize ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)
@@ -290,6 +290,11 @@ sglang: $(SGLANG)/stamps/engine $(STAMPS)/native ## the real SGLang engine's tes
 sglang-core: $(SGLANG)/stamps/engine $(STAMPS)/native ## a part of that in some minutes: equality, zeros, faults, beside vLLM
 	$(call say,a core with $$(grep '^sglang==' requirements/sglang.txt))
 	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider $(SGLANG_CORE)
+
+sglang-core-there: setup
+	@$(MAKE) --no-print-directory $(SGLANG)/stamps/engine && there=yes || there=; \
+	if test "$$there"; then $(MAKE) --no-print-directory sglang-core; \
+	else echo "not to be had here: $$(grep '^sglang==' requirements/sglang.txt)"; fi
 
 # Packages that .venv has in the same version are linked from there, and kvoffload: one build serves both.
 $(SGLANG)/stamps/engine: requirements/sglang.txt tests/sglang/share_packages.py $(STAMPS)/packages
