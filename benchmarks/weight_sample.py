@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kvoffload.connector.identity.weight_sample import sample_tensors
+from kvoffload.engines.weight_sample import sample_tensors
 
 LAYERS, WIDTH, INNER, HEADS_WIDTH, VOCABULARY = 80, 8192, 28672, 10240, 128256
 """Of Llama 3 70B."""

@@ -29,10 +29,10 @@ from kvoffload.bench.child import answer_commands, say_ready
 from kvoffload.cache import GroupRule
 from kvoffload.client import Client
 from kvoffload.config.sources import load_settings
-from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
 from kvoffload.connector.step_plan import GroupFacts, Place, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Register, Role

@@ -24,7 +24,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.config.sources import load_settings
-from kvoffload.connector.degrade import degrade
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache, with_scale_views
 from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
@@ -39,6 +38,7 @@ from kvoffload.connector.measures import Measures
 from kvoffload.connector.scheduler_side import SchedulerSide
 from kvoffload.connector.step_plan import UNASKED, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide
+from kvoffload.engines.degrade import degrade
 from kvoffload.errors import UnsupportedError, find_code
 
 if TYPE_CHECKING:

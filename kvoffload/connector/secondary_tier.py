@@ -28,8 +28,6 @@ from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManag
 
 from kvoffload.cache import GroupRule
 from kvoffload.config.sources import load_settings
-from kvoffload.connector.cache_access import CacheAccess
-from kvoffload.connector.degrade import degrade
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine_log import join_engine_log
 from kvoffload.connector.identity.agreement import SharingTerms, make_register
@@ -37,6 +35,8 @@ from kvoffload.connector.secondary.identity import describe_tier, find_prefix_gr
 from kvoffload.connector.secondary.lookups import TierLookups
 from kvoffload.connector.secondary.transfers import ROWS, TierTransfers, TransferTerms, map_rows
 from kvoffload.connector.step_plan import GroupFacts
+from kvoffload.engines.cache_access import CacheAccess
+from kvoffload.engines.degrade import degrade
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role

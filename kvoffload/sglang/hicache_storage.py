@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvoffload.connector.degrade import degrade
+from kvoffload.engines.degrade import degrade
 from kvoffload.errors import ConfigError, UnsupportedError
 from kvoffload.sglang.tested import StorageParts, refuse_untested_storage
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvoffload.connector.degrade import degrade
+from kvoffload.engines.degrade import degrade
 from kvoffload.sglang.tested import EngineParts, refuse_untested
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from uuid import uuid4
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
 from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.config.sources import load_settings, read_variables
-from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import Registration
 from kvoffload.protocol import Role

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
-from kvoffload.connector.identity.weight_sample import sample_tensors
+from kvoffload.engines.weight_sample import sample_tensors
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:

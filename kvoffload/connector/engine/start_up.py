@@ -10,7 +10,6 @@ from dataclasses import replace
 from math import ceil, gcd
 from typing import TYPE_CHECKING, Any
 
-from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.identity.model import loads_what_lies_there
@@ -18,6 +17,7 @@ from kvoffload.connector.saves.look_out import MAX_LOOKS
 from kvoffload.connector.saves.worth import GATHERED_TOKENS
 from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
 from kvoffload.kvspec import HeadUnits
 from kvoffload.private_files import PrivateFiles

@@ -9,9 +9,9 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from kvoffload.connector.identity.weight_sample import WeightSample, sample_tensors
 from kvoffload.connector.identity.weights import ModelWeights
 from kvoffload.connector.step_plan import WeightDigests
+from kvoffload.engines.weight_sample import WeightSample, sample_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_o
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
-from kvoffload.connector import cache_access
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.secondary import transfers as tier_transfers
 from kvoffload.connector.secondary_tier import KVOffloadTier
+from kvoffload.engines import cache_access
 from kvoffload.errors import ConfigError, UnsupportedError
 from tests.kit.children import child
 from tests.kit.connector.engine_configs import full, make_config, make_vllm_config

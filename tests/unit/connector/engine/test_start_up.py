@@ -14,11 +14,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.config.sources import Settings
-from kvoffload.connector.cache_access import CacheAccess
 from kvoffload.connector.engine.start_up import EngineStart, plan_stock
 from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register
 from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import HeadUnits, ReuseRule
 from kvoffload.protocol import Role

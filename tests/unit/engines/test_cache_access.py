@@ -15,8 +15,8 @@ import pytest
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
 from kvoffload.client import Client, LinkState, describe_blocks
 from kvoffload.config.sources import Settings
-from kvoffload.connector import cache_access
-from kvoffload.connector.cache_access import CacheAccess
+from kvoffload.engines import cache_access
+from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import PrivateServerError, ServerError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Register, Role

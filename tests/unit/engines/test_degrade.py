@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.connector.degrade import degrade
+from kvoffload.engines.degrade import degrade
 
 
 class Side:

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode  # private: torch has no other way to see every operation
 
-from kvoffload.connector.identity.weight_sample import SAMPLED_ELEMENTS, pick_positions, sample_tensors
+from kvoffload.engines.weight_sample import SAMPLED_ELEMENTS, pick_positions, sample_tensors
 
 SMALL = 64
 LARGE = 100_003
