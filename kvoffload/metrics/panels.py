@@ -280,6 +280,15 @@ _TIERS = PanelRow(
             queries=(Query(_rate("kvoffload_tier_dropped_blocks_total", "tier", "reason"), "{{tier}}, {{reason}}"),),
         ),
         Panel(
+            title="Coded",
+            help="Records that became shorter by a code when they were written: as they are in memory, and as written.",
+            shown=Shown.BYTES_PER_SECOND,
+            queries=(
+                Query(_rate("kvoffload_tier_coded_bytes_total", "tier"), "{{tier}}, in memory"),
+                Query(_rate("kvoffload_tier_coded_stored_bytes_total", "tier"), "{{tier}}, as written"),
+            ),
+        ),
+        Panel(
             title="Waiting",
             help="To be written.",
             shown=Shown.BYTES,
@@ -309,7 +318,10 @@ _HINTS = PanelRow(
             title="What was done",
             help="over_limit: more would be retained or promoted than may be.",
             shown=Shown.PER_SECOND,
-            queries=(Query(_rate("kvoffload_hint_requests_total", "action", "outcome"), "{{action}}, {{outcome}}"),),
+            queries=(
+                Query(_rate("kvoffload_hint_requests_total", "action", "outcome"), "{{action}}, {{outcome}}"),
+                Query(_rate("kvoffload_hint_ignored_total", "reason"), "ignored: {{reason}}"),
+            ),
         ),
         Panel(
             title="Retained",

@@ -17,12 +17,15 @@ from typing import Any
 
 import pytest
 
+from kvoffload.cli.web import MIN_TOKEN_LETTERS
 from kvoffload.errors import ServerError
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.metric import Kind, Metric, Source
 from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
 from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.types import HASH_BYTES
 from tests.house.tree import ROOT
+from tests.kit.cache.cache_model import make_chain
 from tests.kit.cli.web_process import web
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, disk_below, serving
@@ -79,7 +82,9 @@ def test_every_metric_of_a_server_is_shown_or_told() -> None:
     """But the few that only those need who look at the cache itself."""
     inner = {"kvoffload_compacted_bytes_total", "kvoffload_index_bytes", "kvoffload_lost_touches_total"}
     less = {
+        "kvoffload_hint_retained_prefixes",
         "kvoffload_tenant_quota_bytes",
+        "kvoffload_tier_coded_records_total",
         "kvoffload_tier_missing_blocks_total",
         "kvoffload_tier_promoted_blocks_total",
         "kvoffload_tier_waiting_requests",
@@ -136,20 +141,38 @@ def find(address: str, expression: str) -> list[Any]:
     return [] if found is None else found["result"]
 
 
+def hint(address: str, token: str, chain: bytes) -> None:
+    """Has a prefix retained that nobody asks for again, and asks for what nobody knows."""
+    hashes = [chain[at : at + HASH_BYTES].hex() for at in range(0, len(chain), HASH_BYTES)]
+    retain = {"action_type": "retain", "payload": {"hashes": hashes, "ttl_s": 1}}
+    actions = [{"action_id": "a", "action_version": "1", **retain}]
+    actions += [{"action_id": "b", "action_version": "1", "action_type": "dance", "payload": {}}]
+    envelope = {"protocol_version": "1", "message_id": "1", "actions": actions}
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/v1/hints", json.dumps(envelope).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        [retained, ignored] = json.load(answer)["actions"]
+    assert [row["outcome"] for row in retained["identities"]] == ["done"]
+    assert ignored["ignored"] == "unknown_action"
+
+
 def test_a_real_prometheus_reads_a_real_server(tmp_path: Path) -> None:
     """One that has worked, and made a mistake: every metric has a sample."""
-    path, folder = tmp_path / "s", tmp_path / "disk"
+    path, folder, token = tmp_path / "s", tmp_path / "disk", tmp_path / "token"
     folder.mkdir(mode=0o700)
+    token.write_text("x" * MIN_TOKEN_LETTERS)
+    token.chmod(0o600)
     domain = DomainTerms(name="", tenants=(TenantTerms(name="a", quota_bytes=32 << 20),))
     with (
         serving(path, tiers={"": [disk_below(folder)]}, domains=(domain,)) as server,
-        web(path) as told,
+        web(path, f"http_token_file={token}") as told,
         prometheus(tmp_path, told.removeprefix("http://")) as address,
     ):
         await_that(lambda: server.has_memory)
         load = PromptLoad(path, tenant="a")
-        load.turn()
+        load.turn(conversations=1)
         load.await_told()
+        hint(told, token.read_text(), make_chain(0, 3))
         with pytest.raises(ServerError):
             load.client.set_quota("nobody", 1 << 30)
         await_that(lambda: all(find(address, sample_name(metric)) for metric in OF_SERVER))

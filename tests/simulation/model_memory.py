@@ -324,9 +324,18 @@ class ModelCache:
     def clear(self, name_space: int) -> int:
         return sum(self._remove(key) for key in list(self.memory.readable) if key[0] == name_space)
 
+    # ---- what nobody asks for here: hints, and subscribers of events ----
+
     @property
-    def version(self) -> int:
-        return self.memory.clock
+    def without_room(self) -> int:
+        return 0
+
+    @property
+    def ready_bytes(self) -> int:
+        return len(self.memory) * SLOT_BYTES
+
+    def watch_removed(self, is_wanted: bool) -> None:
+        assert not is_wanted
 
     @property
     def stats(self) -> CacheStats:
