@@ -12,12 +12,13 @@ from functools import partial
 from kvoffload.client import HintTerms
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.hints.envelope import ACTIONS, NAMES, Wish, read_envelope
+from kvoffload.connector.hints.envelope import Wish, read_envelope
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.request_terms import RequestTerms
 from kvoffload.connector.saves.saves import Saves
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import HintAction, Hinted
+from kvoffload.protocol.hints import ACTION_TYPES
 from kvoffload.types import HASH_BYTES
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ MAX_ANSWERS = 1024
 SAY_EVERY_S = 60.0
 """How often a line in the log says what is wrong with an envelope."""
 OTHER = "other"
+_NAMES = {action: name for name, action in ACTION_TYPES.items()}
 _AT_ONCE = frozenset({HintAction.PREFETCH, HintAction.PRIORITISE, HintAction.HAND_OVER})
 _BY_NAME = frozenset({HintAction.PRIORITISE, HintAction.RELEASE})
 """Of a session, whatever its prefix is."""
@@ -157,7 +159,7 @@ class RequestHints:
     def let_go(self) -> None:
         """What has ended so far is not to be retained: the weights change."""
         for one in self._waiting:
-            self._count(NAMES[one.terms.action], "skipped")
+            self._count(_NAMES[one.terms.action], "skipped")
         self._waiting.clear()
         self._turns.clear()
 
@@ -217,7 +219,7 @@ class RequestHints:
         self._waiting = [one for one in self._waiting if not one.is_of(terms.tenant, terms.session)]
 
     def _send(self, terms: HintTerms, *, is_meant: bool = True) -> None:
-        name = NAMES[terms.action]
+        name = _NAMES[terms.action]
         if not is_meant or not (terms.chain or terms.session):
             self._count(name, "skipped")
             return
@@ -227,7 +229,7 @@ class RequestHints:
         self._answers.append((name, "no_answer" if answer is None else answer.outcome.name.lower()))
 
     def _count(self, name: str, outcome: str) -> None:
-        if name not in ACTIONS and name not in self._unknown:
+        if name not in ACTION_TYPES and name not in self._unknown:
             if len(self._unknown) < MAX_NAMES and _is_plain(name):
                 self._unknown.add(name)
             else:
