@@ -12,6 +12,7 @@ with its time to live.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.parse
 import urllib.request
@@ -59,7 +60,9 @@ class AgentSession:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        # What went wrong within is to be seen; whatever is kept ends with its time to live.
+        with contextlib.suppress(OSError):
+            self.release()
 
     def _make_release(self) -> dict[str, Any]:
         payload = {"session": self.name}

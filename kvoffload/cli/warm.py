@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 MAX_SHOWN = 10
-"""Lines about prompts that failed. The others are counted."""
+"""Lines about prompts that failed, and about such that were not counted. The others are told as a number."""
 
 
 @dataclass
@@ -32,10 +32,12 @@ class _Total:
     before: int = 0
     after: int = 0
     failed: int = 0
+    uncounted: int = 0
 
     def add(self, outcome: Outcome) -> None:
         self.prompts += 1
         self.failed += bool(outcome.fault)
+        self.uncounted += bool(outcome.uncounted)
         self.tokens += outcome.tokens
         self.before += outcome.before
         self.after += outcome.after
@@ -86,6 +88,8 @@ def warm(
                 tell(f"{total.tokens} tokens", 1)
                 if outcome.fault and total.failed <= MAX_SHOWN:
                     faults.append(f"line {outcome.line} {outcome.fault}")
+                if outcome.uncounted and total.uncounted <= MAX_SHOWN:
+                    faults.append(f"line {outcome.line} computed, not counted: {outcome.uncounted}")
     for line in faults:
         typer.echo(line, err=True)
     print_total(total, is_asked=asked is not None, as_json=as_json)
@@ -111,12 +115,15 @@ def print_total(total: _Total, *, is_asked: bool, as_json: bool) -> None:
     row = {"prompts": total.prompts, "failed": total.failed, "tokens": total.tokens}
     if is_asked:
         row |= {"there_before": total.before, "warmed": max(total.after - total.before, 0), "there": total.after}
+        row |= {"uncounted": total.uncounted}
     if as_json:
         typer.echo(json.dumps(row))
         return
     typer.echo(f"{total.prompts} prompts, {total.failed} failed; {total.tokens} tokens computed or loaded")
     if is_asked:
         typer.echo(f"{row['there']} tokens are there: {row['there_before']} were before, {row['warmed']} are new")
+        if total.uncounted:
+            typer.echo(f"{total.uncounted} prompts were computed, and are not counted in this")
 
 
 def _read(file: Path | None) -> str:

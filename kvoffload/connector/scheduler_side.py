@@ -442,6 +442,8 @@ class SchedulerSide:
         if answer is None:
             return
         verdict, has_woken = answer
+        if self.parts is not None:
+            self.parts.hints.settle(are_same=has_woken and verdict is Verdict.SAME)
         if not has_woken:
             logger.info("weights after the reset: %s", verdict.value)
             return
@@ -473,6 +475,8 @@ class SchedulerSide:
             self.parts.saves.drop_all()
             self.parts.restores.drop_answers()
             self.parts.hints.let_go()
+            if not self._proof.is_open:
+                self.parts.hints.settle(are_same=False)
             self.parts.policy.forget_all()
 
     def _has_old_blocks(self, parts: SchedulerParts) -> bool:

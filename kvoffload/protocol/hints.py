@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
@@ -29,6 +30,18 @@ class HintAction(IntEnum):
     """Change how late a session's retention gives way."""
     HAND_OVER = 4
     """Make a session's retention the caller's engine's; one that is not here is retained, and prefetched."""
+
+
+ENVELOPE_VERSION = "1"
+"""Of an envelope of actions, as requests and /v1/hints have it, and of each action in it."""
+ACTION_TYPES: Mapping[str, HintAction] = {
+    "prefetch": HintAction.PREFETCH,
+    "retain": HintAction.RETAIN,
+    "release": HintAction.RELEASE,
+    "priority": HintAction.PRIORITISE,
+    "hand_over": HintAction.HAND_OVER,
+}
+"""What envelopes call them."""
 
 
 class HintOutcome(IntEnum):

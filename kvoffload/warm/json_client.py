@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from kvoffload.errors import ConfigError
 
@@ -29,13 +29,12 @@ class JsonClient:
     def __init__(
         self, address: str, *, key: str = "", timeout_s: float = 30.0, wait: Callable[[float], None] = time.sleep
     ) -> None:
-        """`key` goes along as a bearer's. ConfigError: this is no address."""
-        parts = urlsplit(address)
-        try:
-            is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_good = False
-        if not is_good or parts.query or parts.fragment or parts.username:
+        """`key` goes along as a bearer's. ConfigError: this is no address, or no key."""
+        if not (key.isascii() and key.isprintable()):
+            # Without the key: the line is printed.
+            raise ConfigError("the key is not one line of printable ASCII", remedy="give a file with the key alone")
+        parts = _split(address)
+        if parts is None:
             raise ConfigError(f"{address!r} is no address", remedy="give one such as http://127.0.0.1:8000")
         assert parts.hostname is not None
         self._open = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -80,6 +79,19 @@ class JsonClient:
             return answer.status, data
         finally:
             connection.close()
+
+
+def _split(address: str) -> SplitResult | None:
+    """None: it is no address of an HTTP server."""
+    try:
+        parts = urlsplit(address)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # A connection turns the name into such, and raises what is no OSError.
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        return None
+    is_good = is_good and parts.path.isascii() and parts.path.isprintable() and " " not in parts.path
+    return parts if is_good and not (parts.query or parts.fragment or parts.username) else None
 
 
 def read_answer(path: str, status: int, data: bytes) -> Any:

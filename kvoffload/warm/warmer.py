@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,8 @@ from kvoffload.warm.prompt_file import BadLine, WarmPrompt
 
 THREADS_PER_REQUEST = 3
 """Prompts that the engine has answered wait for their saves meanwhile."""
-LOOK_S = 0.25
-QUIET_LOOKS = 12
-"""After so many looks at which no more of a prompt was there, all is there that comes."""
+WAITS_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Between looks at which no more of a prompt is there. After the last one, all is there that comes."""
 MAX_LOOKS = 120
 _SHAPING = ("model", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
 """What changes a prompt's tokens beside its words."""
@@ -32,7 +32,9 @@ class Outcome:
     """Tokens that a load could have brought."""
     after: int = 0
     fault: str = ""
-    """Empty: the engine has computed it, and the cache has answered if it was asked."""
+    """Empty: the engine has computed it."""
+    uncounted: str = ""
+    """Why nobody has said how much of it is there. Empty: the cache has, or it was not asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,16 @@ class CacheQuestion:
 
 
 NO_WORD = CacheQuestion()
+
+
+@dataclass(frozen=True)
+class _Hits:
+    tokens: int
+    are_all: bool
+    """No more of the prompt can be hit."""
+
+
+_NOTHING = _Hits(0, are_all=False)
 
 
 class Warmer:
@@ -112,47 +124,71 @@ class Warmer:
 
     def _warm(self, prompt: WarmPrompt) -> Outcome:
         body = {"model": self._model, **prompt.body}
+        salt = str(body.get("cache_salt") or "")
+        tokens, before, after, uncounted = None, _NOTHING, _NOTHING, ""
         try:
             # The names of an adapter's blocks are known to its engine alone.
-            is_asked = self._cache is not None and body["model"] == self._model
-            tokens = self._read_tokens(prompt, body) if is_asked else None
-            salt = str(body.get("cache_salt") or "")
-            before = self._count_hits(tokens, salt)
-            with self._slots:
-                answer = self._engine.post(prompt.path, body)
-            count = int(answer["usage"]["prompt_tokens"])
-            return Outcome(line=prompt.line, tokens=count, before=before, after=self._await_saves(tokens, salt, before))
+            if self._cache is not None and body["model"] == self._model:
+                tokens = self._read_tokens(prompt, body)
+                before = self._count_hits(self._cache, tokens, salt)
+        except AnswerError as fault:
+            uncounted = str(fault)
+        try:
+            with self._slots, _reading():
+                count = int(self._engine.post(prompt.path, body)["usage"]["prompt_tokens"])
         except AnswerError as fault:
             return Outcome(line=prompt.line, fault=str(fault))
-        except (LookupError, TypeError, ValueError, OverflowError) as fault:
-            return Outcome(line=prompt.line, fault=f"an answer of another form: {fault!r}"[:200])
+        try:
+            if self._cache is not None and tokens is not None and not uncounted:
+                after = self._await_saves(self._cache, tokens, salt, before)
+        except AnswerError as fault:
+            before, uncounted = _NOTHING, str(fault)
+        return Outcome(line=prompt.line, tokens=count, before=before.tokens, after=after.tokens, uncounted=uncounted)
 
     def _read_tokens(self, prompt: WarmPrompt, body: dict[str, Any]) -> list[int]:
         if prompt.tokens is not None:
             return prompt.tokens
         given = {prompt.kind: body[prompt.kind]} | {name: body[name] for name in _SHAPING if name in body}
-        return list(self._engine.post("/tokenize", given)["tokens"])
+        with _reading():
+            return list(self._engine.post("/tokenize", given)["tokens"])
 
-    def _count_hits(self, tokens: list[int] | None, salt: str) -> int:
+    def _count_hits(self, cache: JsonClient, tokens: list[int], salt: str) -> _Hits:
         """Of several identities that are meant it is the one that has most."""
-        if self._cache is None or tokens is None:
-            return 0
-        rows = self._cache.post("/v1/prefix", self._question.ask(tokens, salt))["identities"]
-        hits = [int(row["hit_tokens"]) for row in rows if row["hit_tokens"] is not None]
-        if rows and not hits:
-            raise AnswerError(f"the cache cannot say how much is there: {rows[0]['why']}")
-        return max(hits, default=0)
+        with _reading():
+            rows = cache.post("/v1/prefix", self._question.ask(tokens, salt))["identities"]
+            hits = [_read_hits(row, len(tokens)) for row in rows if row["hit_tokens"] is not None]
+            if rows and not hits:
+                raise AnswerError(f"the cache cannot say how much is there: {rows[0]['why']}")
+        return max(hits, key=lambda one: one.tokens, default=_NOTHING)
 
-    def _await_saves(self, tokens: list[int] | None, salt: str, before: int) -> int:
+    def _await_saves(self, cache: JsonClient, tokens: list[int], salt: str, before: _Hits) -> _Hits:
         """What the engine has computed is saved a little later."""
-        if tokens is None:
-            return 0
-        there, quiet = before, 0
+        there = now = before
+        quiet = 0
         for _ in range(MAX_LOOKS):
-            now = self._count_hits(tokens, salt)
-            quiet = 0 if now > there else quiet + 1
-            there = max(there, now)
-            if quiet == QUIET_LOOKS:
+            if now.are_all:
                 return now
-            self._wait(LOOK_S)
+            now = self._count_hits(cache, tokens, salt)
+            if now.tokens > there.tokens:
+                there, quiet = now, 0
+            elif quiet == len(WAITS_S):
+                return now
+            if not now.are_all:
+                self._wait(WAITS_S[quiet])
+                quiet += 1
         return there
+
+
+def _read_hits(row: dict[str, Any], tokens: int) -> _Hits:
+    """A prompt's last token is always computed, and a hit has whole blocks."""
+    hit, block = int(row["hit_tokens"]), int(row.get("block_tokens", 0))
+    return _Hits(hit, are_all=block > 0 and hit >= (tokens - 1) // block * block)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """AnswerError: what was answered has another form."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, OverflowError) as fault:
+        raise AnswerError(f"an answer of another form: {fault!r}"[:200]) from None

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from kvoffload.protocol import HintAction
-from kvoffload.protocol.hints import MAX_PRIORITY, MAX_TTL_MS
+from kvoffload.protocol.hints import ACTION_TYPES, ENVELOPE_VERSION, MAX_PRIORITY, MAX_TTL_MS
 from kvoffload.protocol.limits import NAME_BYTES
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import (
@@ -26,17 +26,8 @@ from kvoffload.web.prefix_question import (
     refuse,
 )
 
-VERSION = "1"
-"""Of the envelope, and of each action."""
 MAX_ACTIONS = 16
 MAX_TTL_S = MAX_TTL_MS // 1000
-ACTIONS: Mapping[str, HintAction] = {
-    "prefetch": HintAction.PREFETCH,
-    "retain": HintAction.RETAIN,
-    "release": HintAction.RELEASE,
-    "priority": HintAction.PRIORITISE,
-    "hand_over": HintAction.HAND_OVER,
-}
 _ONLY_SESSION = (HintAction.RETAIN, HintAction.RELEASE, HintAction.PRIORITISE, HintAction.HAND_OVER)
 """May do without a prompt."""
 _WISH: Mapping[str, Any] = {
@@ -58,7 +49,10 @@ _PAYLOAD: Mapping[str, Any] = {**PROMPT, **MEANT, **_WISH}
 BODY: Mapping[str, Any] = {
     "type": "object",
     "properties": {
-        "protocol_version": {**TEXT, "description": f'"{VERSION}"; another one is ignored, with all its actions'},
+        "protocol_version": {
+            **TEXT,
+            "description": f'"{ENVELOPE_VERSION}"; another one is ignored, with all its actions',
+        },
         "message_id": TEXT,
         "actions": {
             "type": "array",
@@ -67,8 +61,8 @@ BODY: Mapping[str, Any] = {
                 "type": "object",
                 "properties": {
                     "action_id": TEXT,
-                    "action_type": {**TEXT, "description": f"{', '.join(ACTIONS)}; others are ignored"},
-                    "action_version": {**TEXT, "description": f'"{VERSION}"; others are ignored'},
+                    "action_type": {**TEXT, "description": f"{', '.join(ACTION_TYPES)}; others are ignored"},
+                    "action_version": {**TEXT, "description": f'"{ENVELOPE_VERSION}"; others are ignored'},
                     "payload": {
                         "type": "object",
                         "properties": {
@@ -138,9 +132,9 @@ def _read_action(at: int, given: Mapping[str, Any], envelope_version: str) -> Ac
         version, payload = read_text(given, "action_version"), given.get("payload", {})
         if not isinstance(payload, dict):
             refuse("`payload` is an object")
-        if envelope_version != VERSION or version != VERSION:
+        if envelope_version != ENVELOPE_VERSION or version != ENVELOPE_VERSION:
             return IgnoredAction(name=name, kind=kind, why="unknown_version")
-        if kind not in ACTIONS:
+        if kind not in ACTION_TYPES:
             return IgnoredAction(name=name, kind=kind, why="unknown_action")
         return _read_payload(name, kind, payload)
     except HttpError as fault:
@@ -149,7 +143,7 @@ def _read_action(at: int, given: Mapping[str, Any], envelope_version: str) -> Ac
 
 def _read_payload(name: str, kind: str, given: Mapping[str, Any]) -> Action:
     check_names(given, set(_PAYLOAD))
-    does, session, ttl_s = ACTIONS[kind], read_text(given, "session"), given.get("ttl_s", 0)
+    does, session, ttl_s = ACTION_TYPES[kind], read_text(given, "session"), given.get("ttl_s", 0)
     if len(session.encode()) > NAME_BYTES:
         refuse(f"`session` has {NAME_BYTES} bytes at most")
     if type(ttl_s) not in (int, float) or not 0 <= ttl_s <= MAX_TTL_S:

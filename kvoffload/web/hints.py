@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Hint, Hinted
+from kvoffload.protocol import Hint, HintAction, Hinted
 from kvoffload.protocol.survey import IdentityRead
 from kvoffload.web.hint_envelope import Action, Envelope, IgnoredAction
 from kvoffload.web.http_message import HttpError
@@ -70,7 +70,9 @@ class Hints:
             priority=action.priority,
             token=self._token,
         )
-        if not (chain or action.session):
+        # Of a session alone it would be another prefix than the one that is meant.
+        is_none = action.prompt is not None and action.does in (HintAction.RETAIN, HintAction.HAND_OVER)
+        if not chain and (is_none or not action.session):
             return {**name_identity(read), "outcome": "nothing", "tokens": 0, "ttl_s": 0.0}
         found = await self._client.look_into(message)
         assert isinstance(found, Hinted)

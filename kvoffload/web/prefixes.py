@@ -76,6 +76,7 @@ def _describe(prompt: Prompt, read: IdentityRead, found: PrefixFound) -> Row:
     reaches += [None if reach == NOT_ASKED else int(reach) for reach in np.frombuffer(found.reaches, "<u8")]
     hashes = len(prompt.hashes) // HASH_BYTES
     return {
+        "block_tokens": read.hash_block_size,
         "asked_tokens": hashes * read.hash_block_size if prompt.tokens is None else len(prompt.tokens),
         "hit_tokens": max(reach for reach in reaches if reach is not None),
         "reaches": dict(zip(("memory", *found.tiers), reaches, strict=True)),

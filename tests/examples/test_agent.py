@@ -16,6 +16,7 @@ from kvoffload.protocol.hints import ListRetained, Retained
 from tests.examples.serve import EXAMPLES
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.cli.web_process import get, web
+from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.web.prompt_load import PromptLoad
 
@@ -52,6 +53,14 @@ def test_turns_grow_and_name_their_session_and_the_last_lets_it_go() -> None:
     (action,) = client.terms[-1]["kv_hints"]["actions"]
     assert (action["action_type"], action["payload"]) == ("release", {"session": session.name})
     assert "kv_hints" not in client.terms[0]
+
+
+def test_what_went_wrong_in_a_session_is_seen_though_nobody_can_be_told_to_let_go() -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(ZeroDivisionError), AgentSession(PlayedClient(), "m", web=address):
+        raise ZeroDivisionError
+    with pytest.raises(OSError, match="refused"):
+        AgentSession(PlayedClient(), "m", web=address).release()
 
 
 def test_sessions_have_names_of_their_own() -> None:

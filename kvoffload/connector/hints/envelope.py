@@ -10,21 +10,11 @@ from typing import Any
 
 from kvoffload.connector.request_terms import MAX_SESSION_LENGTH, is_session
 from kvoffload.protocol import HintAction
-from kvoffload.protocol.hints import MAX_PRIORITY, MAX_TTL_MS
+from kvoffload.protocol.hints import ACTION_TYPES, ENVELOPE_VERSION, MAX_PRIORITY, MAX_TTL_MS
 
-VERSION = "1"
-"""Of the envelope, and of each action."""
 MAX_ACTIONS = 8
 """Of one envelope. What comes after them is ignored."""
 MAX_TYPE_LENGTH = 32
-ACTIONS = {
-    "prefetch": HintAction.PREFETCH,
-    "retain": HintAction.RETAIN,
-    "release": HintAction.RELEASE,
-    "priority": HintAction.PRIORITISE,
-    "hand_over": HintAction.HAND_OVER,
-}
-NAMES = {action: name for name, action in ACTIONS.items()}
 _SESSIONS_ALONE = frozenset({HintAction.PRIORITISE, HintAction.HAND_OVER})
 """These say nothing without the name of a session."""
 
@@ -75,7 +65,7 @@ def read_envelope(envelope: object) -> Read:
             ignored=(("", Ignored.WRONG),),
             complaint="kv_hints is ignored, it is an object with protocol_version, message_id and a list of actions",
         )
-    if version != VERSION:
+    if version != ENVELOPE_VERSION:
         return Read(ignored=(("", Ignored.UNKNOWN_VERSION),))
     wishes: list[Wish] = []
     ignored: list[tuple[str, Ignored]] = []
@@ -119,6 +109,15 @@ def _is_whole(value: Any, most: int) -> bool:
     return isinstance(value, int) and _is_number(value, most)
 
 
+class _ShortRepr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Of too many digits Python makes no text."""
+        bits = x.bit_length()
+        return f"a number of {bits} bits" if bits > _SHOWN_BITS else super().repr_int(x, level)
+
+
+_SHOWN_BITS = 128
+_SHORT = _ShortRepr()
 _MAX_TTL_S = MAX_TTL_MS / 1000
 _MAX_TOKENS = 2**62
 _PAYLOAD = {
@@ -130,10 +129,10 @@ _PAYLOAD = {
 
 
 def _read_action(name: str, action: object) -> Wish | _Refusal:
-    kind = ACTIONS.get(name)
+    kind = ACTION_TYPES.get(name)
     if kind is None:
         return _Refusal(Ignored.UNKNOWN_ACTION)
-    if _get(action, "action_version") != VERSION:
+    if _get(action, "action_version") != ENVELOPE_VERSION:
         return _Refusal(Ignored.UNKNOWN_VERSION)
     payload = _get(action, "payload")
     if not isinstance(payload, Mapping | None):
@@ -142,7 +141,7 @@ def _read_action(name: str, action: object) -> Wish | _Refusal:
     given = {item: value for item in _PAYLOAD if (value := (payload or {}).get(item)) is not None}
     for item, value in given.items():
         if not _PAYLOAD[item].accepts(value):
-            line = f"{item}={reprlib.repr(value)}, allowed is {_PAYLOAD[item].allowed}"
+            line = f"{item}={_SHORT.repr(value)}, allowed is {_PAYLOAD[item].allowed}"
             return _Refusal(Ignored.WRONG, f"the action {name} is ignored: {line}")
     if kind in _SESSIONS_ALONE and not given.get("session"):
         return _Refusal(Ignored.WRONG, f"the action {name} is ignored: it needs the name of a session")

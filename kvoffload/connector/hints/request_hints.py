@@ -12,12 +12,14 @@ from functools import partial
 from kvoffload.client import HintTerms
 from kvoffload.connector.cache_client import CacheClient
 from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.hints.envelope import ACTIONS, NAMES, Wish, read_envelope
+from kvoffload.connector.hints.envelope import Wish, read_envelope
+from kvoffload.connector.hints.kept_names import KeptNames
 from kvoffload.connector.measures import Measures
 from kvoffload.connector.request_terms import RequestTerms
 from kvoffload.connector.saves.saves import Saves
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import HintAction, Hinted
+from kvoffload.protocol.hints import ACTION_TYPES
 from kvoffload.types import HASH_BYTES
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ MAX_ANSWERS = 1024
 SAY_EVERY_S = 60.0
 """How often a line in the log says what is wrong with an envelope."""
 OTHER = "other"
+_NAMES = {action: name for name, action in ACTION_TYPES.items()}
 _AT_ONCE = frozenset({HintAction.PREFETCH, HintAction.PRIORITISE, HintAction.HAND_OVER})
 _BY_NAME = frozenset({HintAction.PRIORITISE, HintAction.RELEASE})
 """Of a session, whatever its prefix is."""
@@ -80,6 +83,7 @@ class RequestHints:
         self._clock = clock
         self._waiting: list[_Ended] = []
         self._turns: dict[str, _Turn] = {}
+        self._names = KeptNames()
         self._answers: deque[tuple[str, str]] = deque(maxlen=MAX_ANSWERS)
         """Actions with their outcomes, as threads of the client hear them."""
         self._unknown: set[str] = set()
@@ -88,12 +92,12 @@ class RequestHints:
     @property
     def is_quiet(self) -> bool:
         """A step has nothing to send."""
-        return not (self._waiting or self._turns)
+        return not (self._waiting or self._turns or self._names)
 
     @property
     def pending(self) -> int:
-        """Prefixes that the server was not told of yet."""
-        return len(self._waiting)
+        """Prefixes that the server has yet to be told of: to keep them, or to let them go."""
+        return len(self._waiting) + len(self._names)
 
     def read(self, envelope: object, terms: RequestTerms) -> tuple[Wish, ...]:
         """Returns what a request wishes, by its envelope and by the terms that say the same."""
@@ -144,6 +148,8 @@ class RequestHints:
             self.count_answers()
         if self._turns:
             self._look_at_turns()
+        if self._names:
+            self._cache.start_hint(self._names.take())
         for one in list(self._waiting) if self._waiting else ():
             one.steps += 1
             if one.steps == 1:
@@ -155,11 +161,16 @@ class RequestHints:
             self._send(one.terms)
 
     def let_go(self) -> None:
-        """What has ended so far is not to be retained: the weights change."""
+        """What has ended so far is not to be retained: the weights change. What is retained waits for `settle`."""
         for one in self._waiting:
-            self._count(NAMES[one.terms.action], "skipped")
+            self._count(_NAMES[one.terms.action], "skipped")
         self._waiting.clear()
         self._turns.clear()
+        self._names.doubt()
+
+    def settle(self, *, are_same: bool) -> None:
+        """Whether the names of before are found again. If not, steps to come let go of what the server retains."""
+        self._names.settle(are_same=are_same)
 
     def count_answers(self) -> None:
         """Counts what the server has answered."""
@@ -217,17 +228,19 @@ class RequestHints:
         self._waiting = [one for one in self._waiting if not one.is_of(terms.tenant, terms.session)]
 
     def _send(self, terms: HintTerms, *, is_meant: bool = True) -> None:
-        name = NAMES[terms.action]
+        name = _NAMES[terms.action]
         if not is_meant or not (terms.chain or terms.session):
             self._count(name, "skipped")
             return
+        if terms.action in _KEEPING:
+            self._names.note(terms)
         self._cache.start_hint(terms, on_answer=partial(self._hear, name))
 
     def _hear(self, name: str, answer: Hinted | None) -> None:
         self._answers.append((name, "no_answer" if answer is None else answer.outcome.name.lower()))
 
     def _count(self, name: str, outcome: str) -> None:
-        if name not in ACTIONS and name not in self._unknown:
+        if name not in ACTION_TYPES and name not in self._unknown:
             if len(self._unknown) < MAX_NAMES and _is_plain(name):
                 self._unknown.add(name)
             else:

@@ -67,11 +67,22 @@ def test_prompts_are_in_the_pool_afterwards(tmp_path: Path) -> None:
                 "there_before": before,
                 "warmed": sum(there) - before,
                 "there": sum(there),
+                "uncounted": 0,
             }
             again = run("warm", file, *options)
             assert again.stdout.splitlines() == [
                 f"4 prompts, 0 failed; {sum(tokens)} tokens computed or loaded",
                 f"{sum(there)} tokens are there: {sum(there)} were before, 0 are new",
+            ]
+            uncounted = run("warm", file, *options[:-1], "8")
+            assert uncounted.returncode == 0
+            assert [line.split(": ")[0] for line in sorted(uncounted.stderr.strip().splitlines())] == [
+                f"line {at} computed, not counted" for at in (1, 2, 3, 4)
+            ]
+            assert uncounted.stdout.splitlines() == [
+                f"4 prompts, 0 failed; {sum(tokens)} tokens computed or loaded",
+                "0 tokens are there: 0 were before, 0 are new",
+                "4 prompts were computed, and are not counted in this",
             ]
     assert {one["model"] for one in played.asked} == {MODEL}
     assert {one["max_tokens"] for one in played.asked} == {1}

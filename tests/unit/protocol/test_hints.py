@@ -8,7 +8,7 @@ import pytest
 
 from kvoffload.errors import ProtocolError
 from kvoffload.protocol import CAPABILITIES, CODEC, Channel, Hint, HintAction
-from kvoffload.protocol.hints import MAX_PRIORITY, MAX_TTL_MS, ListRetained
+from kvoffload.protocol.hints import ACTION_TYPES, MAX_PRIORITY, MAX_TTL_MS, ListRetained
 from kvoffload.protocol.message import Phase
 
 PLAIN = Hint(name_space=1, action=HintAction.RETAIN)
@@ -24,6 +24,10 @@ def test_both_are_of_one_capability() -> None:
         assert message.needs is Phase.GREETED
     assert ListRetained.is_for_operators
     assert not Hint.is_for_operators
+
+
+def test_envelopes_have_a_name_for_each_action() -> None:
+    assert sorted(ACTION_TYPES.values()) == sorted(HintAction)
 
 
 @pytest.mark.parametrize(

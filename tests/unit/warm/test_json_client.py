@@ -54,8 +54,20 @@ def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         JsonClient(engine.address, wait=lambda seconds: None).get("/v1/models")
 
 
+@pytest.mark.parametrize("key", ["secret\nsecret", "secret\r", "sécret"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(ConfigError, match="not one line of printable ASCII") as raised:
+        JsonClient("http://127.0.0.1:1", key=key)
+    assert "cret" not in f"{raised.value} {raised.value.remedy}"
+
+
+_BAD_PORTS = ["http://a:b", "http://a:99999"]
+_BAD_HOSTS = ["http://[::1", "http://[a]", f"http://{'a' * 64}", "http://a..b"]
+_BAD_PATHS = ["http://a/b c", "http://a/ä", "http://a?b"]
+
+
 @pytest.mark.parametrize(
-    "address", ["", "127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://a:99999", "http://u@a", "http://a?b"]
+    "address", ["", "127.0.0.1:8000", "ftp://a", "http://", "http://u@a", *_BAD_PORTS, *_BAD_HOSTS, *_BAD_PATHS]
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):

@@ -10,20 +10,23 @@ import pytest
 
 from kvoffload.warm.json_client import AnswerError
 from kvoffload.warm.prompt_file import BadLine, WarmPrompt
-from kvoffload.warm.warmer import MAX_LOOKS, QUIET_LOOKS, THREADS_PER_REQUEST, CacheQuestion, Outcome, Warmer
+from kvoffload.warm.warmer import MAX_LOOKS, THREADS_PER_REQUEST, WAITS_S, CacheQuestion, Outcome, Warmer
 
 
 class Engine:
     """Answers by what a test says."""
 
-    def __init__(self, answer: Any = None) -> None:
+    def __init__(self, answer: Any = None, tokens: Any = None) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self._tokens = tokens or {"tokens": [7, 8, 9]}
         self._answer = answer or {"usage": {"prompt_tokens": 3}}
 
     def post(self, path: str, what: Any) -> Any:
         self.asked.append((path, what))
         if path == "/tokenize":
-            return {"tokens": [7, 8, 9]}
+            if isinstance(self._tokens, Exception):
+                raise self._tokens
+            return self._tokens
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer() if callable(self._answer) else self._answer
@@ -32,16 +35,19 @@ class Engine:
 class Cache:
     """Says these hits, one after the other, and the last one from then on."""
 
-    def __init__(self, *hits: Any) -> None:
+    def __init__(self, *hits: Any, block: int = 0) -> None:
         self.asked: list[Any] = []
+        self._known = {"block_tokens": block} if block else {}
         self._hits = list(hits)
 
     def post(self, path: str, what: Any) -> Any:
         assert path == "/v1/prefix"
         self.asked.append(what)
         hits = self._hits.pop(0) if len(self._hits) > 1 else self._hits[0]
-        rows = [{"hit_tokens": hit, "why": "another seed"} for hit in (hits if isinstance(hits, list) else [hits])]
-        return {"identities": rows}
+        if isinstance(hits, Exception):
+            raise hits
+        hits = hits if isinstance(hits, list) else [hits]
+        return {"identities": [{"hit_tokens": hit, "why": "another seed", **self._known} for hit in hits]}
 
 
 def prompt(line: int = 1, **given: Any) -> WarmPrompt:
@@ -63,12 +69,25 @@ def test_what_is_new_is_what_the_cache_says_after_less_before() -> None:
 
 
 def test_it_waits_for_saves_until_no_more_come() -> None:
-    cache = Cache(0)
-    assert warm(Engine(), cache, prompt()) == [Outcome(line=1, tokens=3)]
-    assert len(cache.asked) == 1 + QUIET_LOOKS
+    cache, waits = Cache(0), list[float]()
+    assert warm(Engine(), cache, prompt(), wait=waits.append) == [Outcome(line=1, tokens=3)]
+    assert (len(cache.asked), tuple(waits)) == (1 + 1 + len(WAITS_S), WAITS_S)
     cache = Cache(*range(10_000))
     [outcome] = warm(Engine(), cache, prompt())
     assert (outcome.after, len(cache.asked)) == (MAX_LOOKS, 1 + MAX_LOOKS)
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(9, 8), (8, 4), (4, 0), (13, 12)])
+def test_who_has_all_that_can_be_hit_is_not_asked_again(tokens: int, most: int) -> None:
+    """A prompt's last token is computed, and of a block that is not whole nothing is there."""
+    waits: list[float] = []
+    cache = Cache(most, block=4)
+    [outcome] = warm(Engine(), cache, prompt(prompt=[1] * tokens), wait=waits.append)
+    assert (outcome.before, outcome.after, len(cache.asked), waits) == (most, most, 1, [])
+    if most:
+        cache = Cache(most - 4, most - 4, most, block=4)
+        [outcome] = warm(Engine(), cache, prompt(prompt=[1] * tokens), wait=waits.append)
+        assert (outcome.before, outcome.after, len(cache.asked), waits) == (most - 4, most, 3, [WAITS_S[0]])
 
 
 def test_words_become_tokens_as_the_engine_makes_them() -> None:
@@ -98,7 +117,6 @@ def test_of_an_adapter_nobody_is_asked() -> None:
         (Engine(AnswerError("it is away")), None, "it is away"),
         (Engine({"usage": {}}), None, "another form"),
         (Engine([1]), None, "another form"),
-        (Engine(), Cache([None]), "the cache cannot say how much is there: another seed"),
     ],
 )
 def test_a_fault_is_of_one_prompt(engine: Any, cache: Any, fault: str) -> None:
@@ -106,6 +124,24 @@ def test_a_fault_is_of_one_prompt(engine: Any, cache: Any, fault: str) -> None:
     assert [outcome.line for outcome in outcomes] == [1, 2, 3]
     assert outcomes[1].fault == "is no JSON"
     assert all(fault in outcome.fault for outcome in (outcomes[0], outcomes[2]))
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "why"),
+    [
+        (Engine(), Cache([None]), "the cache cannot say how much is there: another seed"),
+        (Engine(), Cache(AnswerError("it refuses")), "it refuses"),
+        (Engine(), Cache(1, AnswerError("it has gone")), "it has gone"),
+        (Engine(), Cache("many"), "another form"),
+        (Engine(tokens=AnswerError("no such path")), Cache(3), "no such path"),
+        (Engine(tokens=[1]), Cache(3), "another form"),
+    ],
+)
+def test_a_prompt_that_cannot_be_counted_is_computed(engine: Any, cache: Any, why: str) -> None:
+    [outcome] = warm(engine, cache, prompt(prompt="abc"))
+    assert (outcome.tokens, outcome.before, outcome.after, outcome.fault) == (3, 0, 0, "")
+    assert why in outcome.uncounted
+    assert engine.asked[-1][0] == "/v1/completions"
 
 
 def test_a_bug_of_ours_is_no_prompts_fault() -> None:

@@ -77,6 +77,16 @@ async def test_each_action_does_what_it_says(path: Path, joined: Client) -> None
         assert (told_by_server.retained, told_by_server.retained_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("kind", ["retain", "hand_over"])
+async def test_a_prompt_without_a_block_is_not_the_sessions_former_one(path: Path, joined: Client, kind: str) -> None:
+    async with hinting(path) as hints:
+        await outcome(hints, "retain", tokens=TOKENS, seed=SEED, session="s", ttl_s=60)
+        for prompt in ({"tokens": TOKENS[: BLOCK - 1], "seed": SEED}, {"hashes": []}):
+            assert await outcome(hints, kind, **prompt, session="s", ttl_s=600) == ("nothing", 0)
+        told = await do(hints, "priority", session="s")
+        assert 0 < told["identities"][0]["ttl_s"] <= 60
+
+
 async def test_what_is_not_known_is_ignored_and_counted(path: Path, joined: Client) -> None:
     async with hinting(path) as hints:
         assert (await do(hints, "move", what=7))["ignored"] == "unknown_action"

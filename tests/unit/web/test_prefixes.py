@@ -64,6 +64,7 @@ async def test_tokens_and_hashes_have_the_same_answer(tmp_path: Path) -> None:
             assert row == {
                 "identity": fingerprint("made-up/model").hex()[:12],
                 "model": "made-up/model",
+                "block_tokens": BLOCK,
                 "asked_tokens": 160,
                 "hit_tokens": 96,
                 "reaches": {"memory": 96},

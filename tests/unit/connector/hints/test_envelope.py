@@ -90,6 +90,11 @@ def test_an_envelope_of_another_version_says_nothing() -> None:
         (action(payload={"priority": 10}), "priority=10, allowed is a whole number from 0 to 9"),
         (action("priority", {"priority": 3}), "the action priority is ignored: it needs the name of a session"),
         (action("hand_over"), "the action hand_over is ignored: it needs the name of a session"),
+        (action(payload={"tokens": 10**5000}), "tokens=a number of 16610 bits, allowed is a whole number, 0 or more"),
+        (
+            action(payload={"ttl_s": [10**5000]}),
+            "ttl_s=[a number of 16610 bits], allowed is a number of seconds from 0 to 86400",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_short_line(one: Any, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.client import HintTerms
 from kvoffload.connector.hints import request_hints
 from kvoffload.connector.request_terms import RequestTerms
-from kvoffload.connector.step_plan import StepPlan
+from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.protocol import HintAction, Hinted, HintOutcome
 from tests.kit.connector.measured import take
 from tests.kit.connector.saving import DENSE, TWO_SIZES, make_engine
@@ -234,6 +235,68 @@ def test_a_reset_lets_go_of_what_waits() -> None:
     assert sent(engine) == []
     assert counted(engine) == {"retain,skipped": 1}
     engine.assert_at_rest()
+
+
+def retain(engine: ScriptedEngine, name: str, tokens: range = PROMPT, **wishes: Any) -> HintTerms:
+    """A request that has ended and whose prefix the server was told to retain."""
+    engine.report(end(engine, name, tokens, **wishes))
+    for _ in range(2):
+        engine.step()
+    engine.forget()
+    (hint,) = sent(engine)
+    return hint
+
+
+OLD, NEW = b"o" * 16, b"n" * 16
+
+
+def judge(engine: ScriptedEngine, proof: bytes, *, has_slept: bool) -> None:
+    """The first request since a reset, and what the rank says of its weights then."""
+    if has_slept:
+        facts = {name: replace(one, places=engine.places) for name, one in engine.side.facts.items()}
+        engine.connector.set_xfer_handshake_metadata_pp_aware(facts)  # type: ignore[arg-type]
+    request = engine.arrive("judge", range(900, 903))
+    if engine.match(request) is not None:
+        engine.admit(request)
+    plan = engine.step()
+    assert plan.sample
+    engine.hear(WorkerReport(weights={0: (plan.sample, proof)}))
+    engine.finish(request)
+
+
+def test_a_reset_lets_go_of_what_is_retained_and_of_nothing_that_comes_after_it() -> None:
+    engine = make_engine()
+    kept = [retain(engine, "a", pin_s=10.0), retain(engine, "b", range(100, 120), session="s", session_ttl_s=60)]
+    acme = retain(engine, "c", range(200, 230), pin_s=10.0, tenant="acme")
+    engine.connector.reset_cache()
+    assert engine.connector.has_pending_push_work()
+    for _ in range(2):
+        engine.step()
+    told = sent(engine)
+    assert [(one.action, one.session, one.tenant, bytes(one.chain)) for one in told] == [
+        (HintAction.RELEASE, "", "", b"".join(bytes(one.chain) for one in kept)),
+        (HintAction.RELEASE, "", "acme", bytes(acme.chain)),
+    ]
+    assert not engine.connector.has_pending_push_work()
+    new = retain(engine, "e", range(100, 124), session="s", session_ttl_s=60)
+    assert not any(bytes(new.chain)[-32:] in bytes(one.chain) for one in told)
+
+
+@pytest.mark.parametrize(("proof", "has_slept"), [(OLD, True), (NEW, True), (b"", True), (OLD, False), (NEW, False)])
+def test_after_a_sleep_what_is_found_again_stays_retained(proof: bytes, has_slept: bool) -> None:
+    engine = make_engine(weights=WeightDigests(name=OLD, proof=OLD))
+    kept = retain(engine, "a", pin_s=10.0)
+    engine.connector.reset_cache()
+    engine.step()
+    assert sent(engine) == [], "nobody knows yet whether it is a sleep"
+    judge(engine, proof, has_slept=has_slept)
+    engine.step()
+    is_found = has_slept and proof == OLD
+    assert [bytes(one.chain) for one in sent(engine)] == ([] if is_found else [bytes(kept.chain)])
+    engine.connector.reset_cache()
+    judge(engine, NEW, has_slept=True)
+    engine.step()
+    assert [bytes(one.chain) for one in sent(engine)] == ([bytes(kept.chain)] if is_found else [])
 
 
 def test_so_many_wait_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

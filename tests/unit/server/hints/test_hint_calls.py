@@ -129,6 +129,22 @@ def test_without_a_session_a_prefix_is_its_own_name() -> None:
         assert [row.tokens for row in list_retained(operator)] == [64]
 
 
+def test_names_alone_let_go_of_prefixes_of_sessions_too() -> None:
+    """As an engine says it that remembers the last names of each prefix, and no more."""
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        first, second = make_chain(1, 4), make_chain(2, 4)
+        for chain in (first, second):
+            store(engine, chain)
+        hint(engine, RETAIN, first, session="s")
+        hint(engine, RETAIN, second)
+        hint(engine, RETAIN, second, session="another turn, of this prefix and more")
+        store(engine, longer := second + make_chain(3, 1))
+        hint(engine, RETAIN, longer, session="another turn, of this prefix and more")
+        assert hint(engine, RELEASE, first[-32:] + second[-64:]) == hint_done(64)
+        assert [row.tokens for row in list_retained(operator)] == [80]
+
+
 def hint_done(tokens: int) -> Hinted:
     return Hinted(outcome=HintOutcome.DONE, tokens=tokens)
 
