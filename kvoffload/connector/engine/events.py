@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STEP_BLOCKS = 2048
+"""That one step of the engine tells of: its loop waits while vLLM encodes them. The rest is told in the next ones. (An
+event of a prompt has up to RUN_BLOCKS, with their tokens.)"""
 MAX_EVENTS = 4096
 """Of the server that were not made into others yet, and likewise of those that nobody has taken. Beyond it all that the
 server tells is void until it tells its whole inventory once more."""
@@ -63,6 +66,7 @@ _KNOWN_FIELDS = frozenset(BlockStored.__struct_fields__)
 
 
 _Told: TypeAlias = Stored | Removed | EventsLost | InventoryBegun | InventoryEnded
+_Made: TypeAlias = BlockStored | BlockRemoved
 
 
 class _Note(NamedTuple):
@@ -123,7 +127,7 @@ class CacheEvents:
         self._has_lost = False
         """Events, so that all is void until the next inventory."""
         self._noted: deque[_Note] = deque(maxlen=MAX_NOTES)
-        self._made: deque[list[KVCacheEvent]] = deque()
+        self._made: deque[_Made] = deque()
         self._name_spaces: set[int] = set()
         self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
         """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it
@@ -189,9 +193,12 @@ class CacheEvents:
             self._add(event)
 
     def take(self) -> Iterator[KVCacheEvent]:
-        """What was made since the last call, with the engine's own hashes."""
-        while self._made:
-            yield from self._made.popleft()
+        """What was made since the last call, with the engine's own hashes: as much of it as one step is to tell."""
+        blocks = 0
+        while self._made and blocks < STEP_BLOCKS:
+            event = self._made.popleft()
+            blocks += len(event.block_hashes)
+            yield event
         if self._heard:
             self._is_due.set()
 
@@ -240,17 +247,14 @@ class CacheEvents:
                     logger.exception("what the server told of its blocks was not made into an event")
                 self._has_failed = True
 
-    def _make_all(self, made: Iterator[KVCacheEvent]) -> None:
-        told: list[KVCacheEvent] = []
-        for one in made:
-            told.append(one)
-            if len(told) % PIECE == 0:
+    def _make_all(self, made: Iterator[_Made]) -> None:
+        for count, event in enumerate(made, 1):
+            self._made.append(event)
+            if count % PIECE == 0:
                 time.sleep(0)
-        if told:
-            self._made.append(told)
         time.sleep(0)
 
-    def _take_notes(self) -> Iterator[KVCacheEvent]:
+    def _take_notes(self) -> Iterator[_Made]:
         """Tells once more of blocks that were told without their tokens."""
         while self._noted:
             note = self._noted.popleft()
@@ -281,7 +285,7 @@ class CacheEvents:
             )
         )
 
-    def _make_of(self, event: _Told) -> Iterator[KVCacheEvent]:
+    def _make_of(self, event: _Told) -> Iterator[_Made]:
         memory = self._pictures[Medium.MEMORY]
         if isinstance(event, InventoryBegun):
             # What an inventory that was not ended has not told may be gone.
@@ -322,7 +326,7 @@ class CacheEvents:
         rules = {first: groups.rules[first] for first in self._firsts.values()}
         return LoadableBlocks(rules, first_prefix=groups.first_prefix, alignment=groups.alignment)
 
-    def _tell_stale(self, picture: _Picture) -> Iterator[KVCacheEvent]:
+    def _tell_stale(self, picture: _Picture) -> Iterator[_Made]:
         """Of no block that was not in the inventory is it known that it is there."""
         while picture.stale:
             (group, name), _ = picture.stale.popitem()
@@ -335,7 +339,7 @@ class CacheEvents:
                 names.append(name)
             yield self._remove(picture, group, names)
 
-    def _tell_removed(self, event: Removed) -> Iterator[KVCacheEvent]:
+    def _tell_removed(self, event: Removed) -> Iterator[_Made]:
         picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
         if picture.loadable is None:
@@ -343,7 +347,7 @@ class CacheEvents:
         else:
             yield from self._tell_change(picture, picture.loadable.note_removed(group, names))
 
-    def _tell_stored(self, event: Stored) -> Iterator[KVCacheEvent]:
+    def _tell_stored(self, event: Stored) -> Iterator[_Made]:
         picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
         parents = _cut(event.parents) if event.parents else names
@@ -354,7 +358,7 @@ class CacheEvents:
         else:
             yield from self._tell_change(picture, picture.loadable.note_stored(group, names, parents))
 
-    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[KVCacheEvent]:
+    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[_Made]:
         assert self._groups.first_prefix is not None
         group = self._groups.first_prefix
         if change.lost:
@@ -363,7 +367,7 @@ class CacheEvents:
             names, parents = zip(*change.gained, strict=True)
             yield from self._tell(picture, group, list(names), list(parents))
 
-    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[KVCacheEvent]:
+    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[_Made]:
         known = []
         for name in names:
             key = group, name
@@ -372,7 +376,7 @@ class CacheEvents:
         if known:
             yield self._remove(picture, group, known)
 
-    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[KVCacheEvent]:
+    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made]:
         """Those that are not known to be there, or not with the tokens that are known now."""
         saved = self._saved[group]
         chosen = []
@@ -392,9 +396,7 @@ class CacheEvents:
             names, parents = [names[at] for at in chosen], [parents[at] for at in chosen]
         yield from self._tell_all(picture, group, names, parents)
 
-    def _tell_all(
-        self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]
-    ) -> Iterator[KVCacheEvent]:
+    def _tell_all(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made]:
         mask, saved, rows = self._find_mask(), self._saved[group], b"".join(names)
         hashes, before = _unmask(rows, mask), _unmask(b"".join(parents), mask)
         begin = 0

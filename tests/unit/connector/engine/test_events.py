@@ -231,6 +231,19 @@ def test_what_nobody_takes_is_not_made_without_end(monkeypatch: pytest.MonkeyPat
     assert [one.block_hashes for one in take(events)] == [[told(C)], [told(D)]]
 
 
+def test_a_step_tells_a_part_of_a_large_inventory_and_the_next_ones_the_rest() -> None:
+    names = [at.to_bytes(32, "little") for at in range(10_000)]
+    events = hearing()
+    events.note_tokens(saving(range(8 * 300)), 0, range(300), b"".join(names[:300]))
+    for first in range(0, 10_000, 4096):
+        events.hear(stored(hashes=b"".join(names[first : first + 4096]), parents=b""), 0)
+    steps = [take(events) for _ in range(6)]
+    blocks = [[name for event in step for name in event.block_hashes] for step in steps]
+    assert [name for step in blocks for name in step] == [told(name) for name in names]
+    assert max(len(step) for step in blocks) < cache_events.STEP_BLOCKS + cache_events.RUN_BLOCKS
+    assert steps[-1] == []
+
+
 def test_blocks_beyond_the_bound_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_events, "MAX_TOLD", 2)
     events = hearing()
