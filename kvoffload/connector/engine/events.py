@@ -34,12 +34,16 @@ STEP_BLOCKS = 2048
 """That one step of the engine tells of: its loop waits while vLLM encodes them. The rest is told in the next ones. (An
 event of a prompt has up to RUN_BLOCKS, with their tokens.)"""
 MAX_EVENTS = 4096
-"""Of the server that were not made into others yet, and likewise of those that nobody has taken. Beyond it all that the
-server tells is void until it tells its whole inventory once more."""
+"""Of the server that were not made into others yet. Beyond it all that the server tells is void until it tells its
+whole inventory once more."""
+MADE_BLOCKS = 1 << 16
+"""That events tell of which nobody has taken. Beyond it no others are made."""
 MAX_TOLD = 1 << 20
 """Blocks that are known to be there by whoever hears what is told. Those beyond are not told."""
 PIECE = 64
 """So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
+RETRY_S = 1.0
+"""When all is to be told again and cannot be yet."""
 MAX_NOTES = 128
 """Of a step's blocks each, whose tokens were not looked at yet. Beyond it the oldest are told without tokens."""
 RUN_BLOCKS = 256
@@ -128,6 +132,8 @@ class CacheEvents:
         """Events, so that all is void until the next inventory."""
         self._noted: deque[_Note] = deque(maxlen=MAX_NOTES)
         self._made: deque[_Made] = deque()
+        self._made_blocks = self._taken_blocks = 0
+        """Of all events so far. The first belongs to the thread that makes them, the second to the one that takes."""
         self._name_spaces: set[int] = set()
         self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
         """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it
@@ -194,22 +200,26 @@ class CacheEvents:
 
     def take(self) -> Iterator[KVCacheEvent]:
         """What was made since the last call, with the engine's own hashes: as much of it as one step is to tell."""
-        blocks = 0
-        while self._made and blocks < STEP_BLOCKS:
+        was_full, last = not self._has_room, self._taken_blocks + STEP_BLOCKS
+        while self._made and self._taken_blocks < last:
             event = self._made.popleft()
-            blocks += len(event.block_hashes)
+            self._taken_blocks += len(event.block_hashes)
             yield event
-        if self._heard:
+        if self._heard or was_full:
             self._is_due.set()
 
-    def tell_again(self) -> None:
-        """All that is there is told once more, to those who were not there to hear it."""
+    def tell_again(self) -> bool:
+        """All that is there is told once more, to those who were not there to hear it. False: not now, because nobody
+        has taken what was told last."""
+        if self._made or self._heard:
+            return False
         self._wants_again = True
         self._ask_again()
+        return True
 
     def make(self) -> None:
         """Makes events of what was heard, as far as there is room for them; on one thread."""
-        while self._heard and len(self._made) < MAX_EVENTS:
+        while self._heard and self._has_room:
             self._make_all(self._take_notes())
             try:
                 event = self._heard.popleft()
@@ -218,8 +228,13 @@ class CacheEvents:
                 break
             self._make_all(self._make_of(event))
         self._make_all(self._take_notes())
-        if self._has_lost and not self._heard and not self._ask_again():
+        # An inventory for which there is no room would be lost like what it is for.
+        if self._has_lost and not self._heard and self._has_room and not self._ask_again():
             self._has_lost = False
+
+    @property
+    def _has_room(self) -> bool:
+        return self._made_blocks - self._taken_blocks < MADE_BLOCKS
 
     def _add(self, event: _Told) -> None:
         if len(self._heard) >= MAX_EVENTS:
@@ -234,12 +249,12 @@ class CacheEvents:
     def _keep_making(self) -> None:
         again_s = time.monotonic() + self._again_s
         while not self._is_closed:
-            self._is_due.wait(max(again_s - time.monotonic(), 0) if self._again_s else None)
+            left_s = again_s - time.monotonic()
+            self._is_due.wait((left_s if left_s > 0 else RETRY_S) if self._again_s else None)
             self._is_due.clear()
-            if self._again_s and time.monotonic() >= again_s:
-                self.tell_again()
-                again_s = time.monotonic() + self._again_s
             try:
+                if self._again_s and time.monotonic() >= again_s and self.tell_again():
+                    again_s = time.monotonic() + self._again_s
                 self.make()
             except Exception:
                 # Routers hear of it no more than of what was lost.
@@ -249,6 +264,7 @@ class CacheEvents:
 
     def _make_all(self, made: Iterator[_Made]) -> None:
         for count, event in enumerate(made, 1):
+            self._made_blocks += len(event.block_hashes)
             self._made.append(event)
             if count % PIECE == 0:
                 time.sleep(0)
@@ -256,7 +272,7 @@ class CacheEvents:
 
     def _take_notes(self) -> Iterator[_Made]:
         """Tells once more of blocks that were told without their tokens."""
-        while self._noted:
+        while self._noted and self._has_room:
             note = self._noted.popleft()
             names = _cut(note.names)
             known = self._saved[note.group].count_known(names)

@@ -221,14 +221,42 @@ def test_without_an_inventory_it_goes_on_with_what_comes_next(monkeypatch: pytes
 
 
 def test_what_nobody_takes_is_not_made_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_events, "MAX_EVENTS", 2)
+    """In blocks: a page of an inventory has thousands."""
+    monkeypatch.setattr(cache_events, "MADE_BLOCKS", 2)
     events = hearing()
-    for names in ((A, B), (C, D)):
-        for name in names:
-            events.hear(stored(hashes=name, parents=b""), 2)
+    for names in (A + B, C + D):
+        events.hear(stored(hashes=names, parents=b""), 2)
         events.make()
     assert [one.block_hashes for one in events.take()] == [[told(A)], [told(B)]]
     assert [one.block_hashes for one in take(events)] == [[told(C)], [told(D)]]
+
+
+def test_what_was_lost_is_asked_for_when_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("MADE_BLOCKS", "MAX_EVENTS"):
+        monkeypatch.setattr(cache_events, bound, 1)
+    asked: list[int] = []
+    events = hearing()
+    events.start(lambda: bool(asked.append(1)) or True)
+    events.close()
+    events.hear(stored(), 2)
+    events.make()
+    for _ in range(2):
+        events.hear(stored(hashes=C, parents=b""), 3)
+    events.make()
+    assert not asked
+    assert len(list(events.take())) == 2
+    events.make()
+    assert asked
+
+
+def test_nothing_is_told_again_before_the_last_of_it_was_taken() -> None:
+    events = hearing()
+    events.hear(stored(), 2)
+    assert not events.tell_again()
+    events.make()
+    assert not events.tell_again()
+    list(events.take())
+    assert events.tell_again()
 
 
 def test_a_step_tells_a_part_of_a_large_inventory_and_the_next_ones_the_rest() -> None:
