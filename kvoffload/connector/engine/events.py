@@ -274,16 +274,17 @@ class CacheEvents:
         """Tells once more of blocks that were told without their tokens."""
         while self._noted and self._has_room:
             note = self._noted.popleft()
-            names = _cut(note.names)
-            known = self._saved[note.group].count_known(names)
-            for first in range(known, len(names), RUN_BLOCKS):
-                self._note_run(note, first, min(first + RUN_BLOCKS, len(names)))
+            for first in range(0, len(note.names) // HASH_BYTES, RUN_BLOCKS):
+                names = _cut(note.names[first * HASH_BYTES : (first + RUN_BLOCKS) * HASH_BYTES])
+                known = self._saved[note.group].count_known(names)
+                if known < len(names):
+                    self._note_run(note, first + known, first + len(names))
+                for picture in self._pictures.values():
+                    bare = [name for name in names if picture.told.get((note.group, name)) is False]
+                    if bare:
+                        picture.told.update(dict.fromkeys(((note.group, name) for name in bare), True))
+                        yield from self._tell_all(picture, note.group, bare, [_NO_PARENT] * len(bare))
                 time.sleep(0)
-            for picture in self._pictures.values():
-                bare = [name for name in names if picture.told.get((note.group, name)) is False]
-                if bare:
-                    picture.told.update(dict.fromkeys(((note.group, name) for name in bare), True))
-                    yield from self._tell_all(picture, note.group, bare, [_NO_PARENT] * len(bare))
 
     def _note_run(self, note: _Note, first: int, end: int) -> None:
         """Keeps what some of a note's blocks are made of."""

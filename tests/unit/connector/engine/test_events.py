@@ -405,6 +405,37 @@ def test_blocks_of_others_are_told_once_more_when_their_tokens_are_known() -> No
     assert new.token_ids == list(range(24, 32))
 
 
+def test_what_was_found_of_a_request_is_noted_once_however_often_it_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_compat, "wants_events", lambda config: True)
+    engine = ScriptedEngine(*DENSE)
+    engine.parts.events.close()
+    engine.serve("first", range(30))
+    engine.report(engine.step())
+    noted: list[int] = []
+    monkeypatch.setattr(engine.parts.events, "note_found", lambda tracked, tokens: noted.append(tokens))
+    request = engine.arrive("waits", range(30))
+    for _ in range(3):
+        assert engine.connector.get_num_new_matched_tokens(request, 0)[0]
+    size = engine.parts.groups.rules[0].block_size
+    assert noted == [len(request.block_hashes) * size]
+    # Under another mask its blocks have other names.
+    engine.connector.reset_cache()
+    engine.connector.get_num_new_matched_tokens(request, size)
+    assert noted[1:] == [size]
+
+
+def test_of_a_prompt_that_is_known_already_the_rest_is_noted() -> None:
+    names = [(1000 + at).to_bytes(32, "little") for at in range(600)]
+    events = hearing()
+    for known in (300, 600):
+        events.note_tokens(saving(range(8 * 600)), 0, range(known), b"".join(names[:known]))
+        events.make()
+    events.hear(stored(hashes=b"".join(names), parents=bytes(32) + b"".join(names[:-1])), 2)
+    assert [token for run in take(events) for token in run.token_ids] == list(range(8 * 600))
+
+
 def test_long_prompts_are_noted_in_parts() -> None:
     names = [(1000 + at).to_bytes(32, "little") for at in range(600)]
     events = hearing()
