@@ -134,6 +134,8 @@ class CacheEvents:
         self._made: deque[_Made] = deque()
         self._made_blocks = self._taken_blocks = 0
         """Of all events so far. The first belongs to the thread that makes them, the second to the one that takes."""
+        self._is_listing = False
+        """An inventory has begun and not ended."""
         self._name_spaces: set[int] = set()
         self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
         """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it
@@ -182,6 +184,8 @@ class CacheEvents:
 
     def hear(self, event: Heard, number: int) -> None:
         """Hears an event of the server, on a thread of the client."""
+        if isinstance(event, InventoryBegun | InventoryEnded):
+            self._is_listing = isinstance(event, InventoryBegun)
         if isinstance(event, NamespaceOpened):
             # A server that came later counts anew.
             is_ours = event.fingerprint == self._fingerprint
@@ -210,8 +214,8 @@ class CacheEvents:
 
     def tell_again(self) -> bool:
         """All that is there is told once more, to those who were not there to hear it. False: not now, because nobody
-        has taken what was told last."""
-        if self._made or self._heard:
+        has taken what was told last, or an inventory is not at its end and would begin anew."""
+        if self._made or self._heard or self._is_listing:
             return False
         self._wants_again = True
         self._ask_again()

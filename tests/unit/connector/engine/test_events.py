@@ -259,6 +259,16 @@ def test_nothing_is_told_again_before_the_last_of_it_was_taken() -> None:
     assert events.tell_again()
 
 
+def test_no_inventory_is_begun_anew_for_telling_all_again() -> None:
+    events = hearing()
+    events.hear(InventoryBegun(), 0)
+    take(events)
+    assert not events.tell_again()
+    events.hear(InventoryEnded(), 0)
+    take(events)
+    assert events.tell_again()
+
+
 def test_a_step_tells_a_part_of_a_large_inventory_and_the_next_ones_the_rest() -> None:
     names = [at.to_bytes(32, "little") for at in range(10_000)]
     events = hearing()
