@@ -79,6 +79,8 @@ class _Note(NamedTuple):
     names: bytes
     parent: bytes
     mask: bytes
+    weights: bytes
+    """The mask of requests without an adapter at this time."""
     request: Request
 
 
@@ -126,6 +128,8 @@ class CacheEvents:
         self._fingerprint = fingerprint
         self._groups = groups
         self._find_mask = find_mask
+        self._mask = find_mask()
+        """That lies over what was told; a reset of the weights makes another one."""
         self._ask_again: Callable[[], bool] = lambda: False
         self._heard: deque[_Told] = deque()
         self._has_lost = False
@@ -172,7 +176,9 @@ class CacheEvents:
         if tracked.terms.tenant or (self._filters and group != self._groups.first_prefix):
             return
         parent = tracked.chain.before(group, positions.start)
-        self._noted.append(_Note(group, positions, names, parent, tracked.chain.mask, tracked.request))
+        self._noted.append(
+            _Note(group, positions, names, parent, tracked.chain.mask, self._find_mask(), tracked.request)
+        )
 
     def note_found(self, tracked: TrackedRequest, tokens: int) -> None:
         """So many of a request's first tokens were found: their blocks may have been told without tokens."""
@@ -209,7 +215,7 @@ class CacheEvents:
             event = self._made.popleft()
             self._taken_blocks += len(event.block_hashes)
             yield event
-        if self._heard or was_full:
+        if self._heard or was_full or self._find_mask() != self._mask:
             self._is_due.set()
 
     def tell_again(self) -> bool:
@@ -223,6 +229,7 @@ class CacheEvents:
 
     def make(self) -> None:
         """Makes events of what was heard, as far as there is room for them; on one thread."""
+        self._make_all(self._follow_mask())
         while self._heard and self._has_room:
             self._make_all(self._take_notes())
             try:
@@ -274,10 +281,27 @@ class CacheEvents:
                 time.sleep(0)
         time.sleep(0)
 
+    def _follow_mask(self) -> Iterator[_Made]:
+        """After a reset of the weights this engine can load none of what was told, nor of what it saved."""
+        mask = self._find_mask()
+        if mask == self._mask:
+            return
+        for picture in self._pictures.values():
+            picture.stale.update(picture.told)
+            picture.told, picture.loadable = {}, self._make_loadable()
+            yield from self._tell_stale(picture)
+            picture.masks.clear()
+        self._saved = [SavedTokens(rule.block_size) for rule in self._groups.rules]
+        self._mask = mask
+        self._ask_again()
+
     def _take_notes(self) -> Iterator[_Made]:
         """Tells once more of blocks that were told without their tokens."""
         while self._noted and self._has_room:
             note = self._noted.popleft()
+            yield from self._follow_mask()
+            if note.weights != self._mask:
+                continue
             for first in range(0, len(note.names) // HASH_BYTES, RUN_BLOCKS):
                 names = _cut(note.names[first * HASH_BYTES : (first + RUN_BLOCKS) * HASH_BYTES])
                 known = self._saved[note.group].count_known(names)
@@ -418,7 +442,7 @@ class CacheEvents:
         yield from self._tell_all(picture, group, names, parents)
 
     def _tell_all(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made]:
-        mask, saved, rows = self._find_mask(), self._saved[group], b"".join(names)
+        mask, saved, rows = self._mask, self._saved[group], b"".join(names)
         hashes, before = _unmask(rows, mask), _unmask(b"".join(parents), mask)
         begin = 0
         while begin < len(hashes):
@@ -439,7 +463,7 @@ class CacheEvents:
             begin = end
 
     def _remove(self, picture: _Picture, group: int, names: list[bytes]) -> BlockRemoved:
-        hashes = _unmask(b"".join(names), self._find_mask())
+        hashes = _unmask(b"".join(names), self._mask)
         if picture.masks:
             for at, name in enumerate(names):
                 mask = picture.masks.pop((group, name), None)

@@ -573,6 +573,34 @@ def test_blocks_of_an_adapter_come_and_go_under_the_engines_own_hashes() -> None
     assert gone.block_hashes == [told(B), told(C), told(A)]
 
 
+def test_after_a_reset_of_weights_nothing_of_the_old_ones_is_there() -> None:
+    masks, asked = [MASK], list[int]()
+    events = CacheEvents(b"f" * 32, hearing_groups(), kinds=KINDS, find_mask=lambda: masks[-1])
+    events.start(lambda: bool(asked.append(1)) or True)
+    events.close()
+    events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
+    old = stored(hashes=masked(A + B, MASK), parents=masked(bytes(32) + A, MASK))
+    events.note_tokens(saving(range(16), mask=MASK), 0, range(2), masked(A + B, MASK))
+    for event in (old, replace(old, medium=Medium.DISK)):
+        events.hear(event, 1)
+    assert [one.block_hashes for one in take(events)] == [[told(A), told(B)]] * 2
+    events.note_tokens(saving(range(8), mask=MASK), 0, range(1), masked(C, MASK))
+    masks.append(CONTENT)
+    events.note_tokens(saving(range(8), mask=CONTENT), 0, range(1), masked(D, CONTENT))
+    in_memory, below = take(events)
+    for gone, medium in ((in_memory, MEDIUM_CPU), (below, "STORAGE")):
+        assert (type(gone), gone.medium) == (BlockRemoved, medium)
+        assert set(gone.block_hashes) == {told(A), told(B)}, "the hashes that they were told as"
+    assert asked
+    # The server has them all still: what is there of the new weights is told, and of the old ones no hash of a prompt.
+    for event in (InventoryBegun(), old, stored(hashes=masked(C, MASK) + masked(D, CONTENT), parents=b"")):
+        events.hear(event, 0)
+    *others, new = take(events)
+    assert all(one.token_ids == [] for one in others)
+    assert not {told(name) for name in (A, B, C)} & {name for one in others for name in one.block_hashes}
+    assert (new.block_hashes, new.token_ids) == ([told(D)], list(range(8)))
+
+
 def test_what_cannot_be_remembered_of_adapters_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_BLOCKS == cache_events.MAX_BLOCKS
     monkeypatch.setattr(cache_events, "MAX_BLOCKS", 1)
