@@ -13,6 +13,7 @@ from kvoffload.config.tcp_address import TCP_FORM
 from kvoffload.config.types import (
     Count,
     Duration,
+    EventsInterval,
     FilePath,
     Folders,
     MooncakeUrl,
@@ -374,10 +375,10 @@ class Settings(BaseModel):
         ge=0.0,
         le=60.0,
     )
-    events_interval: Duration = _setting(
+    events_interval: EventsInterval = _setting(
         0.0,
         room="connector",
-        allowed="a duration from 0s to 24h; 0 for never",
+        allowed="a duration from 10s to 24h; 0 for never",
         description="How often the events of an engine with --kv-events-config tell again which blocks are there, for "
         "routers that were started later than the engine.",
         ge=0.0,

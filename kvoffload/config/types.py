@@ -32,6 +32,13 @@ def read_duration(value: Any) -> float:
     return parse_duration(value)
 
 
+def check_events_interval(value: float) -> float:
+    # All that a pool has is told each time.
+    if 0 < value < 10:
+        raise ValueError("too short")
+    return value
+
+
 def check_socket_path(value: str) -> str:
     if len(value.encode()) > 107:
         raise ValueError("longer than the kernel takes")
@@ -86,6 +93,7 @@ def read_count(value: Any) -> Any:
 Size = Annotated[int, BeforeValidator(read_size)]
 SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(read_size_or_auto)]
 Duration = Annotated[float, BeforeValidator(read_duration)]
+EventsInterval = Annotated[Duration, AfterValidator(check_events_interval)]
 Switch = Annotated[StrictBool, BeforeValidator(read_switch)]
 SocketPath = Annotated[str, AfterValidator(check_socket_path)]
 Folders = Annotated[str, AfterValidator(check_folders)]

@@ -243,11 +243,13 @@ class SchedulerSide:
         mask = self.masks.find(request, tracked.terms)
         tracked.is_tainted = mask is None or self._is_off
         if mask is not None and mask != tracked.chain.mask:
-            tracked.chain = BlockChain(parts.groups, mask)
+            tracked.chain, tracked.noted_tokens = BlockChain(parts.groups, mask), 0
             parts.restores.forget(request.request_id)
         found = parts.restores.match(tracked, local, version=parts.saves.version)
-        if found is not None and parts.events is not None:
+        # The head of the queue is asked about in every step while there is no room for it.
+        if found is not None and parts.events is not None and local + found > tracked.noted_tokens:
             parts.events.note_found(tracked, local + found)
+            tracked.noted_tokens = local + found
         # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
         branch = 0 if found is None else find_branch(parts.cache, parts.groups, tracked, local + found)
         tracked.progress = parts.worth.begin(

@@ -65,6 +65,8 @@ class TrackedRequest:
     """When the cache was asked for it first, by the scheduler side's clock."""
     reused_tokens: int = 0
     """That the engine had of it when it was asked for last."""
+    noted_tokens: int = 0
+    """Of its first ones, those that events were told of when they were found."""
     was_promoted: bool = False
     """Slower tiers were asked for it."""
     arrival: Arrival | None = None

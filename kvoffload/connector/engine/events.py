@@ -30,13 +30,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STEP_BLOCKS = 2048
+"""That one step of the engine tells of: its loop waits while vLLM encodes them. The rest is told in the next ones. (An
+event of a prompt has up to RUN_BLOCKS, with their tokens.)"""
 MAX_EVENTS = 4096
-"""Of the server that were not made into others yet, and likewise of those that nobody has taken. Beyond it all that the
-server tells is void until it tells its whole inventory once more."""
+"""Of the server that were not made into others yet. Beyond it all that the server tells is void until it tells its
+whole inventory once more."""
+MADE_BLOCKS = 1 << 16
+"""That events tell of which nobody has taken. Beyond it no others are made."""
 MAX_TOLD = 1 << 20
 """Blocks that are known to be there by whoever hears what is told. Those beyond are not told."""
 PIECE = 64
 """So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
+RETRY_S = 1.0
+"""When all is to be told again and cannot be yet."""
 MAX_NOTES = 128
 """Of a step's blocks each, whose tokens were not looked at yet. Beyond it the oldest are told without tokens."""
 RUN_BLOCKS = 256
@@ -63,6 +70,7 @@ _KNOWN_FIELDS = frozenset(BlockStored.__struct_fields__)
 
 
 _Told: TypeAlias = Stored | Removed | EventsLost | InventoryBegun | InventoryEnded
+_Made: TypeAlias = BlockStored | BlockRemoved
 
 
 class _Note(NamedTuple):
@@ -71,6 +79,8 @@ class _Note(NamedTuple):
     names: bytes
     parent: bytes
     mask: bytes
+    weights: bytes
+    """The mask of requests without an adapter at this time."""
     request: Request
 
 
@@ -118,12 +128,18 @@ class CacheEvents:
         self._fingerprint = fingerprint
         self._groups = groups
         self._find_mask = find_mask
+        self._mask = find_mask()
+        """That lies over what was told; a reset of the weights makes another one."""
         self._ask_again: Callable[[], bool] = lambda: False
         self._heard: deque[_Told] = deque()
         self._has_lost = False
         """Events, so that all is void until the next inventory."""
         self._noted: deque[_Note] = deque(maxlen=MAX_NOTES)
-        self._made: deque[list[KVCacheEvent]] = deque()
+        self._made: deque[_Made] = deque()
+        self._made_blocks = self._taken_blocks = 0
+        """Of all events so far. The first belongs to the thread that makes them, the second to the one that takes."""
+        self._is_listing = False
+        """An inventory has begun and not ended."""
         self._name_spaces: set[int] = set()
         self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
         """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it
@@ -160,7 +176,9 @@ class CacheEvents:
         if tracked.terms.tenant or (self._filters and group != self._groups.first_prefix):
             return
         parent = tracked.chain.before(group, positions.start)
-        self._noted.append(_Note(group, positions, names, parent, tracked.chain.mask, tracked.request))
+        self._noted.append(
+            _Note(group, positions, names, parent, tracked.chain.mask, self._find_mask(), tracked.request)
+        )
 
     def note_found(self, tracked: TrackedRequest, tokens: int) -> None:
         """So many of a request's first tokens were found: their blocks may have been told without tokens."""
@@ -172,6 +190,8 @@ class CacheEvents:
 
     def hear(self, event: Heard, number: int) -> None:
         """Hears an event of the server, on a thread of the client."""
+        if isinstance(event, InventoryBegun | InventoryEnded):
+            self._is_listing = isinstance(event, InventoryBegun)
         if isinstance(event, NamespaceOpened):
             # A server that came later counts anew.
             is_ours = event.fingerprint == self._fingerprint
@@ -189,20 +209,28 @@ class CacheEvents:
             self._add(event)
 
     def take(self) -> Iterator[KVCacheEvent]:
-        """What was made since the last call, with the engine's own hashes."""
-        while self._made:
-            yield from self._made.popleft()
-        if self._heard:
+        """What was made since the last call, with the engine's own hashes: as much of it as one step is to tell."""
+        was_full, last = not self._has_room, self._taken_blocks + STEP_BLOCKS
+        while self._made and self._taken_blocks < last:
+            event = self._made.popleft()
+            self._taken_blocks += len(event.block_hashes)
+            yield event
+        if self._heard or was_full or self._find_mask() != self._mask:
             self._is_due.set()
 
-    def tell_again(self) -> None:
-        """All that is there is told once more, to those who were not there to hear it."""
+    def tell_again(self) -> bool:
+        """All that is there is told once more, to those who were not there to hear it. False: not now, because nobody
+        has taken what was told last, or an inventory is not at its end and would begin anew."""
+        if self._made or self._heard or self._is_listing:
+            return False
         self._wants_again = True
         self._ask_again()
+        return True
 
     def make(self) -> None:
         """Makes events of what was heard, as far as there is room for them; on one thread."""
-        while self._heard and len(self._made) < MAX_EVENTS:
+        self._make_all(self._follow_mask())
+        while self._heard and self._has_room:
             self._make_all(self._take_notes())
             try:
                 event = self._heard.popleft()
@@ -211,8 +239,13 @@ class CacheEvents:
                 break
             self._make_all(self._make_of(event))
         self._make_all(self._take_notes())
-        if self._has_lost and not self._heard and not self._ask_again():
+        # An inventory for which there is no room would be lost like what it is for.
+        if self._has_lost and not self._heard and self._has_room and not self._ask_again():
             self._has_lost = False
+
+    @property
+    def _has_room(self) -> bool:
+        return self._made_blocks - self._taken_blocks < MADE_BLOCKS
 
     def _add(self, event: _Told) -> None:
         if len(self._heard) >= MAX_EVENTS:
@@ -227,12 +260,12 @@ class CacheEvents:
     def _keep_making(self) -> None:
         again_s = time.monotonic() + self._again_s
         while not self._is_closed:
-            self._is_due.wait(max(again_s - time.monotonic(), 0) if self._again_s else None)
+            left_s = again_s - time.monotonic()
+            self._is_due.wait((left_s if left_s > 0 else RETRY_S) if self._again_s else None)
             self._is_due.clear()
-            if self._again_s and time.monotonic() >= again_s:
-                self.tell_again()
-                again_s = time.monotonic() + self._again_s
             try:
+                if self._again_s and time.monotonic() >= again_s and self.tell_again():
+                    again_s = time.monotonic() + self._again_s
                 self.make()
             except Exception:
                 # Routers hear of it no more than of what was lost.
@@ -240,30 +273,46 @@ class CacheEvents:
                     logger.exception("what the server told of its blocks was not made into an event")
                 self._has_failed = True
 
-    def _make_all(self, made: Iterator[KVCacheEvent]) -> None:
-        told: list[KVCacheEvent] = []
-        for one in made:
-            told.append(one)
-            if len(told) % PIECE == 0:
+    def _make_all(self, made: Iterator[_Made]) -> None:
+        for count, event in enumerate(made, 1):
+            self._made_blocks += len(event.block_hashes)
+            self._made.append(event)
+            if count % PIECE == 0:
                 time.sleep(0)
-        if told:
-            self._made.append(told)
         time.sleep(0)
 
-    def _take_notes(self) -> Iterator[KVCacheEvent]:
+    def _follow_mask(self) -> Iterator[_Made]:
+        """After a reset of the weights this engine can load none of what was told, nor of what it saved."""
+        mask = self._find_mask()
+        if mask == self._mask:
+            return
+        for picture in self._pictures.values():
+            picture.stale.update(picture.told)
+            picture.told, picture.loadable = {}, self._make_loadable()
+            yield from self._tell_stale(picture)
+            picture.masks.clear()
+        self._saved = [SavedTokens(rule.block_size) for rule in self._groups.rules]
+        self._mask = mask
+        self._ask_again()
+
+    def _take_notes(self) -> Iterator[_Made]:
         """Tells once more of blocks that were told without their tokens."""
-        while self._noted:
+        while self._noted and self._has_room:
             note = self._noted.popleft()
-            names = _cut(note.names)
-            known = self._saved[note.group].count_known(names)
-            for first in range(known, len(names), RUN_BLOCKS):
-                self._note_run(note, first, min(first + RUN_BLOCKS, len(names)))
+            yield from self._follow_mask()
+            if note.weights != self._mask:
+                continue
+            for first in range(0, len(note.names) // HASH_BYTES, RUN_BLOCKS):
+                names = _cut(note.names[first * HASH_BYTES : (first + RUN_BLOCKS) * HASH_BYTES])
+                known = self._saved[note.group].count_known(names)
+                if known < len(names):
+                    self._note_run(note, first + known, first + len(names))
+                for picture in self._pictures.values():
+                    bare = [name for name in names if picture.told.get((note.group, name)) is False]
+                    if bare:
+                        picture.told.update(dict.fromkeys(((note.group, name) for name in bare), True))
+                        yield from self._tell_all(picture, note.group, bare, [_NO_PARENT] * len(bare))
                 time.sleep(0)
-            for picture in self._pictures.values():
-                bare = [name for name in names if picture.told.get((note.group, name)) is False]
-                if bare:
-                    picture.told.update(dict.fromkeys(((note.group, name) for name in bare), True))
-                    yield from self._tell_all(picture, note.group, bare, [_NO_PARENT] * len(bare))
 
     def _note_run(self, note: _Note, first: int, end: int) -> None:
         """Keeps what some of a note's blocks are made of."""
@@ -281,7 +330,7 @@ class CacheEvents:
             )
         )
 
-    def _make_of(self, event: _Told) -> Iterator[KVCacheEvent]:
+    def _make_of(self, event: _Told) -> Iterator[_Made]:
         memory = self._pictures[Medium.MEMORY]
         if isinstance(event, InventoryBegun):
             # What an inventory that was not ended has not told may be gone.
@@ -322,7 +371,7 @@ class CacheEvents:
         rules = {first: groups.rules[first] for first in self._firsts.values()}
         return LoadableBlocks(rules, first_prefix=groups.first_prefix, alignment=groups.alignment)
 
-    def _tell_stale(self, picture: _Picture) -> Iterator[KVCacheEvent]:
+    def _tell_stale(self, picture: _Picture) -> Iterator[_Made]:
         """Of no block that was not in the inventory is it known that it is there."""
         while picture.stale:
             (group, name), _ = picture.stale.popitem()
@@ -335,7 +384,7 @@ class CacheEvents:
                 names.append(name)
             yield self._remove(picture, group, names)
 
-    def _tell_removed(self, event: Removed) -> Iterator[KVCacheEvent]:
+    def _tell_removed(self, event: Removed) -> Iterator[_Made]:
         picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
         if picture.loadable is None:
@@ -343,7 +392,7 @@ class CacheEvents:
         else:
             yield from self._tell_change(picture, picture.loadable.note_removed(group, names))
 
-    def _tell_stored(self, event: Stored) -> Iterator[KVCacheEvent]:
+    def _tell_stored(self, event: Stored) -> Iterator[_Made]:
         picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
         parents = _cut(event.parents) if event.parents else names
@@ -354,7 +403,7 @@ class CacheEvents:
         else:
             yield from self._tell_change(picture, picture.loadable.note_stored(group, names, parents))
 
-    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[KVCacheEvent]:
+    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[_Made]:
         assert self._groups.first_prefix is not None
         group = self._groups.first_prefix
         if change.lost:
@@ -363,7 +412,7 @@ class CacheEvents:
             names, parents = zip(*change.gained, strict=True)
             yield from self._tell(picture, group, list(names), list(parents))
 
-    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[KVCacheEvent]:
+    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[_Made]:
         known = []
         for name in names:
             key = group, name
@@ -372,7 +421,7 @@ class CacheEvents:
         if known:
             yield self._remove(picture, group, known)
 
-    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[KVCacheEvent]:
+    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made]:
         """Those that are not known to be there, or not with the tokens that are known now."""
         saved = self._saved[group]
         chosen = []
@@ -392,10 +441,8 @@ class CacheEvents:
             names, parents = [names[at] for at in chosen], [parents[at] for at in chosen]
         yield from self._tell_all(picture, group, names, parents)
 
-    def _tell_all(
-        self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]
-    ) -> Iterator[KVCacheEvent]:
-        mask, saved, rows = self._find_mask(), self._saved[group], b"".join(names)
+    def _tell_all(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made]:
+        mask, saved, rows = self._mask, self._saved[group], b"".join(names)
         hashes, before = _unmask(rows, mask), _unmask(b"".join(parents), mask)
         begin = 0
         while begin < len(hashes):
@@ -416,7 +463,7 @@ class CacheEvents:
             begin = end
 
     def _remove(self, picture: _Picture, group: int, names: list[bytes]) -> BlockRemoved:
-        hashes = _unmask(b"".join(names), self._find_mask())
+        hashes = _unmask(b"".join(names), self._mask)
         if picture.masks:
             for at, name in enumerate(names):
                 mask = picture.masks.pop((group, name), None)

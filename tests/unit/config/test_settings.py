@@ -28,6 +28,7 @@ def test_settings_are_frozen() -> None:
         ("promote_deadline", "0s", "60s"),
         ("arrival_deadline", "0s", "60s"),
         ("events_interval", "0s", "24h"),
+        ("events_interval", "10s", "24h"),
         ("valkey_ttl", "0s", "8760h"),
     ],
 )
@@ -42,6 +43,8 @@ def test_bounds_themselves_are_allowed(name: str, least: object, most: object) -
         ("copy_threads", -3, "greater than or equal to 0"),
         ("copy_threads", 257, "less than or equal to 256"),
         ("linger", "25h", "less than or equal to 86400"),
+        ("events_interval", "9s", "too short"),
+        ("events_interval", "25h", "less than or equal to 86400"),
         ("remote_connections", 0, "greater than or equal to 1"),
         ("remote_timeout", "1ms", "greater than or equal to 0.01"),
         ("socket_mode", "0777", "'0600', '0660' or '0666'"),

@@ -221,14 +221,65 @@ def test_without_an_inventory_it_goes_on_with_what_comes_next(monkeypatch: pytes
 
 
 def test_what_nobody_takes_is_not_made_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_events, "MAX_EVENTS", 2)
+    """In blocks: a page of an inventory has thousands."""
+    monkeypatch.setattr(cache_events, "MADE_BLOCKS", 2)
     events = hearing()
-    for names in ((A, B), (C, D)):
-        for name in names:
-            events.hear(stored(hashes=name, parents=b""), 2)
+    for names in (A + B, C + D):
+        events.hear(stored(hashes=names, parents=b""), 2)
         events.make()
     assert [one.block_hashes for one in events.take()] == [[told(A)], [told(B)]]
     assert [one.block_hashes for one in take(events)] == [[told(C)], [told(D)]]
+
+
+def test_what_was_lost_is_asked_for_when_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("MADE_BLOCKS", "MAX_EVENTS"):
+        monkeypatch.setattr(cache_events, bound, 1)
+    asked: list[int] = []
+    events = hearing()
+    events.start(lambda: bool(asked.append(1)) or True)
+    events.close()
+    events.hear(stored(), 2)
+    events.make()
+    for _ in range(2):
+        events.hear(stored(hashes=C, parents=b""), 3)
+    events.make()
+    assert not asked
+    assert len(list(events.take())) == 2
+    events.make()
+    assert asked
+
+
+def test_nothing_is_told_again_before_the_last_of_it_was_taken() -> None:
+    events = hearing()
+    events.hear(stored(), 2)
+    assert not events.tell_again()
+    events.make()
+    assert not events.tell_again()
+    list(events.take())
+    assert events.tell_again()
+
+
+def test_no_inventory_is_begun_anew_for_telling_all_again() -> None:
+    events = hearing()
+    events.hear(InventoryBegun(), 0)
+    take(events)
+    assert not events.tell_again()
+    events.hear(InventoryEnded(), 0)
+    take(events)
+    assert events.tell_again()
+
+
+def test_a_step_tells_a_part_of_a_large_inventory_and_the_next_ones_the_rest() -> None:
+    names = [at.to_bytes(32, "little") for at in range(10_000)]
+    events = hearing()
+    events.note_tokens(saving(range(8 * 300)), 0, range(300), b"".join(names[:300]))
+    for first in range(0, 10_000, 4096):
+        events.hear(stored(hashes=b"".join(names[first : first + 4096]), parents=b""), 0)
+    steps = [take(events) for _ in range(6)]
+    blocks = [[name for event in step for name in event.block_hashes] for step in steps]
+    assert [name for step in blocks for name in step] == [told(name) for name in names]
+    assert max(len(step) for step in blocks) < cache_events.STEP_BLOCKS + cache_events.RUN_BLOCKS
+    assert steps[-1] == []
 
 
 def test_blocks_beyond_the_bound_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +415,37 @@ def test_blocks_of_others_are_told_once_more_when_their_tokens_are_known() -> No
     assert new.token_ids == list(range(24, 32))
 
 
+def test_what_was_found_of_a_request_is_noted_once_however_often_it_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_compat, "wants_events", lambda config: True)
+    engine = ScriptedEngine(*DENSE)
+    engine.parts.events.close()
+    engine.serve("first", range(30))
+    engine.report(engine.step())
+    noted: list[int] = []
+    monkeypatch.setattr(engine.parts.events, "note_found", lambda tracked, tokens: noted.append(tokens))
+    request = engine.arrive("waits", range(30))
+    for _ in range(3):
+        assert engine.connector.get_num_new_matched_tokens(request, 0)[0]
+    size = engine.parts.groups.rules[0].block_size
+    assert noted == [len(request.block_hashes) * size]
+    # Under another mask its blocks have other names.
+    engine.connector.reset_cache()
+    engine.connector.get_num_new_matched_tokens(request, size)
+    assert noted[1:] == [size]
+
+
+def test_of_a_prompt_that_is_known_already_the_rest_is_noted() -> None:
+    names = [(1000 + at).to_bytes(32, "little") for at in range(600)]
+    events = hearing()
+    for known in (300, 600):
+        events.note_tokens(saving(range(8 * 600)), 0, range(known), b"".join(names[:known]))
+        events.make()
+    events.hear(stored(hashes=b"".join(names), parents=bytes(32) + b"".join(names[:-1])), 2)
+    assert [token for run in take(events) for token in run.token_ids] == list(range(8 * 600))
+
+
 def test_long_prompts_are_noted_in_parts() -> None:
     names = [(1000 + at).to_bytes(32, "little") for at in range(600)]
     events = hearing()
@@ -489,6 +571,34 @@ def test_blocks_of_an_adapter_come_and_go_under_the_engines_own_hashes() -> None
     events.hear(removed(hashes=masked(B, mask) + masked(C, MASK) + masked(A, mask)), 3)
     [gone] = take(events)
     assert gone.block_hashes == [told(B), told(C), told(A)]
+
+
+def test_after_a_reset_of_weights_nothing_of_the_old_ones_is_there() -> None:
+    masks, asked = [MASK], list[int]()
+    events = CacheEvents(b"f" * 32, hearing_groups(), kinds=KINDS, find_mask=lambda: masks[-1])
+    events.start(lambda: bool(asked.append(1)) or True)
+    events.close()
+    events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
+    old = stored(hashes=masked(A + B, MASK), parents=masked(bytes(32) + A, MASK))
+    events.note_tokens(saving(range(16), mask=MASK), 0, range(2), masked(A + B, MASK))
+    for event in (old, replace(old, medium=Medium.DISK)):
+        events.hear(event, 1)
+    assert [one.block_hashes for one in take(events)] == [[told(A), told(B)]] * 2
+    events.note_tokens(saving(range(8), mask=MASK), 0, range(1), masked(C, MASK))
+    masks.append(CONTENT)
+    events.note_tokens(saving(range(8), mask=CONTENT), 0, range(1), masked(D, CONTENT))
+    in_memory, below = take(events)
+    for gone, medium in ((in_memory, MEDIUM_CPU), (below, "STORAGE")):
+        assert (type(gone), gone.medium) == (BlockRemoved, medium)
+        assert set(gone.block_hashes) == {told(A), told(B)}, "the hashes that they were told as"
+    assert asked
+    # The server has them all still: what is there of the new weights is told, and of the old ones no hash of a prompt.
+    for event in (InventoryBegun(), old, stored(hashes=masked(C, MASK) + masked(D, CONTENT), parents=b"")):
+        events.hear(event, 0)
+    *others, new = take(events)
+    assert all(one.token_ids == [] for one in others)
+    assert not {told(name) for name in (A, B, C)} & {name for one in others for name in one.block_hashes}
+    assert (new.block_hashes, new.token_ids) == ([told(D)], list(range(8)))
 
 
 def test_what_cannot_be_remembered_of_adapters_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
