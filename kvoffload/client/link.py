@@ -43,6 +43,7 @@ from kvoffload.protocol import (
     Release,
     Retire,
     Subscribe,
+    Subscribed,
     Warned,
 )
 from kvoffload.protocol.limits import MAX_FORMER
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 SECOND_NS = 1_000_000_000
 MOST_LINES = 100
 """So many warnings of one server are logged. Those after them are counted, and stand in its own log."""
+SUBSCRIBE_PAUSE_NS = SECOND_NS
+"""After a refusal, until events are asked for again."""
 _IDLE_NS = SECOND_NS // 4
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
 
@@ -71,6 +74,11 @@ class _Visit:
     """One-way messages sent on the lifeline."""
     told_held: tuple[tuple[int, int], ...] | None = None
     """This server was told of so much memory that it may have to wait for. None: it was told nothing so far."""
+    subscribing: Pending | None = None
+    """It was asked for events, and has not answered yet."""
+    is_subscribed: bool = False
+    subscribe_ns: int = 0
+    """Before this it is not asked for events again; 0: it has not refused."""
 
 
 class Link:
@@ -158,6 +166,7 @@ class Link:
             self._hang_up(now_ns, f"the server does not answer: awaited is its {visit.joining.step.value}")
         elif self.state is LinkState.SERVING:
             self._watch_answers(now_ns)
+            self._go_on_subscription(now_ns)
             self._go_on_inventory(now_ns)
             if self.state is LinkState.SERVING and visit.told_held:
                 self._tell_held(visit.capabilities, self.memories.list_mapped(), now_ns)
@@ -244,6 +253,8 @@ class Link:
             pending.end(answer.message if pending.is_wanted else None)
             if isinstance(pending.message, ListBlocks):
                 self._go_on_inventory(now_ns)
+            elif isinstance(pending.message, Subscribe):
+                self._go_on_subscription(now_ns)
 
     # ---- what is asked ----
 
@@ -280,8 +291,9 @@ class Link:
         return lane.mark(self._visit.session, now_ns, wait_ns)
 
     def subscribe(self, message: Subscribe, now_ns: int, *, with_inventory: bool = False) -> None:
-        """Now, and after every join. Events that may have been missed show as EventsLost(count=0). With an inventory,
-        which follows and comes again after every loss, of the namespaces that are named or else of the own one."""
+        """Now, and after every join; again and again for as long as the server refuses. Events that may have been
+        missed show as EventsLost(count=0). With an inventory, which follows and comes again after every loss, of the
+        namespaces that are named or else of the own one."""
         assert self._on_event is not None, "nobody hears of events"
         self._inventory = Inventory(self._on_event) if with_inventory else None
         self._subscription = message
@@ -289,15 +301,20 @@ class Link:
             self._subscribe(now_ns)
 
     def begin_inventory(self, now_ns: int) -> bool:
-        """The inventory of the subscription follows from its beginning. False: there is none."""
+        """The inventory of the subscription follows from its beginning, once the server tells events. False: there is
+        none."""
         if self._inventory is None or self._subscription is None or not self.has("inventory"):
             return False
+        if not self._visit.is_subscribed:
+            return True
         name_spaces = self._subscription.name_spaces
         if not name_spaces and self.registered is not None and self._register is not None:
             name_spaces = (self.registered.name_space,)
             opened = NamespaceOpened(name_space=self.registered.name_space, fingerprint=self._register.fingerprint)
             if self._on_event is not None:
                 self._on_event(opened, 0)
+        if not name_spaces:
+            return False
         self._inventory.begin(name_spaces)
         self._go_on_inventory(now_ns)
         return True
@@ -406,7 +423,31 @@ class Link:
 
     def _subscribe(self, now_ns: int) -> None:
         assert self._subscription is not None
-        self.ask(self._subscription, now_ns, self._call_ns)
+        self._visit.is_subscribed = False
+        self._visit.subscribing = self.ask(self._subscription, now_ns, self._call_ns)
+
+    def _go_on_subscription(self, now_ns: int) -> None:
+        """Hears whether the server tells events. An inventory without them would soon be wrong, and nobody would say
+        so."""
+        visit, asked = self._visit, self._visit.subscribing
+        if asked is None:
+            if visit.subscribe_ns and not visit.is_subscribed and now_ns >= visit.subscribe_ns:
+                self._subscribe(now_ns)
+            return
+        if not asked.is_over or self.state is not LinkState.SERVING:
+            return
+        visit.subscribing = None
+        if not isinstance(asked.answer, Subscribed):
+            refusal = asked.answer if isinstance(asked.answer, Error) else None
+            if not visit.subscribe_ns:
+                line = "there was no answer" if refusal is None else refusal.message
+                logger.warning("the cache server tells no events and is asked again: %s", line)
+            pause_ns = 0 if refusal is None else refusal.retry_after_ms * 1_000_000
+            visit.subscribe_ns = now_ns + max(pause_ns, SUBSCRIBE_PAUSE_NS)
+            return
+        visit.is_subscribed = True
+        if visit.subscribe_ns and self._on_event is not None:
+            self._on_event(EventsLost(count=0), 0)
         self.begin_inventory(now_ns)
 
     def _go_on_inventory(self, now_ns: int) -> None:

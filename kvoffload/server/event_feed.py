@@ -147,7 +147,10 @@ class EventFeed:
         self._tell(space, Cleared(name_space=space.name_space, medium=Medium.MEMORY))
 
     def forget(self, domain: str, fingerprints: Mapping[int, bytes]) -> None:
-        """Nobody has these numbers any more, nor any block of theirs. Whoever thinks so is told by the next sweeps."""
+        """Nobody has these numbers any more, nor any block of theirs. Whoever thinks so is told by the next sweeps; of
+        what disks have of them nothing more is told."""
+        if domain in self._watched:
+            self._watched[domain].forget(lambda space: space.name_space in fingerprints)
         if self._is_heard(domain):
             self._former.setdefault(domain, {}).update(fingerprints)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 
 from kvoffload.cache import LocalCache, StoredBlocks
 from kvoffload.protocol import Call, ErrorCode, Medium, Prefetch, Promote, Promoted, ServerMessage
@@ -16,8 +16,11 @@ from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.promotion_parts import Wanted
 from kvoffload.server.tiering.terms import TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
+from kvoffload.server.tiering.watched_blocks import FindThere
 
 _SECOND_NS = 1_000_000_000
+MAX_NAMED = 256
+"""Spaces of a domain that are kept under their names for events. Those beyond are named anew."""
 
 
 class TierRequests:
@@ -41,14 +44,20 @@ class TierRequests:
         if traffic is None:
             return
 
+        # The same objects for the same space, which are watched together then.
+        @lru_cache(MAX_NAMED)
         def name(space: TierSpace) -> Space:
             return Space(domain=domain, name_space=space.number, fingerprint=space.fingerprint)
+
+        @lru_cache(MAX_NAMED)
+        def choose_find(tier: TierTraffic, space: TierSpace) -> FindThere:
+            return partial(tier.find_there, space)
 
         def tell(space: TierSpace, stored: StoredBlocks) -> None:
             self._feed.tell_stored(name(space), stored)
 
         def tell_written(tier: TierTraffic, space: TierSpace, stored: StoredBlocks) -> None:
-            find = partial(tier.find_there, space) if tier.knows_all else None
+            find = choose_find(tier, space) if tier.knows_all else None
             self._feed.tell_written(name(space), stored, medium=_medium_of(tier), find=find)
 
         def tell_missing(tier: TierTraffic, space: TierSpace, group: int, hashes: bytes) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvoffload.cache import RemovedBlocks, StoredBlocks
@@ -16,6 +17,7 @@ from kvoffload.protocol import (
     EventsLost,
     Invalidate,
     ListBlocks,
+    Medium,
     NamespaceOpened,
     Removed,
     Stored,
@@ -524,3 +526,22 @@ def test_what_is_lost_is_lost_to_every_domain_that_hears() -> None:
     feed.tell_lost(2)
     feed.subscribe(b"1", "a", ())
     assert feed.ready() == []
+
+
+def test_of_forgotten_identities_nothing_is_told_of_disks() -> None:
+    feed = EventFeed(ServerLimits())
+    feed.subscribe(b"router", "main", ())
+    spaces = [Space(domain="main", name_space=number, fingerprint=bytes([number]) * 32) for number in (7, 8)]
+    chain, kept = make_chain(1, 4), True
+
+    def find(group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
+        return np.full(len(hashes) // 32, kept)
+
+    for space in spaces:
+        feed.tell_written(space, StoredBlocks(0, chain, bytes(128)), medium=Medium.DISK, find=find)
+    feed.take(b"router", 100)
+    feed.forget("main", {7: spaces[0].fingerprint})
+    kept = False
+    feed.check_disks("main")
+    (event, _), *rest = feed.take(b"router", 100)
+    assert (event, rest) == (Removed(name_space=8, medium=Medium.DISK, group=0, hashes=chain), [])

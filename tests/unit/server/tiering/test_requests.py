@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvoffload.cache import NO_LIMIT, SessionId
@@ -32,6 +34,7 @@ from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordNames, RecordOutcome
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
+from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import CacheWithoutProcesses, Client, Server, code_of, numbers
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.memory_tier import MemoryTier
@@ -116,6 +119,29 @@ def test_routers_hear_what_a_disk_has_and_what_it_has_no_more(setting: Setting) 
     assert told_of(setting, router, Medium.DISK) == [(Removed, CHAIN[:64])]
     setting.server.core.tick()
     assert told_of(setting, router, Medium.DISK) == []
+
+
+def test_what_comes_to_a_disk_block_by_block_is_looked_up_at_once(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, router = setting.server.process().join(PLAIN), setting.server.process("router").watch()
+    router.ask(Subscribe())
+    for at in range(0, len(CHAIN), 32):
+        save_chain(setting.server.cache, engine, CHAIN[at : at + 32], PLAIN)
+        setting.turn()
+    assert [hashes for _, hashes in told_of(setting, router, Medium.DISK)] == [
+        CHAIN[at : at + 32] for at in range(0, len(CHAIN), 32)
+    ]
+    asked: list[bytes] = []
+    contains = MemoryTier.contains
+
+    def note(tier: MemoryTier, names: RecordNames) -> npt.NDArray[np.bool_]:
+        asked.append(names.hashes)
+        return contains(tier, names)
+
+    monkeypatch.setattr(MemoryTier, "contains", note)
+    setting.server.core.feed.check_disks("main")
+    assert asked == [CHAIN]
 
 
 def test_routers_hear_what_was_written_to_a_store_of_others_and_was_not_found_there(
