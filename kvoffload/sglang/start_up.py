@@ -79,7 +79,14 @@ def start_host_pages(
     owner = 0 if is_same_everywhere else rank
     identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=owner)
     # Ranks of a storage agree by themselves: each may answer that a load failed.
-    return HostPages(*_link(loaded, arguments, pages, identity, rank=rank, ranks=1))
+    linker, weights = _link(loaded, arguments, pages, identity, rank=rank, ranks=1)
+    if not weights.is_known:
+        linker.close()
+        raise UnsupportedError(
+            "the engine's weights cannot be looked at, and HiCache does not tell when they change",
+            remedy="use the linker, to which SGLang tells when it empties its cache",
+        )
+    return HostPages(linker, weights)
 
 
 def _identify(arguments: Any, pages: PoolPages, *, version: str, dtype: Any, rank: int) -> Identity:

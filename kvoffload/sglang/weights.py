@@ -67,12 +67,23 @@ class WeightMask:
         self._said = ""
         self._looks: list[_Look] = []
         self._has_changed = False
+        self._mask = b""
+
+    @property
+    def is_known(self) -> bool:
+        """The weights could be looked at when the mask was taken."""
+        return bool(self._mask)
 
     def has_changed(self) -> bool:
         """Since `take`, without a word of the engine: an update may leave its cache as it is. A few tensors are looked
         at; an update of all of them shows in any."""
         if any(look.has_changed() for look in self._looks):
             self._has_changed, self._looks = True, []
+        return self._has_changed
+
+    def has_sample_changed(self) -> bool:
+        """Since `take`. All that the mask is made of is looked at: some milliseconds for each layer."""
+        self._has_changed = self.has_changed() or self._mask != self.take()
         return self._has_changed
 
     def take(self) -> bytes:
@@ -82,9 +93,10 @@ class WeightMask:
             tensors = list(self._tensors())
             chosen = [tensors[at * len(tensors) // LOOKED_AT] for at in range(LOOKED_AT)]
             self._looks = [_Look.at(tensor) for tensor in dict(chosen).values()]
-            return sha256(_TAG + sample_tensors(tensors).digest()).digest()
+            self._mask = sha256(_TAG + sample_tensors(tensors).digest()).digest()
+            return self._mask
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
-            self._looks = []
+            self._looks, self._mask = [], b""
             if self._said != str(fault):
                 self._said = str(fault)
                 logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)

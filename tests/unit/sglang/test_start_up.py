@@ -303,3 +303,21 @@ def test_a_host_pool_is_refused_for_the_same_as_a_linker() -> None:
         start_host_pages(
             Arguments(enable_multimodal=True), None, rank=0, settings={}, is_same_everywhere=False, version=VERSION
         )
+
+
+def test_behind_hicache_weights_that_cannot_be_looked_at_are_refused_and_nothing_stays_open(
+    server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, close = list[PageLinker](), PageLinker.close
+    monkeypatch.setattr(weights, "find_models", list)
+    monkeypatch.setattr(PageLinker, "close", lambda linker: (closed.append(linker), close(linker)))
+    with pytest.raises(UnsupportedError, match="weights cannot be looked at"):
+        start_host_pages(
+            Arguments(),
+            MHATokenToKVPoolHost("page_first"),
+            rank=0,
+            settings={"server": str(server)},
+            is_same_everywhere=False,
+            version=VERSION,
+        )
+    assert len(closed) == 1
