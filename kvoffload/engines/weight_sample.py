@@ -17,7 +17,7 @@ from kvoffload.keys.canonical import encode_canonical
 SAMPLED_ELEMENTS = 4096
 """Of a tensor at most; of a smaller one all are taken."""
 _SEED = 0x6B76_6F66_666C_6F61
-_AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By their size: what an element means does not matter, and not every device can gather every type."""
 _TAG = b"kvoffload weights 1\n"
 
@@ -87,7 +87,7 @@ def _flatten(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Te
 
 def _gather(tensor: torch.Tensor, limit: int, offsets: dict[tuple[object, ...], torch.Tensor]) -> torch.Tensor:
     """The sampled elements as integers, on the tensor's device; never a copy of the whole tensor."""
-    if tensor.layout != torch.strided or tensor.element_size() not in _AS_INTEGERS:
+    if tensor.layout != torch.strided or tensor.element_size() not in AS_INTEGERS:
         raise ValueError(f"a tensor of {tensor.dtype} in layout {tensor.layout}")
     shape, strides = tuple(tensor.shape), tensor.stride()
     key = (shape, strides, tensor.device)
@@ -97,7 +97,7 @@ def _gather(tensor: torch.Tensor, limit: int, offsets: dict[tuple[object, ...], 
         offsets[key] = torch.from_numpy(np.asarray(found, np.int64)).to(tensor.device)
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     line = torch.as_strided(tensor.detach(), (extent,), (1,), tensor.storage_offset())
-    return line.view(_AS_INTEGERS[tensor.element_size()])[offsets[key]]
+    return line.view(AS_INTEGERS[tensor.element_size()])[offsets[key]]
 
 
 def _copy_to_host(pieces: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, bytes]]:

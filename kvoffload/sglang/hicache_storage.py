@@ -87,6 +87,7 @@ def derive_storage(base: Any, result: Any, *, version: str, find_arguments: Any)
 
         def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
             if _name(host_pool_name) != KV_POOL or host_pool is not self._host_pool:
+                self.close()
                 raise UnsupportedError(
                     f"kvoffload does not serve HiCache's host pool {_name(host_pool_name)} yet",
                     remedy="run this model without a storage backend",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvoffload.errors import NativeError
 from kvoffload.sglang.page_linker import GroupRows, PageLinker
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ ONLY_GROUP = 0
 SLOTS_WAIT_S = 2.0
 """For room, when pages are backed up: a thread of its own waits, and no request does."""
 SLOTS_LOOK_S = 0.002
+SAMPLE_EVERY_S = 1.0
+"""How often all sampled weights are looked at; a few of them are before each use of a page."""
+END_LOOK_S = 1.0
 CHANGED = "the weights changed, and HiCache does not tell when its pages are of the new ones: start the engine again"
 
 
@@ -32,6 +36,7 @@ class HostPages:
         self._lock = threading.Lock()
         self._has_slots = True
         """At the last look. Where there is no server, or no room, it is waited for once, and not by every backup."""
+        self._sampled_s = time.monotonic()
 
     def count(self, keys: Sequence[str]) -> int:
         """Pages, from the first on, that are restorable now. Nothing is held, because HiCache does not say that it will
@@ -43,14 +48,19 @@ class HostPages:
             return pages
 
     def fetch(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> int:
-        """Pages, from the first on, that are in these rows of the host pool now."""
-        with self._lock:
-            pages = self._find(keys)
-            if not pages:
-                return 0
-            wanted = GroupRows(ONLY_GROUP, keys[:pages], rows[: pages * self._linker.terms.page_size])
-            is_loaded = self._linker.load(keys[0], [wanted])
-            return pages if is_loaded and all(self._linker.take_loaded()) else 0
+        """Pages, from the first on, that are in these rows of the host pool now.
+
+        HiCache gives the rows to others once this has returned, so that a copy that does not end is waited for, by
+        this thread alone.
+        """
+        try:
+            with self._lock:
+                return self._fetch(keys, rows)
+        except NativeError as fault:
+            self.note_fault("fetch", fault)
+            while not self._linker.has_ended():
+                time.sleep(END_LOOK_S)
+            return 0
 
     def back_up(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> bool:
         """Returns when the rows may be written to again: whether all pages are kept."""
@@ -73,6 +83,14 @@ class HostPages:
     def note_fault(self, hook: str, fault: Exception) -> None:
         self._linker.note_fault(hook, fault)
 
+    def _fetch(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> int:
+        pages = self._find(keys)
+        if not pages:
+            return 0
+        wanted = GroupRows(ONLY_GROUP, keys[:pages], rows[: pages * self._linker.terms.page_size])
+        is_loaded = self._linker.load(keys[0], [wanted])
+        return pages if is_loaded and all(self._linker.take_loaded()) else 0
+
     def _find(self, keys: Sequence[str]) -> int:
         if not keys:
             return 0
@@ -83,7 +101,13 @@ class HostPages:
     def _look_at_weights(self) -> None:
         """SGLang does not tell a storage that it has emptied its caches: after an update nobody knows any more which
         weights a page of theirs is of."""
-        if self._weights.has_changed():
+        if self._linker.is_distrusted:
+            return
+        is_due = time.monotonic() >= self._sampled_s + SAMPLE_EVERY_S
+        has_changed = self._weights.has_sample_changed() if is_due else self._weights.has_changed()
+        if is_due:
+            self._sampled_s = time.monotonic()
+        if has_changed:
             self._linker.distrust(CHANGED)
 
     def _await_slots(self, wanted: int) -> int:

@@ -209,6 +209,14 @@ class PageLinker:
             self.is_distrusted = True
             self.note_line("pages are neither saved nor restored", why)
 
+    def has_ended(self) -> bool:
+        """After a load that has not: whether no copy runs any more. Nothing is copied from then on."""
+        try:
+            self._close_engine()
+        except NativeError:
+            return False
+        return True
+
     def close(self) -> None:
         """Gives back what is held; nothing is restorable any more."""
         self.reset(self.mask)

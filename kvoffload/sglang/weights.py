@@ -6,11 +6,12 @@ import gc
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
-from kvoffload.engines.weight_sample import sample_tensors
+from kvoffload.engines.weight_sample import AS_INTEGERS, sample_tensors
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -19,15 +20,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = 4
-"""Tensors, all over the model, that are looked at in turn before pages are named."""
-LOOKED_BYTES = 256
+"""Tensors, all over the model, that are looked at before pages are named."""
+LOOKED_ELEMENTS = 64
+"""Of each of them, about."""
 ATTENTION = "RadixAttention"
 """The class of SGLang's layers that have pages; a model is what they are in."""
 _TAG = b"kvoffload sglang weights 1\n"
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Look:
+    """A few elements of a tensor, and what was in them when the mask was taken."""
+
+    tensor: ReferenceType[torch.Tensor]
+    address: int
+    elements: torch.Tensor
+    """As integers, where they lie."""
+    seen: torch.Tensor
+
+    @classmethod
+    def at(cls, tensor: torch.Tensor) -> _Look:
+        """Whole elements: of those of float32 weights that were loaded from bfloat16, half of the bytes are zeros."""
+        each = max(1, round(LOOKED_ELEMENTS ** (1 / max(1, tensor.dim()))))
+        steps = [max(1, size // each) for size in tensor.shape]
+        some = tensor.detach()[tuple(slice(step // 2, None, step) for step in steps)]
+        elements = some.view(AS_INTEGERS[tensor.element_size()])
+        return cls(tensor=ref(tensor), address=tensor.data_ptr(), elements=elements, seen=elements.clone())
+
+    def has_changed(self) -> bool:
+        tensor = self.tensor()
+        return tensor is None or tensor.data_ptr() != self.address or not self.elements.equal(self.seen)
+
+
 class WeightMask:
-    """Owned by the scheduler's thread. Keeps no weight alive.
+    """Owned by the scheduler's thread. Of weights that were replaced it keeps `LOOKED_AT` tensors at most, until it is
+    asked next.
 
     Equal sampled weights have equal masks, in every process. Of weights that cannot be looked at nobody can prove
     anything, so that each mask is new.
@@ -38,29 +65,38 @@ class WeightMask:
         self._models = [ref(model) for model in self._find()]
         """Found once: later on the engine hides its objects from the search."""
         self._said = ""
-        self._looked_at: list[tuple[ReferenceType[torch.Tensor], torch.Tensor]] = []
-        """With what was there when the mask was taken."""
-        self._turn = 0
+        self._looks: list[_Look] = []
+        self._has_changed = False
+        self._mask = b""
+
+    @property
+    def is_known(self) -> bool:
+        """The weights could be looked at when the mask was taken."""
+        return bool(self._mask)
 
     def has_changed(self) -> bool:
-        """Since `take`, without a word of the engine: an update may leave its cache as it is. One tensor is looked at,
-        the next one at the next call; an update of all of them shows in any."""
-        if not self._looked_at:
-            return False
-        self._turn = (self._turn + 1) % len(self._looked_at)
-        found, seen = self._looked_at[self._turn]
-        tensor = found()
-        return tensor is None or not _look(tensor).equal(seen)
+        """Since `take`, without a word of the engine: an update may leave its cache as it is. A few tensors are looked
+        at; an update of all of them shows in any."""
+        if any(look.has_changed() for look in self._looks):
+            self._has_changed, self._looks = True, []
+        return self._has_changed
+
+    def has_sample_changed(self) -> bool:
+        """Since `take`. All that the mask is made of is looked at: some milliseconds for each layer."""
+        self._has_changed = self.has_changed() or self._mask != self.take()
+        return self._has_changed
 
     def take(self) -> bytes:
         """Of the weights as they are now."""
+        self._has_changed = False
         try:
             tensors = list(self._tensors())
             chosen = [tensors[at * len(tensors) // LOOKED_AT] for at in range(LOOKED_AT)]
-            self._looked_at = [(ref(tensor), _look(tensor).clone()) for tensor in dict(chosen).values()]
-            return sha256(_TAG + sample_tensors(tensors).digest()).digest()
+            self._looks = [_Look.at(tensor) for tensor in dict(chosen).values()]
+            self._mask = sha256(_TAG + sample_tensors(tensors).digest()).digest()
+            return self._mask
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
-            self._looked_at = []
+            self._looks, self._mask = [], b""
             if self._said != str(fault):
                 self._said = str(fault)
                 logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)
@@ -77,14 +113,6 @@ class WeightMask:
                     # A kernel that packs a weight in its own way leaves an empty one behind.
                     raise ValueError(f"{name} has no bytes")
                 yield f"{number}.{name}", tensor
-
-
-def _look(tensor: torch.Tensor) -> torch.Tensor:
-    """A few of its bytes, all over it."""
-    import torch
-
-    data = tensor.detach().reshape(-1).view(torch.uint8)
-    return data[:: max(1, len(data) // LOOKED_BYTES)]
 
 
 def find_models() -> list[torch.nn.Module]:

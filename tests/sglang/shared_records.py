@@ -48,12 +48,7 @@ class Observer:
 
     def await_no_leases(self) -> None:
         """Until nobody holds a record that he was told of."""
-        gate = threading.Event()
-        for _ in range(LOOKS):
-            if not (held := self._client.stats().leases):
-                return
-            gate.wait(LOOK_S)
-        raise AssertionError(f"{held} leases are held")
+        self.await_that(lambda: not self.client.stats().leases, "leases are held")
 
     def close(self) -> None:
         self.client.close()

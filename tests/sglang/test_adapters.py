@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.sglang.engine import PAGE, SGLangEngine, build_model, make_prompt
+from tests.sglang.shared_records import observed
 from tests.vllm.cache_server import SharedServer
 
 pytestmark = pytest.mark.sglang
@@ -43,6 +44,8 @@ def test_an_adapters_pages_are_its_contents(tmp_path: Path) -> None:
             for adapter, told in own.items():
                 (restored,) = engine.generate(prompt, adapter=adapter)
                 assert (restored.restored, restored.answer) == (HIT, told.answer), adapter
+        with observed(server) as observer:
+            assert observer.count() > 0
         build_model("adapter", tmp_path / "one", seed=5)
         with start("second.log") as engine:
             (other,) = engine.generate(prompt, adapter="one")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.sglang.engine import ZEROING, SGLangEngine, build_model, make_prompt
+from tests.sglang.shared_records import observed
 from tests.vllm.cache_server import SharedServer
 
 pytestmark = pytest.mark.sglang
@@ -34,14 +35,19 @@ def zeroed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(zeroed: Path) -> Iterator[SGLangEngine]:
+def server(zeroed: Path) -> Iterator[SharedServer]:
+    with SharedServer(zeroed.parent) as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def engine(zeroed: Path, server: SharedServer) -> Iterator[SGLangEngine]:
     folder = zeroed.parent
     model = build_model("gdn", folder / "model")
-    with SharedServer(folder) as server:
-        server.start()
-        settings = {"server": str(server.socket), "zeroed_file": str(zeroed)}
-        with SGLangEngine(model, folder / "log", linker=settings, kind=ZEROING, **RECURRENT) as engine:
-            yield engine
+    settings = {"server": str(server.socket), "zeroed_file": str(zeroed)}
+    with SGLangEngine(model, folder / "log", linker=settings, kind=ZEROING, **RECURRENT) as engine:
+        yield engine
 
 
 def test_a_prompt_goes_on_from_the_state_that_was_kept_at_its_end(engine: SGLangEngine, zeroed: Path) -> None:
@@ -78,10 +84,13 @@ def test_prompts_that_are_computed_together_go_on_from_their_states(engine: SGLa
     assert [one.answer for one in restored] == [one.answer for one in own]
 
 
-def test_where_no_state_was_kept_there_is_no_hit(engine: SGLangEngine) -> None:
+def test_where_no_state_was_kept_there_is_no_hit(engine: SGLangEngine, server: SharedServer) -> None:
     prompt = make_prompt(95, PROMPT)
     engine.flush()
-    engine.generate(prompt, salt="parts")
+    with observed(server) as observer:
+        before = observer.count()
+        engine.generate(prompt, salt="parts")
+        observer.await_pages(before + PROMPT)
     engine.flush()
     (parting,) = engine.generate(prompt[:60] + make_prompt(96, 20), salt="parts")
     assert (parting.own, parting.restored) == (0, 0)

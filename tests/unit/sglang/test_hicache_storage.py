@@ -123,6 +123,7 @@ def test_another_pool_is_refused_when_it_is_registered(made: Made) -> None:
     for pool, name in ((made.pool, PoolName.SWA), (MHATokenToKVPoolHost("layer_first"), PoolName.KV)):
         with pytest.raises(UnsupportedError, match=f"host pool {name.value} yet"):
             made.storage.register_mem_host_pool_v2(pool, name)
+        assert made.linked.cache.is_closed
 
 
 def test_a_fault_of_ours_is_a_miss_and_is_told(made: Made, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kvoffload.errors import NativeError
 from kvoffload.sglang import host_pages
 from kvoffload.sglang.host_pages import HostPages
 from kvoffload.sglang.weights import WeightMask
+from kvoffload.transfer import CopyDirection
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, fill_host
 from tests.kit.sglang.linked import SessionCache, link, make_keys
 from tests.kit.sglang.pools import rows_of
@@ -19,12 +23,12 @@ KEYS = make_keys(3)
 
 
 class Stored:
-    def __init__(self, **terms: Any) -> None:
+    def __init__(self, *, layers: int = 1, **terms: Any) -> None:
         self.pool = MHATokenToKVPoolHost("page_first_direct")
         fill_host(self.pool, 1)
         self.linked = link(self.pool, **terms)
         self.cache: SessionCache = self.linked.cache
-        self.model = torch.nn.Linear(2, 2)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(layers)))
         weights = WeightMask(lambda: [self.model])
         weights.take()
         self.pages = HostPages(self.linked.linker, weights)
@@ -117,12 +121,86 @@ def test_a_server_that_does_not_answer_is_a_miss() -> None:
     assert stored.fetch(5) == 0
 
 
-def test_after_an_update_of_weights_nothing_is_saved_or_found(caplog: pytest.LogCaptureFixture) -> None:
+def count(stored: Stored) -> int:
+    return stored.pages.count(KEYS)
+
+
+def fetch(stored: Stored) -> int:
+    return stored.fetch(5)
+
+
+def back_up(stored: Stored) -> int:
+    return int(stored.back_up(1))
+
+
+@pytest.mark.parametrize("uses", list(permutations([count, fetch, back_up])), ids=lambda uses: uses[0].__name__)
+@pytest.mark.parametrize("before", range(3))
+def test_after_an_update_of_weights_nothing_is_saved_or_found(
+    uses: Sequence[Callable[[Stored], int]], before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever use comes first, and whatever was done before the update."""
     stored = Stored()
     stored.back_up(0)
+    for _ in range(before):
+        assert stored.pages.count(KEYS) == 1
     with torch.no_grad():
-        stored.model.weight += 1
-    assert stored.pages.count(KEYS) == stored.fetch(5) == 0
-    assert not stored.back_up(1)
+        stored.model[0].bias += 1
+    assert [use(stored) for use in uses] == [0, 0, 0]
     assert len(stored.cache.published) == 1
     assert caplog.text.count("start the engine again") == 1
+
+
+def test_an_update_of_some_weights_is_noticed_when_all_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = Stored(layers=9)
+    stored.back_up(0)
+    with torch.no_grad():
+        stored.model[1].bias += 1
+    assert stored.pages.count(KEYS) == 1
+    monkeypatch.setattr(host_pages, "SAMPLE_EVERY_S", 0.0)
+    assert stored.pages.count(KEYS) == 0
+    assert not stored.back_up(1)
+
+
+class LateEngine:
+    """A load that it is given ends when it is closed for the third time."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._is_stuck = False
+        self.closings = 0
+
+    def submit(self, direction: CopyDirection, items: Any, **options: Any) -> int:
+        self._is_stuck = direction is CopyDirection.LOAD
+        return 77 if self._is_stuck else self._engine.submit(direction, items, **options)
+
+    def fence(self, timeout_s: float) -> bool:
+        return not self._is_stuck and self._engine.fence(timeout_s)
+
+    def poll(self) -> list[Any]:
+        return list(self._engine.poll())
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        self.closings += 1
+        if self.closings < 3:
+            raise NativeError("a copy still runs")
+        self._engine.close()
+
+
+def test_rows_to_which_a_copy_still_writes_are_not_given_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines: list[LateEngine] = []
+
+    def wrap(engine: Any) -> LateEngine:
+        engines.append(LateEngine(engine))
+        return engines[0]
+
+    stored = Stored(wrap=wrap)
+    stored.back_up(0)
+    waits: list[float] = []
+    monkeypatch.setattr(host_pages.time, "sleep", waits.append)
+    assert stored.fetch(5) == 0
+    assert (engines[0].closings, len(waits)) == (3, 1)
+    assert "a copy still runs" in caplog.text
+    assert stored.pages.count(KEYS) == stored.fetch(5) == 0
+    assert not stored.back_up(1)
