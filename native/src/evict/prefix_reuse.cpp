@@ -74,7 +74,7 @@ void ReuseTable::estimate(const Grid& followed) noexcept {
     }
 }
 
-// Ages 0 and 1 are epochs of their own, in which the requests of one prompt follow each other: they stay apart.
+// Ages 0 and 1 are epochs of their own, in which the requests of one prompt follow each other: their chances stay.
 auto ReuseTable::smooth(const Counts& chances, const Counts& reached) const noexcept -> Counts {
     const auto weight = [&](std::size_t age) { return std::min(kMostOfNeighbour, kNeighbourShare * reached[age]); };
     Counts smoothed = chances;
