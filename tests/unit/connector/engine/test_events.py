@@ -278,7 +278,7 @@ def test_a_step_tells_a_part_of_a_large_inventory_and_the_next_ones_the_rest() -
     steps = [take(events) for _ in range(6)]
     blocks = [[name for event in step for name in event.block_hashes] for step in steps]
     assert [name for step in blocks for name in step] == [told(name) for name in names]
-    assert max(len(step) for step in blocks) < cache_events.STEP_BLOCKS + cache_events.RUN_BLOCKS
+    assert max(len(step) for step in blocks) < 2048 + 256
     assert steps[-1] == []
 
 
