@@ -42,6 +42,8 @@ MAX_TOLD = 1 << 20
 """Blocks that are known to be there by whoever hears what is told. Those beyond are not told."""
 PIECE = 64
 """So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
+CLOSE_S = 1.0
+"""The scheduler's thread waits no longer for the end of the one that makes events: that ends by itself."""
 RETRY_S = 1.0
 """When all is to be told again and cannot be yet."""
 MAX_NOTES = 128
@@ -71,6 +73,8 @@ _KNOWN_FIELDS = frozenset(BlockStored.__struct_fields__)
 
 _Told: TypeAlias = Stored | Removed | EventsLost | InventoryBegun | InventoryEnded
 _Made: TypeAlias = BlockStored | BlockRemoved
+_OVER: None = None
+"""Yielded where a piece of work is over that makes no event: others get their turn, or no more is to be made."""
 
 
 class _Note(NamedTuple):
@@ -169,7 +173,7 @@ class CacheEvents:
         self._is_closed = True
         self._is_due.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_S)
 
     def note_tokens(self, tracked: TrackedRequest, group: int, positions: range, names: bytes) -> None:
         """These blocks are about to be saved."""
@@ -227,20 +231,21 @@ class CacheEvents:
         self._ask_again()
         return True
 
-    def make(self) -> None:
-        """Makes events of what was heard, as far as there is room for them; on one thread."""
-        self._make_all(self._follow_mask())
-        while self._heard and self._has_room:
-            self._make_all(self._take_notes())
+    def make(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Makes events of what was heard, as far as there is room for them; on one thread. `is_over`: nobody wants what
+        is not made yet."""
+        self._make_all(self._follow_mask(), is_over)
+        while self._heard and self._has_room and not is_over():
+            self._make_all(self._take_notes(), is_over)
             try:
                 event = self._heard.popleft()
             except IndexError:
                 # There were too many at this moment: all is void.
                 break
-            self._make_all(self._make_of(event))
-        self._make_all(self._take_notes())
+            self._make_all(self._make_of(event), is_over)
+        self._make_all(self._take_notes(), is_over)
         # An inventory for which there is no room would be lost like what it is for.
-        if self._has_lost and not self._heard and self._has_room and not self._ask_again():
+        if self._has_lost and not (self._heard or is_over()) and self._has_room and not self._ask_again():
             self._has_lost = False
 
     @property
@@ -266,36 +271,41 @@ class CacheEvents:
             try:
                 if self._again_s and time.monotonic() >= again_s and self.tell_again():
                     again_s = time.monotonic() + self._again_s
-                self.make()
+                self.make(lambda: self._is_closed)
             except Exception:
                 # Routers hear of it no more than of what was lost.
                 if not self._has_failed:
                     logger.exception("what the server told of its blocks was not made into an event")
                 self._has_failed = True
 
-    def _make_all(self, made: Iterator[_Made]) -> None:
+    def _make_all(self, made: Iterator[_Made | None], is_over: Callable[[], bool]) -> None:
+        if is_over():
+            return
         for count, event in enumerate(made, 1):
-            self._made_blocks += len(event.block_hashes)
-            self._made.append(event)
-            if count % PIECE == 0:
+            if event is not None:
+                self._made_blocks += len(event.block_hashes)
+                self._made.append(event)
+            if event is None or count % PIECE == 0:
                 time.sleep(0)
+            if is_over():
+                return
         time.sleep(0)
 
-    def _follow_mask(self) -> Iterator[_Made]:
+    def _follow_mask(self) -> Iterator[_Made | None]:
         """After a reset of the weights this engine can load none of what was told, nor of what it saved."""
         mask = self._find_mask()
         if mask == self._mask:
             return
         for picture in self._pictures.values():
-            picture.stale.update(picture.told)
-            picture.told, picture.loadable = {}, self._make_loadable()
+            yield from self._make_stale(picture)
+            picture.loadable = self._make_loadable()
             yield from self._tell_stale(picture)
             picture.masks.clear()
         self._saved = [SavedTokens(rule.block_size) for rule in self._groups.rules]
         self._mask = mask
         self._ask_again()
 
-    def _take_notes(self) -> Iterator[_Made]:
+    def _take_notes(self) -> Iterator[_Made | None]:
         """Tells once more of blocks that were told without their tokens."""
         while self._noted and self._has_room:
             note = self._noted.popleft()
@@ -312,7 +322,7 @@ class CacheEvents:
                     if bare:
                         picture.told.update(dict.fromkeys(((note.group, name) for name in bare), True))
                         yield from self._tell_all(picture, note.group, bare, [_NO_PARENT] * len(bare))
-                time.sleep(0)
+                yield _OVER
 
     def _note_run(self, note: _Note, first: int, end: int) -> None:
         """Keeps what some of a note's blocks are made of."""
@@ -330,12 +340,11 @@ class CacheEvents:
             )
         )
 
-    def _make_of(self, event: _Told) -> Iterator[_Made]:
+    def _make_of(self, event: _Told) -> Iterator[_Made | None]:
         memory = self._pictures[Medium.MEMORY]
         if isinstance(event, InventoryBegun):
-            # What an inventory that was not ended has not told may be gone.
-            memory.stale.update(memory.told)
-            memory.told, memory.loadable = {}, self._make_loadable()
+            yield from self._make_stale(memory)
+            memory.loadable = self._make_loadable()
             self._repeats, self._wants_again = self._wants_again, False
         elif isinstance(event, InventoryEnded):
             self._repeats = False
@@ -344,7 +353,8 @@ class CacheEvents:
             # Of memory an inventory follows.
             for picture in self._pictures.values():
                 if picture is not memory:
-                    picture.stale, picture.told, picture.loadable = picture.told, {}, self._make_loadable()
+                    yield from self._make_stale(picture)
+                    picture.loadable = self._make_loadable()
                     yield from self._tell_stale(picture)
         elif isinstance(event, Stored):
             yield from self._tell_stored(event)
@@ -371,7 +381,17 @@ class CacheEvents:
         rules = {first: groups.rules[first] for first in self._firsts.values()}
         return LoadableBlocks(rules, first_prefix=groups.first_prefix, alignment=groups.alignment)
 
-    def _tell_stale(self, picture: _Picture) -> Iterator[_Made]:
+    def _make_stale(self, picture: _Picture) -> Iterator[None]:
+        """All that is known to be there may be gone, as what an inventory that was not ended has not told."""
+        if not picture.stale:
+            picture.stale, picture.told = picture.told, {}
+        while picture.told:
+            for _ in range(min(len(picture.told), RUN_BLOCKS)):
+                key, is_with_tokens = picture.told.popitem()
+                picture.stale[key] = is_with_tokens
+            yield _OVER
+
+    def _tell_stale(self, picture: _Picture) -> Iterator[_Made | None]:
         """Of no block that was not in the inventory is it known that it is there."""
         while picture.stale:
             (group, name), _ = picture.stale.popitem()
@@ -384,7 +404,7 @@ class CacheEvents:
                 names.append(name)
             yield self._remove(picture, group, names)
 
-    def _tell_removed(self, event: Removed) -> Iterator[_Made]:
+    def _tell_removed(self, event: Removed) -> Iterator[_Made | None]:
         picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
         if picture.loadable is None:
@@ -392,7 +412,7 @@ class CacheEvents:
         else:
             yield from self._tell_change(picture, picture.loadable.note_removed(group, names))
 
-    def _tell_stored(self, event: Stored) -> Iterator[_Made]:
+    def _tell_stored(self, event: Stored) -> Iterator[_Made | None]:
         picture = self._pictures[event.medium]
         group, names = self._firsts[event.group], _cut(event.hashes)
         parents = _cut(event.parents) if event.parents else names
@@ -403,7 +423,7 @@ class CacheEvents:
         else:
             yield from self._tell_change(picture, picture.loadable.note_stored(group, names, parents))
 
-    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[_Made]:
+    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[_Made | None]:
         assert self._groups.first_prefix is not None
         group = self._groups.first_prefix
         if change.lost:
@@ -412,7 +432,7 @@ class CacheEvents:
             names, parents = zip(*change.gained, strict=True)
             yield from self._tell(picture, group, list(names), list(parents))
 
-    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[_Made]:
+    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[_Made | None]:
         known = []
         for name in names:
             key = group, name
@@ -421,7 +441,7 @@ class CacheEvents:
         if known:
             yield self._remove(picture, group, known)
 
-    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made]:
+    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made | None]:
         """Those that are not known to be there, or not with the tokens that are known now."""
         saved = self._saved[group]
         chosen = []
@@ -441,7 +461,9 @@ class CacheEvents:
             names, parents = [names[at] for at in chosen], [parents[at] for at in chosen]
         yield from self._tell_all(picture, group, names, parents)
 
-    def _tell_all(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made]:
+    def _tell_all(
+        self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]
+    ) -> Iterator[_Made | None]:
         mask, saved, rows = self._mask, self._saved[group], b"".join(names)
         hashes, before = _unmask(rows, mask), _unmask(b"".join(parents), mask)
         begin = 0

@@ -278,7 +278,7 @@ def test_a_step_tells_a_part_of_a_large_inventory_and_the_next_ones_the_rest() -
     steps = [take(events) for _ in range(6)]
     blocks = [[name for event in step for name in event.block_hashes] for step in steps]
     assert [name for step in blocks for name in step] == [told(name) for name in names]
-    assert max(len(step) for step in blocks) < cache_events.STEP_BLOCKS + cache_events.RUN_BLOCKS
+    assert max(len(step) for step in blocks) < 2048 + 256
     assert steps[-1] == []
 
 
@@ -622,6 +622,48 @@ def test_a_thread_makes_them_while_others_go_on() -> None:
         assert made[0].block_hashes == [told(A)]
     finally:
         events.close()
+
+
+def test_what_is_not_made_when_it_is_closed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_events, "CLOSE_S", 0.01)
+    begun, went_on = threading.Event(), threading.Event()
+    pieces: list[slice] = []
+
+    class SlowTokens(list[int]):
+        def __getitem__(self, at: Any) -> Any:
+            pieces.append(at)
+            begun.set()
+            assert went_on.wait(60)
+            return super().__getitem__(at)
+
+    names = b"".join(at.to_bytes(32, "little") for at in range(4096))
+    prompt = saving(range(0))
+    prompt.request.all_token_ids = SlowTokens(range(8 * 4096))
+    events = hearing()
+    events.note_tokens(prompt, 0, range(4096), names)
+    events.hear(stored(hashes=names, parents=b""), 2)
+    events.start(lambda: False)
+    assert begun.wait(60)
+    events.close()
+    [thread] = [one for one in threading.enumerate() if one.name == "kvoffload-events"]
+    went_on.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(pieces) == 1
+    assert list(events.take()) == []
+
+
+def test_an_inventory_that_begins_anew_in_the_midst_of_many_blocks_forgets_none() -> None:
+    names = [at.to_bytes(32, "little") for at in range(1000)]
+    events = hearing()
+    events.hear(stored(hashes=b"".join(names), parents=b""), 2)
+    assert len(take(events)) == 1000
+    for listed in (names[:600], names[400:]):
+        events.hear(InventoryBegun(), 0)
+        events.hear(stored(hashes=b"".join(listed), parents=b""), 0)
+    assert take(events) == []
+    events.hear(InventoryEnded(), 0)
+    assert sorted(name for one in take(events) for name in one.block_hashes) == sorted(map(told, names[:400]))
 
 
 def test_one_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
