@@ -32,6 +32,16 @@ class AcquireOutcome(Enum):
     """The index cannot hold another lease."""
 
 
+class LeaseFor(IntEnum):
+    """What a lease on blocks is for. Only use counts for policies, and as hits or misses."""
+
+    USE = 0
+    UPKEEP = 1
+    """Their bytes are read all the same, and checked where they have to be."""
+    KEEP = 2
+    """They are not to go. No byte is read: whoever acquires them for use checks them."""
+
+
 class CommitOutcome(IntEnum):
     """What became of one committed record; the numbers are those in the array that `commit` returns."""
 

@@ -21,6 +21,7 @@ from kvoffload.cache.answers import (
     Departed,
     FoundEntries,
     LeasedGroup,
+    LeaseFor,
     LeaseId,
     Leaving,
     ListedBlocks,
@@ -281,10 +282,10 @@ class LocalCache:
         hashes: Buffer,
         *,
         shards: Sequence[int] = (),
-        is_use: bool = True,
+        lease_for: LeaseFor = LeaseFor.USE,
     ) -> Acquired:
-        """A lease on these blocks of one group, all or none. If not for use, it counts for no policy, and as no hit."""
-        found = self._core.acquire_entries(session, name_space, group, hashes, shards, is_use)
+        """A lease on these blocks of one group, all or none."""
+        found = self._core.acquire_entries(session, name_space, group, hashes, shards, lease_for)
         return _read_acquired(found, len(shards))
 
     def find_used(
@@ -300,7 +301,7 @@ class LocalCache:
 
     @property
     def without_room(self) -> int:
-        """How many reservations found all room in use, so far."""
+        """How many reservations found all room in use, so far; but for what tiers bring up."""
         return self._core.without_room()
 
     def find_departed(self, name_space: int, group: int, hashes: Buffer) -> list[Departed | None]:
@@ -454,6 +455,11 @@ class LocalCache:
         """Evicts all readable blocks of these identities without waiting, like `leave_reserve`. Those that are leased
         stay for as long. False: it is not over yet, or others are being evicted so and these have not begun."""
         return self._core.leave_evict(list(name_spaces))
+
+    @property
+    def is_evicting(self) -> bool:
+        """Whether identities are being evicted by `leave_evict`, and others cannot be."""
+        return self._core.is_evicting()
 
     def evict(self, size_bytes: int) -> int:
         """Evicts in the policy's order until so many bytes are freed, or all else is in use; how many were."""

@@ -135,6 +135,31 @@ TEST(a_lease_for_upkeep_is_no_use) {
     CHECK(!cache->search().find_used(space, chain(1, 2), used).ok());
 }
 
+TEST(what_is_kept_is_not_read) {
+    CacheOptions options = small_options();
+    options.verify = Verify::always;
+    SmallCache cache(options);
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 2)), 2u);
+    const auto used = cache.take(session, space, chain(1, 2));
+    CHECK(used.has_value());
+    cache.record(space, used->groups[0].addresses[0])[0] ^= std::byte{1};
+    CHECK(cache->leases().release(session, used->lease));
+    const auto kept = value_of(cache->leases().acquire_entries(session, space, chain(1, 2), {}, LeaseFor::keep));
+    CHECK(kept.outcome == AcquireOutcome::hit);
+    CHECK_EQUAL(cache->stats().mismatches, 0u);
+    CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);  // it holds, as any
+    // Whoever uses it checks it.
+    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 2))).outcome == AcquireOutcome::miss);
+    CHECK_EQUAL(cache->stats().mismatches, 1u);
+    CHECK(cache->leases().release(session, kept.lease));
+    CHECK_EQUAL(cache->stats().quarantined, 0u);
+    CHECK(value_of(cache->leases().acquire_entries(session, space, chain(9, 1), {}, LeaseFor::keep)).outcome ==
+          AcquireOutcome::miss);
+    CHECK_EQUAL(cache->stats().hits, 1u);
+}
+
 TEST(uses_are_told_from_those_before_a_moment) {
     SmallCache cache;
     const Space space = cache.open();

@@ -77,6 +77,18 @@ TEST(where_nobody_writes_all_is_done_at_once) {
     CHECK_EQUAL(core.stats().used_bytes, 0u);
 }
 
+TEST(what_a_tier_finds_no_room_for_lets_nothing_go) {
+    Scene scene;
+    CacheCore& core = *scene.cache;
+    const SessionId other = scene.cache.session();
+    const std::size_t all = kSegmentBytes / 4096;
+    CHECK_EQUAL(scene.cache.reserve(other, scene.space, chain(2, all)).size(), all);
+    const auto room = core.reservations().leave_reserve(scene.session, 0, scene.space, scene.hashes);
+    CHECK(room->is_done.load() && room->status.ok() && room->tickets.empty());
+    CHECK_EQUAL(core.reservations().refused(), 1u);
+    CHECK_EQUAL(core.reservations().without_room(), 0u);
+}
+
 TEST(what_cannot_be_is_said_at_once) {
     Scene scene;
     CacheCore& core = *scene.cache;

@@ -23,6 +23,7 @@ from kvoffload.cache import (
     CacheStats,
     CommitOutcome,
     LeasedGroup,
+    LeaseFor,
     LeaseId,
     Reservation,
     Residence,
@@ -206,12 +207,12 @@ class ModelCache:
         hashes: Buffer,
         *,
         shards: Sequence[int] = (),
-        is_use: bool = True,
+        lease_for: LeaseFor = LeaseFor.USE,
     ) -> Acquired:
         keys = [(name_space, group, name) for name in split(hashes)]
         if not keys or not all(key in self.memory.readable for key in keys):
             return Acquired(AcquireOutcome.MISS, 0, LeaseId(0), ())
-        if is_use:
+        if lease_for is LeaseFor.USE:
             self.memory.used |= set(keys)
         return self._lease(session, keys, 0, 0, len(shards))
 
@@ -315,6 +316,10 @@ class ModelCache:
 
     def leave_invalidate(self, name_space: int, group: int, hashes: Buffer) -> None:
         self.invalidate(name_space, group, hashes)
+
+    @property
+    def is_evicting(self) -> bool:
+        return False
 
     def leave_evict(self, name_spaces: Iterable[int]) -> bool:
         for name_space in name_spaces:

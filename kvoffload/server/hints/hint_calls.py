@@ -62,6 +62,12 @@ class DomainHints:
         self.coming: dict[Key, Wish] = {}
         """Handed over to an engine, and not all here yet."""
 
+    def forget_spaces(self, name_spaces: Set[int]) -> None:
+        """Blocks of these identities are to go, or have gone."""
+        self.retentions.forget_spaces(name_spaces)
+        self.prefetches.forget_spaces(name_spaces)
+        self.coming = {key: wish for key, wish in self.coming.items() if key.name_space not in name_spaces}
+
     def note(self, action: HintAction, hinted: Hinted) -> Hinted:
         """Counts what was done."""
         self.done[f"{action.name}.{hinted.outcome.name}".lower()] += 1
@@ -157,11 +163,7 @@ class HintCalls:
                 hints.prefetches.advance(cache, self._now_s)
 
     def forget_spaces(self, domain: str, name_spaces: Set[int]) -> None:
-        """Blocks of these identities are to go."""
-        hints = self.by_domain[domain]
-        hints.retentions.forget_spaces(name_spaces)
-        hints.prefetches.forget_spaces(name_spaces)
-        hints.coming = {key: wish for key, wish in hints.coming.items() if key.name_space not in name_spaces}
+        self.by_domain[domain].forget_spaces(name_spaces)
 
     def let_all_go(self) -> None:
         """The server takes nothing new, and is to end."""
@@ -185,18 +187,25 @@ class HintCalls:
 
     def _hand_over(self, asked: _Asked, tell: _Tell) -> None:
         hints, message, caller, wish = asked.hints, asked.message, asked.caller, asked.wish
-        held = next(iter(_select(asked)), None)
+        found = _select_ones(asked)
+        held = found[0] if found else None
         if held is not None:
             ends_s = wish.ends_s if message.ttl_ms else held.ends_s
             wish = replace(wish, priority=max(message.priority, held.priority), ends_s=ends_s)
-            held.engine, held.priority, held.ends_s = caller.engine or held.engine, wish.priority, ends_s
-        if not message.chain:
+
+        def take_over() -> None:
+            if held is not None:
+                held.engine, held.priority, held.ends_s = caller.engine or held.engine, wish.priority, wish.ends_s
+
+        if found is None or not message.chain:
+            take_over()
             tokens = 0 if held is None else held.blocks.tokens
             tell(asked.tell_retained(HintOutcome.DONE if held else HintOutcome.NOTHING, tokens, wish.ends_s))
             return
         prefix = asked.read_prefix()
         outcome, tokens = hints.retentions.retain(caller, prefix, wish)
         if outcome not in (HintOutcome.PARTLY, HintOutcome.NOTHING):
+            # What is refused changes nothing; and what is done has replaced it.
             tell(asked.tell_retained(outcome, tokens, wish.ends_s))
             return
         hints.coming[asked.key] = wish
@@ -205,9 +214,13 @@ class HintCalls:
             # It may have been released meanwhile, or handed over once more.
             if hints.coming.get(asked.key) is wish:
                 del hints.coming[asked.key]
-                hints.retentions.retain(caller, prefix, wish)
+                outcome, _ = hints.retentions.retain(caller, prefix, wish)
+                if outcome in (HintOutcome.OVER_LIMIT, HintOutcome.NO_ROOM):
+                    hints.note(message.action, Hinted(outcome=outcome))
 
         def tell_both(hinted: Hinted) -> None:
+            if hinted.outcome in (HintOutcome.DONE, HintOutcome.PARTLY):
+                take_over()
             tell(asked.tell_retained(hinted.outcome, hinted.tokens, wish.ends_s))
 
         self._prefetch(asked, prefix, tell_both, end)
@@ -296,6 +309,12 @@ def _select(asked: _Asked) -> list[Retention]:
     return asked.hints.retentions.select(asked.caller, message.name_space, message.session, ends)
 
 
+def _select_ones(asked: _Asked) -> list[Retention] | None:
+    """Says the same of one user and tenant; None: there are several of that name, and it is not said whose is meant."""
+    found = _select(asked)
+    return None if len({one.key[:2] for one in found}) > 1 else found
+
+
 def _retain(asked: _Asked) -> Hinted:
     if not asked.message.chain:
         return _renew(asked, ends_s=asked.wish.ends_s)
@@ -309,7 +328,7 @@ def _prioritise(asked: _Asked) -> Hinted:
 
 def _renew(asked: _Asked, *, ends_s: float | None) -> Hinted:
     """Those that are there go on, with another priority; and until then, if that is said."""
-    found = _select(asked)
+    found = _select_ones(asked) or []
     for one in found:
         one.priority, one.ends_s = asked.message.priority, one.ends_s if ends_s is None else ends_s
     longest = max(found, key=lambda one: one.blocks.tokens, default=None)
@@ -320,10 +339,17 @@ def _renew(asked: _Asked, *, ends_s: float | None) -> Hinted:
 
 def _release(asked: _Asked) -> Hinted:
     found = _select(asked)
-    was_coming = asked.hints.coming.pop(asked.key, None)
+    message = asked.message
+    were_coming = [
+        key
+        for key in asked.hints.coming
+        if (key.name_space, key.session) == (message.name_space, message.session) and asked.caller.may_touch(key)
+    ]
+    for key in were_coming:
+        del asked.hints.coming[key]
     asked.hints.retentions.let_go(found)
     tokens = max((one.blocks.tokens for one in found), default=0)
-    return Hinted(outcome=HintOutcome.DONE if found or was_coming else HintOutcome.NOTHING, tokens=tokens)
+    return Hinted(outcome=HintOutcome.DONE if found or were_coming else HintOutcome.NOTHING, tokens=tokens)
 
 
 _AT_ONCE: Mapping[HintAction, Callable[[_Asked], Hinted]] = {

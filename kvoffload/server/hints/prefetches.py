@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 
 from kvoffload.cache import LocalCache
 from kvoffload.server.hints.prefix_blocks import PrefixBlocks
-from kvoffload.server.shares import PARTS
+from kvoffload.server.shares import PARTS, has_share
 
 PREFETCHED_SHARE = 0.125
 """Of the memory, that prefetched blocks may take before they are loaded; nobody gets all of it."""
 MAX_PREFETCHED = 1024
-"""Prefixes at a time, of all."""
+"""Prefixes at a time; nobody gets all."""
 MAX_COMING = 64
-"""Of them, that come at a time: a tier serves no more than some requests at once, and engines wait for theirs."""
+"""Of them, that come at a time: a tier serves no more than some requests at once, and engines wait for theirs. Nobody
+gets all of these either."""
 UNUSED_S = 60.0
 """What nobody has loaded by then is counted as unused, and is not part of the share any more."""
 
@@ -40,11 +41,16 @@ class Prefetches:
     tokens: Counter[str]
     """By what came of them: `hit_prefetched` or `unused_prefetched`."""
     _unused: list[Prefetched] = field(default_factory=list)
-    _coming: int = 0
+    _coming: Counter[str] = field(default_factory=Counter)
+    """By payer."""
 
     def find_room(self, cache: LocalCache, payer: str) -> int:
         """How many bytes may be brought up for somebody now."""
-        if len(self._unused) >= MAX_PREFETCHED or self._coming >= MAX_COMING:
+        own = sum(one.payer == payer for one in self._unused)
+        if not (
+            has_share(own, total=len(self._unused), limit=MAX_PREFETCHED)
+            and has_share(self._coming[payer], total=self._coming.total(), limit=MAX_COMING)
+        ):
             return 0
         limit_bytes = int(cache.ready_bytes * PREFETCHED_SHARE)
         sizes = [(one.payer == payer, one.blocks.size_bytes) for one in self._unused]
@@ -56,11 +62,12 @@ class Prefetches:
     def begin(self, prefetched: Prefetched) -> None:
         """Some of it comes now, until `note_over`."""
         self._unused.append(prefetched)
-        self._coming += 1
+        self._coming[prefetched.payer] += 1
 
     def note_over(self, prefetched: Prefetched, *, came: bool) -> None:
         """Nothing more comes of it; and if nothing `came`, none is there to be loaded."""
-        self._coming -= 1
+        self._coming[prefetched.payer] -= 1
+        self._coming += Counter()
         if not came and prefetched in self._unused:
             self._unused.remove(prefetched)
 

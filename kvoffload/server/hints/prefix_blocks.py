@@ -31,6 +31,14 @@ class PrefixBlocks:
     def size_bytes(self) -> int:
         return sum(len(hashes) // HASH_BYTES * self.space.block_bytes(group) for group, hashes in self.parts)
 
+    @property
+    def count(self) -> int:
+        return sum(len(hashes) // HASH_BYTES for _, hashes in self.parts)
+
+    def is_there(self, cache: LocalCache) -> bool:
+        """Whether memory has all of them."""
+        return all(cache.lookup(self.space.number, group, hashes).all() for group, hashes in self.parts)
+
     def count_used(self, cache: LocalCache, *, since: int) -> int:
         """How many tokens of it were loaded since the cache's `use_clock` said so: of the group of which most were."""
         rules = self.space.rules

@@ -5,12 +5,12 @@ They give way by one order: the lowest priority first, and among equals the one 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvoffload.cache import AcquireOutcome, LeaseId, LocalCache, SessionId
+from kvoffload.cache import AcquireOutcome, LeaseFor, LeaseId, LocalCache, SessionId
 from kvoffload.protocol import HintOutcome
 from kvoffload.server.hints.prefix_blocks import Prefix, PrefixBlocks
 from kvoffload.server.shares import has_share
@@ -24,7 +24,9 @@ MAX_RETAINED = 4096
 RELIEF_SHARE = 1 / 16
 """Of what may be retained, that gives way at once when a reservation has found no room."""
 _TRIES = 3
-"""To lease blocks of which one may just have been evicted."""
+"""To keep a prefix of which a block may just have been evicted: then what is kept is shorter."""
+_CHECKED_BLOCKS = 4096
+"""That are looked for at a time, of as many retentions as have so many together: whether they are there yet."""
 
 
 class Caller(NamedTuple):
@@ -45,6 +47,10 @@ class Caller(NamedTuple):
     def payer(self) -> str:
         """Whose share pays: a tenant's with a name, else the owner's own."""
         return f"tenant {self.tenant_name}" if self.tenant_name else self.owner
+
+    def may_touch(self, key: Key) -> bool:
+        """Others' are an operator's only."""
+        return self.is_operator or (key.owner, key.tenant) == (self.owner, self.tenant)
 
 
 class Key(NamedTuple):
@@ -100,6 +106,8 @@ class Retentions:
     cache: LocalCache | None = None
     _session: SessionId | None = None
     _by_key: dict[Key, Retention] = field(default_factory=dict)
+    _unchecked: deque[Key] = field(default_factory=deque)
+    """Those whose turn to be looked for comes next."""
     _seen: tuple[int, int] = (0, 0)
     """At the last look: reservations that found no room, and bytes that had their memory."""
 
@@ -130,6 +138,14 @@ class Retentions:
         A session's former one is replaced, and stays if this one is not to be had. Weaker ones of the same owner and
         tenant give way where their share is at its bound.
         """
+        for _ in range(_TRIES):
+            outcome, tokens = self._try_retain(caller, prefix, wish)
+            if outcome is not None:
+                return outcome, tokens
+        return HintOutcome.NOTHING, 0
+
+    def _try_retain(self, caller: Caller, prefix: Prefix, wish: Wish) -> tuple[HintOutcome | None, int]:
+        """None: a block has gone meanwhile."""
         cache = self.cache
         boundary = 0 if cache is None else prefix.find_reach(prefix.look_up(cache))
         if cache is None or not boundary:
@@ -140,9 +156,9 @@ class Retentions:
         if victims is None:
             return HintOutcome.OVER_LIMIT, 0
         since = cache.use_clock
-        leases, refusal = self._hold(cache, blocks)
-        if refusal is not None:
-            return refusal, 0
+        leases, held = self._hold(cache, blocks)
+        if held is not AcquireOutcome.HIT:
+            return (None if held is AcquireOutcome.MISS else HintOutcome.NO_ROOM), 0
         if not self._by_key:
             # What was lacking before is no reason to let it go.
             self._seen = cache.without_room, cache.ready_bytes
@@ -166,12 +182,12 @@ class Retentions:
         return (HintOutcome.DONE if boundary >= prefix.most else HintOutcome.PARTLY), boundary
 
     def select(self, caller: Caller, name_space: int, session: str, ends: Set[bytes]) -> list[Retention]:
-        """Those of a session, or without one those whose prefixes have these names. Others' are an operator's only."""
+        """Those of a session that the caller may touch, or without one those whose prefixes have these names."""
         return [
             one
             for one in self._by_key.values()
             if one.key.name_space == name_space
-            and (caller.is_operator or (one.key.owner, one.key.tenant) == (caller.owner, caller.tenant))
+            and caller.may_touch(one.key)
             and (one.key.session == session if session else one.end in ends)
         ]
 
@@ -188,14 +204,28 @@ class Retentions:
         self.let_go(self._by_key.values())
 
     def advance(self, now_s: float) -> None:
-        """Ends what is over; and where a reservation found no room since the last time, some give way."""
+        """Ends what is over or cannot be found; and where a reservation found no room since the last time, some give
+        way."""
         if self.cache is None or not self._by_key:
             return
         self.let_go([one for one in self._by_key.values() if one.ends_s <= now_s])
+        self._check_some(self.cache)
         seen, self._seen = self._seen, (self.cache.without_room, self.cache.ready_bytes)
         # While a pool grows nobody makes room: there is more in a moment.
         if seen[0] != self._seen[0] and seen[1] == self._seen[1]:
             self._relieve(int(self.limit_bytes * RELIEF_SHARE))
+
+    def _check_some(self, cache: LocalCache) -> None:
+        """Lets go of those of which a block is not readable any more: it was damaged, or cleared."""
+        if not self._unchecked:
+            self._unchecked.extend(self._by_key)
+        left = _CHECKED_BLOCKS
+        while self._unchecked and left > 0:
+            one = self._by_key.get(self._unchecked.popleft())
+            if one is not None:
+                left -= one.blocks.count
+                if not one.blocks.is_there(cache):
+                    self._end(one)
 
     def _relieve(self, size_bytes: int) -> None:
         for one in self:
@@ -233,28 +263,17 @@ class Retentions:
         quota_bytes = next((one.quota_bytes for one in tenants if one.name == caller.tenant_name), 0)
         return int(quota_bytes * QUOTA_SHARE) if quota_bytes else self.limit_bytes
 
-    def _hold(self, cache: LocalCache, blocks: PrefixBlocks) -> tuple[list[LeaseId], HintOutcome | None]:
+    def _hold(self, cache: LocalCache, blocks: PrefixBlocks) -> tuple[list[LeaseId], AcquireOutcome]:
         """Leases on all of them; or none, and why."""
         if self._session is None:
             try:
                 self._session = cache.open_session()
             except RuntimeError:
                 # Of adopted memory others may have all places.
-                return [], HintOutcome.NO_ROOM
-        for _ in range(_TRIES):
-            leases, outcome = self._try_hold(cache, self._session, blocks)
-            if outcome is not AcquireOutcome.MISS:
-                break
-        if outcome is AcquireOutcome.HIT:
-            return leases, None
-        return [], HintOutcome.NOTHING if outcome is AcquireOutcome.MISS else HintOutcome.NO_ROOM
-
-    def _try_hold(
-        self, cache: LocalCache, session: SessionId, blocks: PrefixBlocks
-    ) -> tuple[list[LeaseId], AcquireOutcome]:
+                return [], AcquireOutcome.NO_ROOM
         leases: list[LeaseId] = []
         for group, hashes in blocks.parts:
-            found = cache.acquire_entries(session, blocks.space.number, group, hashes, is_use=False)
+            found = cache.acquire_entries(self._session, blocks.space.number, group, hashes, lease_for=LeaseFor.KEEP)
             if not found.is_hit:
                 self._release(leases)
                 return [], found.outcome

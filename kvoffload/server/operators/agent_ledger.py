@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from itertools import islice
 
 from kvoffload.protocol import AgentSession, AgentSessions, Query
@@ -10,7 +10,8 @@ from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import ARRAY_ITEMS
 
 MAX_AGENTS = 1024
-"""Sessions that are remembered: beyond it the one whose last turn is the longest ago is forgotten."""
+"""Sessions that are remembered: beyond it, of whoever has most, the one whose last turn is the longest ago is
+forgotten."""
 
 
 class AgentLedger:
@@ -19,12 +20,18 @@ class AgentLedger:
     def __init__(self) -> None:
         self._by_name: OrderedDict[str, AgentSession] = OrderedDict()
         """The one with the latest turn last."""
+        self._payers: dict[str, str] = {}
+        """Of each, who named it first: a tenant, or a user."""
+        self._counts: Counter[str] = Counter()
+        """Of each payer."""
 
-    def take(self, query: Query) -> None:
+    def take(self, query: Query, payer: str = "") -> None:
         """Counts a turn. Engines say what they like, and it has to fit an answer."""
         before = self._by_name.pop(query.session, None)
-        if before is None and len(self._by_name) >= MAX_AGENTS:
-            self._by_name.popitem(last=False)
+        if before is None:
+            self._payers[query.session] = payer
+            self._counts[payer] += 1
+            self._forget_one()
         promised = min(query.promised, query.asked)
         counted = AgentSession(
             name=query.session,
@@ -35,6 +42,15 @@ class AgentLedger:
             saved_us=query.saved_us,
         )
         self._by_name[query.session] = counted if before is None else _add(before, counted)
+
+    def _forget_one(self) -> None:
+        """Where there would be one too many."""
+        if len(self._by_name) < MAX_AGENTS:
+            return
+        most = max(self._counts, key=self._counts.__getitem__)
+        name = next(name for name in self._by_name if self._payers[name] == most)
+        del self._by_name[name], self._payers[name]
+        self._counts -= Counter((most,))
 
     def list_from(self, first: int) -> AgentSessions:
         """As many as fit a message, from this one on, counted from the latest."""

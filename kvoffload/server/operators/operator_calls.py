@@ -39,7 +39,7 @@ from kvoffload.server.operators.prompt_ledger import NOT_ASKED, FoundBlock, OnPr
 from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
 from kvoffload.server.sessions.domain import Domain
-from kvoffload.server.sessions.session import Connection, Registration
+from kvoffload.server.sessions.session import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class OperatorCalls:
             case Stats():
                 return describe_counts(domain.cache.stats, domain.traffic)
             case Explain():
-                return self._explain(domain.cache, self._ledgers[domain.name], connection.registration, message.queries)
+                return self._explain(domain.cache, connection, message.queries)
             case Inspect():
                 return self._inspect(domain)
             case Clear() | SetQuota():
@@ -95,14 +95,14 @@ class OperatorCalls:
         assert isinstance(message, ListAgentSessions)
         return self._ledgers[connection.session.domain.name].agents.list_from(message.first)
 
-    def _explain(
-        self, cache: LocalCache, ledger: PromptLedger, registration: Registration, queries: Sequence[Query]
-    ) -> _Answer:
+    def _explain(self, cache: LocalCache, connection: Connection, queries: Sequence[Query]) -> _Answer:
         """What left the memory, and when, is looked for on another thread, as those that write may be waited for."""
+        session, registration = connection.session, connection.registration
+        ledger = self._ledgers[session.domain.name]
         is_asked = [ledger.asks_memory(registration, query) for query in queries]
 
         def conclude(found: Sequence[FoundBlock]) -> ServerMessage:
-            taken = (ledger.take(registration, *one) for one in zip(queries, found, strict=True))
+            taken = (ledger.take(registration, *one, owner=session.owner) for one in zip(queries, found, strict=True))
             return Explained(answers=tuple(taken))
 
         def look() -> FoundLater:
@@ -118,15 +118,20 @@ class OperatorCalls:
         return self._clear(domain, cache) if isinstance(message, Clear) else self._set_quota(domain, message)
 
     def _clear(self, domain: Domain, cache: LocalCache) -> _Answer:
-        """Subscribers are told first: what is stored meanwhile they hear of later."""
-        name_spaces = list(domain.fingerprints)
+        """Subscribers are told first: what is stored meanwhile they hear of later. What was retained meanwhile is
+        let go at the end."""
+        name_spaces, hints = list(domain.fingerprints), self._hints[domain.name]
         for name_space in name_spaces:
             self._tell_cleared(domain.name, name_space)
 
-        def clear() -> ServerMessage:
+        def conclude(blocks: int) -> ServerMessage:
+            hints.forget_spaces(set(name_spaces))
+            return ClearedBlocks(blocks=blocks)
+
+        def clear() -> FoundLater:
             blocks = sum(_clear_one(cache, name_space) for name_space in name_spaces)
             logger.warning("an operator cleared the memory of domain %r: %d blocks", domain.name, blocks)
-            return ClearedBlocks(blocks=blocks)
+            return partial(conclude, blocks)
 
         return clear
 

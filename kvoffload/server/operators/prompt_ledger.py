@@ -84,7 +84,7 @@ class PromptLedger:
         is_known = query.group < len(registration.register.groups)
         return query.miss is Miss.NEVER_SEEN and bool(query.missing) and self._domain.cache is not None and is_known
 
-    def take(self, registration: Registration, query: Query, found: FoundBlock) -> Explanation:
+    def take(self, registration: Registration, query: Query, found: FoundBlock, *, owner: str = "") -> Explanation:
         """Counts what became of a prompt, and says why of what is missing; by what was found, where that says so."""
         tags = np.frombuffer(query.tags, "<u8")
         if len(tags):
@@ -96,7 +96,7 @@ class PromptLedger:
         # Engines say what they like, and it has to fit an answer.
         self._saved_us = min(self._saved_us + query.saved_us, U64_MAX)
         if query.session:
-            self.agents.take(query)
+            self.agents.take(query, f"tenant {registration.tenant}" if registration.tenant else owner)
         explanation = self._explain(registration, query, found)
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower

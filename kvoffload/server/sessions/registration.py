@@ -147,6 +147,8 @@ class Identities:
     def _evict(self, domain: Domain, name_spaces: Sequence[int]) -> bool:
         """Their blocks, and those that have none then are forgotten. False: another thread has to end it first."""
         assert domain.cache is not None
+        if domain.cache.is_evicting:
+            return False
         self._on_evict(domain.name, set(name_spaces))
         if not domain.cache.leave_evict(name_spaces):
             return False

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CommitOutcome, LeaseId, LocalCache, SessionId, StoredBlocks
+from kvoffload.cache import CommitOutcome, LeaseFor, LeaseId, LocalCache, SessionId, StoredBlocks
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.metrics.histogram import WAIT_BOUNDS_S, Histogram
 from kvoffload.protocol import Promoted, PromotionOutcome
@@ -444,7 +444,7 @@ class Promotions:
         assert self._cache is not None
         if len(names):
             hashes = names.tobytes()
-            found = self._cache.acquire_entries(self.session, space.number, group, hashes, is_use=False)
+            found = self._cache.acquire_entries(self.session, space.number, group, hashes, lease_for=LeaseFor.KEEP)
             if found.is_hit:
                 promotion.leases.append(found.lease)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvoffload.cache import LeasedGroup, LeaseId, LocalCache, SessionId, StoredBlocks
+from kvoffload.cache import LeasedGroup, LeaseFor, LeaseId, LocalCache, SessionId, StoredBlocks
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
@@ -245,7 +245,9 @@ class TierWrites:
             if not hashes:
                 return True
             shards = range(space.shards(group))
-            found = cache.acquire_entries(self._session, space.number, group, hashes, shards=shards, is_use=False)
+            found = cache.acquire_entries(
+                self._session, space.number, group, hashes, shards=shards, lease_for=LeaseFor.UPKEEP
+            )
             if found.is_hit:
                 return self._put(noted, found.lease, found.groups[group], now_s)
         self._counts.dropped_gone += len(noted.hashes)

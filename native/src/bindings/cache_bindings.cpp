@@ -137,12 +137,15 @@ nb::tuple acquire(const Cache& cache, SessionId session, std::uint32_t name_spac
 }
 
 nb::tuple acquire_entries(const Cache& cache, SessionId session, std::uint32_t name_space, std::uint32_t group,
-                          nb::handle hashes, const std::vector<std::uint32_t>& shards, bool is_use) {
+                          nb::handle hashes, const std::vector<std::uint32_t>& shards, std::uint8_t lease_for) {
     const Space space = open_space(cache, name_space, group);
     check_shards(shards, cache.core()->namespaces().shards_of(space));
     const BufferView view(hashes);
     const auto keys = hashes_of(view);
-    const LeaseFor purpose = is_use ? LeaseFor::use : LeaseFor::upkeep;
+    if (lease_for > static_cast<std::uint8_t>(LeaseFor::keep)) {
+        throw nb::value_error("a lease is for use, upkeep or keeping");
+    }
+    const auto purpose = static_cast<LeaseFor>(lease_for);
     return describe(take(without_gil(
         cache, [&](CacheCore& core) { return core.leases().acquire_entries(session, space, keys, shards, purpose); })));
 }

@@ -115,9 +115,11 @@ void bind_left(nb::module_& module, nb::class_<Cache>& cache) {
                  const auto keys = hashes_of(view);
                  without_gil(self, [&](CacheCore& core) { core.removals().leave_invalidate(space, keys); });
              })
-        .def("leave_evict", [](const Cache& self, const std::vector<std::uint32_t>& name_spaces) {
-            return without_gil(self, [&](CacheCore& core) { return core.removals().leave_evict(name_spaces); });
-        });
+        .def("leave_evict",
+             [](const Cache& self, const std::vector<std::uint32_t>& name_spaces) {
+                 return without_gil(self, [&](CacheCore& core) { return core.removals().leave_evict(name_spaces); });
+             })
+        .def("is_evicting", [](const Cache& self) { return self.core()->removals().is_evicting(); });
     cache.def(
         "hold_writer", hold_writer,
         "For tests: has the writer's lock, and tells an eventfd so, until a file can be read. False: not in time.");

@@ -106,7 +106,7 @@ bool Leases::release(SessionId session, LeaseId lease) {
     return true;
 }
 
-// Holds all of them, whole and checked, or none.
+// Holds all of them, whole and (but to keep them) checked, or none.
 Leases::Pin Leases::pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose) {
     pinned.clear();
     pinned.reserve(wanted.size());
@@ -117,7 +117,7 @@ Leases::Pin Leases::pin_all(std::span<const Found> wanted, std::vector<EntryNumb
         }
         pinned.push_back(found.entry);
     }
-    if (check_pinned(pinned, purpose) != Pin::held) {
+    if (purpose != LeaseFor::keep && check_pinned(pinned, purpose) != Pin::held) {
         unpin(pinned);
         return Pin::damaged;
     }

@@ -28,7 +28,11 @@ enum class AcquireOutcome : std::uint8_t {
 };
 
 // What a lease is for. A tier's reading or keeping of a block says nothing of its use.
-enum class LeaseFor : std::uint8_t { use, upkeep };
+enum class LeaseFor : std::uint8_t {
+    use,
+    upkeep,
+    keep,  // its bytes are read under other leases only, so they are checked by those
+};
 
 struct Acquired {
     AcquireOutcome outcome = AcquireOutcome::miss;
@@ -58,7 +62,7 @@ public:
     // A lease on exactly the slots that a load up to the longest boundary needs. `shards` chooses the digests.
     Result<Acquired> acquire(SessionId session, const BoundaryQuery& query, Shards shards = {});
 
-    // A lease on these entries, all of them or none (then a miss); `boundary` is left 0.
+    // A lease on these entries, all of them or none (then a miss); `boundary` is left 0. To keep them, no byte is read.
     Result<Acquired> acquire_entries(SessionId session, Space space, std::span<const std::uint8_t> hashes,
                                      Shards shards = {}, LeaseFor purpose = LeaseFor::use);
     // False: the session has no such lease (any more).

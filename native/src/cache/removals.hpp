@@ -34,6 +34,8 @@ public:
     // All readable entries of these namespaces are evicted, beside whatever others do; false: it is not over yet, and
     // these wait until it is asked for again.
     bool leave_evict(std::span<const std::uint32_t> name_spaces);
+    // Some are being evicted so, and no others can be.
+    bool is_evicting() const noexcept { return is_evicting_.load(); }
 
 private:
     std::size_t invalidate_part(Space space, std::span<const std::uint8_t> hashes);

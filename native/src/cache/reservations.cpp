@@ -77,7 +77,7 @@ bool Reservations::reserve_next(Reserving& reserving) {
         }
         if (entry == kNoEntry) {
             refused_.fetch_add(1, kRelaxed);
-            without_room_.fetch_add(reserving.is_charged ? 1 : 0, kRelaxed);
+            without_room_.fetch_add(reserving.is_charged && !reserving.is_left ? 1 : 0, kRelaxed);
             return end({});
         }
         reserving.is_charged = false;
@@ -116,6 +116,7 @@ std::shared_ptr<const LeftReservation> Reservations::leave_reserve(SessionId ses
     reserving.space = space;
     reserving.hashes = job->hashes;
     reserving.tickets = job->tickets;
+    reserving.is_left = true;
     job->status = begin(reserving);
     if (!job->status.ok() || job->tickets.empty()) {
         reserving.name_space = {};

@@ -61,6 +61,7 @@ public:
     std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
 
     // Of the refused ones, those that all the pool's room was in use for; the others were over their session's limit.
+    // What tiers bring up, by leave_reserve, is not counted: nothing that is retained is to give way to it.
     std::uint64_t without_room() const noexcept { return without_room_.load(std::memory_order_relaxed); }
 
 private:
@@ -76,7 +77,8 @@ private:
         std::array<Found, CacheState::kPart> found = {};  // of the part [begin, end)
         std::size_t begin = 0;
         std::size_t end = 0;
-        std::size_t next = 0;     // so many are decided
+        std::size_t next = 0;  // so many are decided
+        bool is_left = false;
         bool is_charged = false;  // for the next one
         Effort effort = {};
         Status status = {};

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.cache import Ask, CacheGeometry
-from kvoffload.protocol import Clear, Drain, ErrorCode, HintAction, Hinted, HintOutcome, Stats
+from kvoffload.protocol import Clear, Drain, ErrorCode, HintAction, Hinted, HintOutcome, Registered, Stats
 from kvoffload.protocol.hints import ListRetained
 from kvoffload.server import ServerLimits
 from kvoffload.server.hints.hint_calls import DEFAULT_TTL_MS
 from tests.kit.cache.cache_model import HYBRID, KIB, PLAIN, block_hashes, make_chain
 from tests.kit.server.chains import save_chain
 from tests.kit.server.explained import store
-from tests.kit.server.harness import UID, Client, Server, code_of
+from tests.kit.server.harness import UID, Client, Server, code_of, greeted, register_of
+from tests.kit.server.held_writer import held_writer
 from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, try_hint, watch
 
 RETAIN, RELEASE, PRIORITISE = HintAction.RETAIN, HintAction.RELEASE, HintAction.PRIORITISE
@@ -248,6 +249,52 @@ def test_what_is_to_go_is_not_retained() -> None:
         assert server.core.is_drained(server.now_ns)
 
 
+def test_what_is_retained_while_memory_is_cleared_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = make_chain(1, 4)
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("a").join(PLAIN), watch(server)
+        store(engine, chain)
+        clear = server.cache.clear
+
+        def retain_first(name_space: int) -> int:
+            assert hint(engine, RETAIN, chain, session="s").outcome is HintOutcome.DONE
+            return clear(name_space)
+
+        monkeypatch.setattr(server.cache, "clear", retain_first)
+        operator.ask(Clear())
+        assert list_retained(operator) == []
+        assert engine.ask(Stats()).quarantined == 0
+
+
+def test_of_several_sessions_of_a_name_an_operator_can_release_all_and_change_none() -> None:
+    chain = make_chain(1, 4)
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("a").join(PLAIN), watch(server)
+        other = server.process("b", uid=UID + 1).join(PLAIN)
+        store(engine, chain)
+        for one in (engine, other):
+            hint(one, RETAIN, chain, session="s", priority=2)
+        said = {"session": "s", "name_space": engine.name_space, "priority": 7}
+        for action in (PRIORITISE, RETAIN, HintAction.HAND_OVER):
+            assert hint(operator, action, **said).outcome is HintOutcome.NOTHING
+        assert hint(operator, HintAction.HAND_OVER, chain, **said).outcome is HintOutcome.NOTHING
+        assert [row.priority for row in list_retained(operator)] == [2, 2]
+        assert hint(operator, RELEASE, **said) == hint_done(64)
+        assert list_retained(operator) == []
+
+
+def test_what_is_refused_is_not_handed_over() -> None:
+    with Server(terms=TERMS) as server:
+        first, second, operator = server.process("a").join(PLAIN), server.process("b").join(PLAIN), watch(server)
+        chain = make_chain(1, 120)
+        store(first, chain)
+        hint(first, RETAIN, chain[: 4 * 32], session="s", priority=2, ttl_ms=8000)
+        told = hint(second, HintAction.HAND_OVER, chain, session="s", priority=5, ttl_ms=9000)
+        assert told.outcome is HintOutcome.OVER_LIMIT
+        [row] = list_retained(operator)
+        assert (row.engine, row.priority, row.tokens, row.ttl_ms) == ("a", 2, 64, 7999)
+
+
 def test_before_there_is_memory_and_without_tiers() -> None:
     with Server(terms=TERMS, memory=None) as server:
         operator = watch(server)
@@ -271,4 +318,20 @@ def test_an_identity_gives_its_place_to_others_with_what_is_retained_of_it() -> 
         server.exit_process(engine)
         assert [row.session for row in list_retained(watch(server))] == ["s"]
         server.process("b").join(PLAIN, name="two")
+        assert list_retained(watch(server)) == []
+
+
+def test_where_no_identity_can_give_way_yet_nothing_is_let_go() -> None:
+    chain = make_chain(1, 4)
+    with Server(terms=TERMS, limits=ServerLimits(namespaces=1)) as server:
+        engine = server.process("a").join(PLAIN, name="one")
+        store(engine, chain)
+        hint(engine, RETAIN, chain, session="s")
+        server.exit_process(engine)
+        other = greeted(server, "b")
+        with held_writer(server.cache.core):
+            assert not server.cache.leave_evict([])
+            assert code_of(other.ask(register_of(PLAIN, "two"))) is ErrorCode.BUSY
+            assert [row.session for row in list_retained(watch(server))] == ["s"]
+        assert isinstance(other.ask(register_of(PLAIN, "two")), Registered)
         assert list_retained(watch(server)) == []

@@ -15,7 +15,7 @@ from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
 from tests.kit.cache.cache_model import KIB, PLAIN, make_chain
 from tests.kit.server.explained import store
-from tests.kit.server.harness import Client, Server
+from tests.kit.server.harness import UID, Client, Server
 from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, watch
 from tests.kit.tiers.memory_tier import MemoryTier
 
@@ -114,6 +114,21 @@ def test_no_more_come_at_a_time_than_leave_the_tier_to_engines(engine: Client, m
     assert hint(engine, PREFETCH, chain).outcome is HintOutcome.OVER_LIMIT
 
 
+@pytest.mark.parametrize("bound", ["MAX_PREFETCHED", "MAX_COMING"])
+def test_nobody_has_all_places(server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(prefetches, bound, 4)
+    other = server.process("other", uid=UID + 1).join(PLAIN)
+    chains = [make_chain(number, 1) for number in range(6)]
+    for chain in chains:
+        bring_down(engine, chain)
+    # What comes is on its way for as long.
+    monkeypatch.setattr(MemoryTier, "poll", lambda _: [])
+    told = [hint(engine, PREFETCH, chain).outcome for chain in chains[:4]]
+    assert told == [HintOutcome.DONE] * 3 + [HintOutcome.OVER_LIMIT]
+    assert hint(other, PREFETCH, chains[4]).outcome is HintOutcome.DONE
+    assert hint(other, PREFETCH, chains[5]).outcome is HintOutcome.OVER_LIMIT
+
+
 def test_a_session_that_was_elsewhere_is_retained_when_it_has_come(server: Server, engine: Client) -> None:
     chain, operator = make_chain(1, 8), watch(server)
     bring_down(engine, chain, kept=2)
@@ -131,6 +146,31 @@ def test_one_that_is_released_while_it_comes_is_not_retained(server: Server, eng
     assert hint(engine, HintAction.RELEASE, session="s").outcome is HintOutcome.DONE
     turn(engine)
     assert list_retained(operator) == []
+
+
+def test_an_operator_releases_what_comes_for_an_engine(server: Server, engine: Client) -> None:
+    chain, operator = make_chain(1, 8), watch(server)
+    bring_down(engine, chain)
+    assert hint(engine, HintAction.HAND_OVER, chain, session="s").outcome is HintOutcome.DONE
+    said = {"session": "s", "name_space": engine.name_space}
+    assert hint(operator, HintAction.RELEASE, **said).outcome is HintOutcome.DONE
+    turn(engine)
+    assert list_retained(operator) == []
+
+
+def test_what_has_come_and_may_not_be_retained_is_counted(
+    server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, operator = make_chain(1, 8), watch(server)
+    bring_down(engine, chain)
+    store(engine, make_chain(2, 90))
+    with monkeypatch.context() as held:
+        held.setattr(MemoryTier, "poll", lambda _: [])
+        hint(engine, HintAction.HAND_OVER, chain, session="s")
+        hint(engine, HintAction.RETAIN, make_chain(2, 90), session="t", priority=9)
+    turn(engine)
+    assert [row.session for row in list_retained(operator)] == ["t"]
+    assert counts(operator)[0] == {"hand_over.done": 1, "retain.done": 1, "hand_over.over_limit": 1}
 
 
 def test_what_came_for_an_identity_that_is_forgotten_is_forgotten_too() -> None:

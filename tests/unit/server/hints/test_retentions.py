@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import Ask, CacheTerms
 from kvoffload.protocol import HintAction, HintOutcome
 from kvoffload.protocol.hints import ListRetained
 from kvoffload.server import DomainTerms
@@ -108,6 +110,56 @@ def test_one_alone_retains_a_part_and_its_weaker_ones_give_way_to_its_stronger()
         assert hint(engine, RETAIN, make_chain(2, 40), session="b", priority=3).outcome is HintOutcome.DONE
         told = operator.ask(ListRetained())
         assert told.size_bytes <= MOST * 4 * KIB < told.limit_bytes == BLOCKS * 4 * KIB // 2
+
+
+def test_what_is_retained_is_not_read() -> None:
+    """The bytes are checked by whoever loads them, not on the server's loop."""
+    terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, policy="lru", verify="always")
+    with Server(terms=TERMS, memory=None) as server:
+        server.attach("main", CacheWithoutProcesses.begin(terms))
+        engine, chain = server.process("first").join(PLAIN), make_chain(1, 4)
+        store(engine, chain)
+        session = server.cache.open_session()
+        lease = server.cache.acquire(session, engine.name_space, Ask(chain))
+        server.cache.view(int(lease.groups[0].addresses[2]), 4 * KIB)[100] ^= 1
+        server.cache.release(session, lease.lease)
+        assert hint(engine, RETAIN, chain, session="s").outcome is HintOutcome.DONE
+        assert server.cache.stats.mismatches == 0
+        assert server.cache.acquire(session, engine.name_space, Ask(chain)).boundary == 2 * 16
+        assert server.cache.stats.mismatches == 1
+
+
+def test_what_cannot_be_found_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are looked for at a time."""
+    monkeypatch.setattr(retentions, "_CHECKED_BLOCKS", 1)
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        for number in range(3):
+            store(engine, make_chain(number, 4))
+            hint(engine, RETAIN, make_chain(number, 4), session=str(number))
+        for number in (0, 2):
+            server.cache.invalidate(engine.name_space, 0, make_chain(number, 4)[64:96])
+        left = []
+        for _ in range(3):
+            pass_time(engine, 0.2)
+            left.append([row.session for row in list_retained(operator)])
+        assert left == [["1", "2"], ["1", "2"], ["1"]]
+        assert server.cache.stats.quarantined == 0
+
+
+def test_of_a_prefix_whose_end_has_just_gone_the_rest_is_retained(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(terms=TERMS) as server:
+        engine, chain = server.process("first").join(PLAIN), make_chain(1, 4)
+        store(engine, chain)
+        acquire = server.cache.acquire_entries
+
+        def lose_the_last(*asked: Any, **terms: Any) -> Any:
+            server.cache.invalidate(engine.name_space, 0, chain[96:])
+            return acquire(*asked, **terms)
+
+        monkeypatch.setattr(server.cache, "acquire_entries", lose_the_last)
+        told = hint(engine, RETAIN, chain, session="s")
+        assert (told.outcome, told.tokens) == (HintOutcome.PARTLY, 48)
 
 
 def test_a_prefix_that_is_too_long_is_not_retained() -> None:

@@ -44,6 +44,17 @@ def test_the_one_that_was_quiet_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     assert names_of(ledger) == ["c", "a"]
 
 
+def test_made_up_names_push_out_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_ledger, "MAX_AGENTS", 4)
+    ledger = AgentLedger()
+    for name in ("a", "b", "c"):
+        ledger.take(turn(name), "tenant 1")
+    for number in range(8):
+        ledger.take(turn(str(number)), "tenant 2")
+        ledger.take(turn("b"), "tenant 2")
+    assert names_of(ledger) == ["b", "7", "6", "c"]
+
+
 def test_so_many_as_fit_are_told_and_the_rest_when_it_is_asked_for() -> None:
     ledger = AgentLedger()
     for number in range(ARRAY_ITEMS + 3):
