@@ -16,6 +16,8 @@ MAX_PREFETCHED = 1024
 """Prefixes at a time, of all."""
 MAX_COMING = 64
 """Of them, that come at a time: a tier serves no more than some requests at once, and engines wait for theirs."""
+LOOKED_AT_ONCE = 64
+"""Prefixes of which is asked at a time whether anybody has loaded them."""
 UNUSED_S = 60.0
 """What nobody has loaded by then is counted as unused, and is not part of the share any more."""
 
@@ -40,6 +42,7 @@ class Prefetches:
     tokens: Counter[str]
     """By what came of them: `hit_prefetched` or `unused_prefetched`."""
     _unused: list[Prefetched] = field(default_factory=list)
+    """The one that is looked at next comes first."""
     _coming: int = 0
 
     def find_room(self, cache: LocalCache, payer: str) -> int:
@@ -65,9 +68,9 @@ class Prefetches:
             self._unused.remove(prefetched)
 
     def advance(self, cache: LocalCache, now_s: float) -> None:
-        """Counts what was loaded, and what nobody came for."""
-        left = []
-        for one in self._unused:
+        """Counts what was loaded, and what nobody came for, of those whose turn it is."""
+        left = self._unused[LOOKED_AT_ONCE:]
+        for one in self._unused[:LOOKED_AT_ONCE]:
             if one.blocks.was_used(cache, since=one.since):
                 self.tokens["hit_prefetched"] += one.tokens
             elif one.ends_s <= now_s:
