@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -74,8 +75,11 @@ from kvoffload.server.tiering.requests import TierRequests
 
 _ENDS_WITH_DRAIN = (Adopt, Hint, Promote)
 
-_TIMED = (Promote, Prefetch, FollowBlock, FindPrefix, Hint, ListRetained)
-"""Whoever serves these has to know the time."""
+_TIMED = (Promote, Prefetch, FollowBlock, FindPrefix, Hint, ListRetained, ListBlocks)
+"""Whoever serves these has to know the time, or the number for an answer that comes later."""
+
+LISTINGS_AT_ONCE = 4
+"""Answers to `list_blocks` in a turn of the loop. The others wait for the next one."""
 
 _Answer: TypeAlias = ServerMessage | Callable[[], FoundLater] | None
 """None: there is none. A call: it takes long to find, on whatever thread."""
@@ -116,6 +120,8 @@ class ServerCore:
         self._drain = DrainState()
         self._closing: Closing | None = None
         self.faults = FaultLog()
+        self._listings: dict[bytes, tuple[Connection, Call]] = {}
+        """By connection: who waits for an answer to `list_blocks`, the first comer first."""
         self._tiers = TierRequests(tiers, self._feed, self.faults)
         self._hints = HintCalls(terms, self.domains, self._tiers)
         self._insight = OperatorCalls(
@@ -137,7 +143,6 @@ class ServerCore:
             **self._insight.handlers,
             **self._survey.handlers,
             Subscribe: self._subscribe,
-            ListBlocks: self._list_blocks,
         }
 
     @property
@@ -309,7 +314,12 @@ class ServerCore:
     def advance(self, now_ns: int) -> list[Sendable]:
         """To be called in every turn of the loop: goes on with tiers and hints, and gives the answers that are due."""
         self.faults.attempt("hints", self._hints.advance, now_ns)
-        return self._tiers.advance(now_ns)
+        return [*self._list_some(), *self._tiers.advance(now_ns)]
+
+    @property
+    def is_behind(self) -> bool:
+        """The next turn has something to do whatever comes."""
+        return self._feed.is_behind or bool(self._listings)
 
     def tell_cleared(self, domain: str, name_space: int) -> None:
         """All blocks of a registered identity are being forgotten."""
@@ -400,6 +410,8 @@ class ServerCore:
     def _choose_timed(self, message: ClientMessage) -> Callable[[Connection, Call, int], _Answer]:
         if isinstance(message, Promote | Prefetch):
             return self._tiers.serve
+        if isinstance(message, ListBlocks):
+            return self._await_listing
         return self._hints.serve if isinstance(message, Hint | ListRetained) else self._survey.find
 
     def _greet_connection(
@@ -447,6 +459,20 @@ class ServerCore:
         if not self._feed.subscribe(connection.key, session.domain.name, message.name_spaces, owner=session.owner):
             return refuse(message, ErrorCode.BUSY, "there are too many subscribers")
         return Subscribed()
+
+    def _await_listing(self, connection: Connection, call: Call, _now_ns: int) -> ServerMessage | None:
+        """One of a connection at a time: a listing takes a thousand times as long as most other calls."""
+        if connection.key in self._listings:
+            return refuse(call.message, ErrorCode.BUSY, "one list_blocks at a time")
+        self._listings[connection.key] = connection, call
+        return None
+
+    def _list_some(self) -> Iterator[Sendable]:
+        for key in list(islice(self._listings, LISTINGS_AT_ONCE)):
+            connection, call = self._listings.pop(key)
+            if self._sessions.find_connection(key) is connection:
+                answer = self.faults.serve(call.message, self._list_blocks, connection, call.message)
+                yield self._answer(key, answer, call.number)
 
     def _list_blocks(self, connection: Connection, message: ListBlocks) -> ServerMessage:
         """At once, and not on the thread of long calls: events of what changes meanwhile come behind the answer."""

@@ -276,7 +276,7 @@ class CacheServer:
         if self._watch_log_ns and self._clock_ns() >= self._watch_log_ns:
             self._watch_log_ns = 0
             self.watch(self._express.fileno(), writes=False)
-        if self.core.feed.is_behind:
+        if self.core.is_behind:
             return 0.0
         due_ns = min(filter(None, (self.core.tiers.next_ns(), self._watch_log_ns)), default=None)
         return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)

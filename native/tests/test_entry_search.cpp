@@ -192,3 +192,30 @@ TEST(a_block_that_is_not_here_any_more_is_nobodys_parent) {
     CHECK_EQUAL(cache.put(session, space, chain(2, 30)), 30u);
     CHECK(list_all(cache, namespace_of(space), 100).parents.at(orphan) == orphan);
 }
+
+TEST(a_block_that_moves_while_it_is_read_is_listed) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 200)), 200u);
+    const IndexFile index = cache.open_index();
+    std::atomic<bool> is_over = false;
+    std::thread mover([&] {
+        for (int round = 0; round < 20000; ++round) {
+            for (EntryNumber number = 0; number < index.view().header->entry_count.load(); ++number) {
+                std::atomic<std::uint64_t>& word = index.view().entries[number].word;
+                if (const EntryWord now(word.load()); now.is_readable()) {
+                    word.store(now.with_state(EntryState::moving).bits());
+                    word.store(now.next(EntryState::readable).bits());
+                }
+            }
+        }
+        is_over = true;
+    });
+    std::size_t fewest = 200;
+    while (!is_over) {
+        fewest = std::min(fewest, cache->search().list(namespace_of(space), 0, 300).hashes.size());
+    }
+    mover.join();
+    CHECK_EQUAL(fewest, 200u);
+}

@@ -17,6 +17,8 @@ MAX_PREFETCHED = 1024
 MAX_COMING = 64
 """Of them, that come at a time: a tier serves no more than some requests at once, and engines wait for theirs. Nobody
 gets all of these either."""
+LOOKED_AT_ONCE = 64
+"""Prefixes of which is asked at a time whether anybody has loaded them."""
 UNUSED_S = 60.0
 """What nobody has loaded by then is counted as unused, and is not part of the share any more."""
 
@@ -41,6 +43,7 @@ class Prefetches:
     tokens: Counter[str]
     """By what came of them: `hit_prefetched` or `unused_prefetched`."""
     _unused: list[Prefetched] = field(default_factory=list)
+    """The one that is looked at next comes first."""
     _coming: Counter[str] = field(default_factory=Counter)
     """By payer."""
 
@@ -72,9 +75,9 @@ class Prefetches:
             self._unused.remove(prefetched)
 
     def advance(self, cache: LocalCache, now_s: float) -> None:
-        """Counts what was loaded, and what nobody came for."""
-        left = []
-        for one in self._unused:
+        """Counts what was loaded, and what nobody came for, of those whose turn it is."""
+        left = self._unused[LOOKED_AT_ONCE:]
+        for one in self._unused[:LOOKED_AT_ONCE]:
             if one.blocks.was_used(cache, since=one.since):
                 self.tokens["hit_prefetched"] += one.tokens
             elif one.ends_s <= now_s:

@@ -1,7 +1,7 @@
 #include "cache/entry_digests.hpp"
 
 #include <array>
-#include <cstring>
+#include <bit>
 
 namespace kvo {
 namespace {
@@ -42,11 +42,7 @@ bool verify_entry(const CacheState& state, EntryNumber number) {
     const Namespace& name_space = *state.namespaces.find(namespace_of(space));
     const std::uint64_t record_bytes = name_space.geometry.groups[group_of(space)].record_bytes;
     const std::span<const std::byte> slot = state.store.slot_bytes(number);
-    std::array<std::uint8_t, kHashBytes> hash;
-    for (std::size_t i = 0; i < entry.hash.size(); ++i) {
-        const std::uint64_t word = entry.hash[i].load(kRelaxed);
-        std::memcpy(hash.data() + i * sizeof(word), &word, sizeof(word));
-    }
+    const auto hash = std::bit_cast<std::array<std::uint8_t, kHashBytes>>(hash_of(entry));
     for (std::uint32_t shard = 0; shard < name_space.geometry.groups[group_of(space)].shards; ++shard) {
         const auto record = slot.subspan(shard * record_bytes, record_bytes);
         if (make_digest(name_space, space, hash, shard, record) != digest_of(state.view, number, shard, name_space)) {

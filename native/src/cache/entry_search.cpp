@@ -14,11 +14,8 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kAcquire = std::memory_order_acquire;
 
-HashWords hash_of(const Entry& entry) {
-    HashWords hash{};
-    std::ranges::transform(entry.hash, hash.begin(), [](const auto& part) { return part.load(kAcquire); });
-    return hash;
-}
+// A move copies a record first, so that a few tries find an entry between two of them.
+constexpr int kListTries = 8;
 
 constexpr bool is_there(EntryWord word) { return word.is_readable() || word.state() == EntryState::moving; }
 
@@ -118,19 +115,22 @@ EntryListing EntrySearch::list(std::uint32_t name_space, EntryNumber first, std:
     EntryNumber number = first;
     for (; number < end && listing.hashes.size() < limit; ++number) {
         const Entry& entry = state_.view.entries[number];
-        const EntryWord word(entry.word.load(kAcquire));
-        const Space space = entry.space.load(kAcquire);
-        if (!is_there(word) || namespace_of(space) != name_space) {
-            continue;
+        // A block that moves meanwhile was there all the time, and nothing else tells of it: it is read again.
+        for (int tries = 0; tries < kListTries; ++tries) {
+            const EntryWord word(entry.word.load(kAcquire));
+            const Space space = entry.space.load(kAcquire);
+            if (!is_there(word) || namespace_of(space) != name_space) {
+                break;
+            }
+            const HashWords hash = hash_of(entry);
+            const HashWords parent = parent_of(state_.view, count, entry, hash);
+            if (EntryWord(entry.word.load(kRelaxed)).generation() == word.generation()) {
+                listing.groups.push_back(group_of(space));
+                listing.hashes.push_back(hash);
+                listing.parents.push_back(parent);
+                break;
+            }
         }
-        const HashWords hash = hash_of(entry);
-        const HashWords parent = parent_of(state_.view, count, entry, hash);
-        if (EntryWord(entry.word.load(kRelaxed)).generation() != word.generation()) {
-            continue;
-        }
-        listing.groups.push_back(group_of(space));
-        listing.hashes.push_back(hash);
-        listing.parents.push_back(parent);
     }
     listing.next = number < count ? number : 0;
     return listing;

@@ -21,12 +21,6 @@ constexpr std::uint64_t name_of(Space space, std::uint64_t hash_word) {
 
 constexpr std::size_t kDepartureLimit = std::size_t{1} << 20;
 
-HashWords hash_of(const Entry& entry) {
-    HashWords hash{};
-    std::ranges::transform(entry.hash, hash.begin(), [](const auto& part) { return part.load(kRelaxed); });
-    return hash;
-}
-
 std::uint32_t now_s() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

@@ -42,10 +42,7 @@ void EntryStore::prefetch_next(EntryNumber victim) const {
 // With a block of full attention go those of the other such groups that have its name, as the stages of a pipeline do:
 // what one group keeps longer than another takes room and serves nobody.
 bool EntryStore::try_evict(EntryNumber victim) {
-    Key key{.hash = {}, .space = view_.entries[victim].space.load(kRelaxed)};
-    for (std::size_t i = 0; i < key.hash.size(); ++i) {
-        key.hash[i] = view_.entries[victim].hash[i].load(kRelaxed);
-    }
+    Key key{.hash = hash_of(view_.entries[victim]), .space = view_.entries[victim].space.load(kRelaxed)};
     if (!evict_unused(victim)) {
         return false;
     }

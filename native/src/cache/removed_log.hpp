@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -21,7 +22,7 @@ class RemovedLog {
 public:
     static constexpr std::size_t kLimit = std::size_t{1} << 20;
 
-    // Beyond so many blocks those that were removed are only counted.
+    // Beyond so many blocks, or without memory for them, those that were removed are only counted.
     explicit RemovedLog(std::size_t limit = kLimit) : limit_(limit) {}
 
     // Whether anybody wants to know. Blocks that are removed before this are not told.
@@ -42,8 +43,8 @@ private:
     const std::size_t limit_;
     std::atomic<bool> is_wanted_ = false;
     std::mutex mutex_;  // guards what follows
-    std::vector<RemovedBlock> blocks_;
-    std::size_t taken_ = 0;  // of them, from the first on
+    // Grows and shrinks a few at a time: whoever adds holds up all other writers.
+    std::deque<RemovedBlock> blocks_;
     std::uint64_t lost_ = 0;
 };
 

@@ -18,6 +18,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/entry_number.hpp"
@@ -94,6 +95,15 @@ struct alignas(64) Entry {
     std::atomic<std::uint16_t> tenant;
 };
 static_assert(sizeof(Entry) == 64);
+
+inline HashWords hash_of(const Entry& entry) {
+    HashWords hash{};
+    for (std::size_t i = 0; i < hash.size(); ++i) {
+        hash[i] = entry.hash[i].load(std::memory_order_acquire);
+    }
+    return hash;
+}
+
 constexpr std::uint16_t kInMemory = 1;
 constexpr std::uint16_t kWasUsed = 2;
 

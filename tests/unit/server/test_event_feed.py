@@ -20,13 +20,16 @@ from kvoffload.protocol import (
     Medium,
     NamespaceOpened,
     Removed,
+    ServerMessage,
     Stored,
     Subscribe,
     Subscribed,
 )
 from kvoffload.protocol.message import Event
 from kvoffload.server import DomainTerms, ServerCore, ServerLimits
+from kvoffload.server.core import LISTINGS_AT_ONCE
 from kvoffload.server.event_feed import EVENT_BLOCKS, EventFeed, Space
+from kvoffload.server.outbox import ToConnection
 from tests.kit.cache.cache_model import MIB, PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import CacheWithoutProcesses, Client, Server, core_terms
@@ -246,10 +249,18 @@ def test_a_subscriber_that_came_before_the_memory_hears_what_leaves_it() -> None
         assert kinds(take(router)) == ["NamespaceOpened", "Stored", "Removed"]
 
 
+def ask_listing(client: Client, name_space: int, first: int = 0) -> ServerMessage:
+    assert client.ask(ListBlocks(name_space=name_space, first=first)) is None
+    (sent,) = client.server.core.advance(client.server.now_ns)
+    assert isinstance(sent, ToConnection)
+    assert (sent.connection, sent.number) == (client.key, client.number)
+    return sent.message
+
+
 def list_all(client: Client, name_space: int) -> list[BlocksListed]:
     parts: list[BlocksListed] = []
     while not parts or parts[-1].next:
-        answer = client.ask(ListBlocks(name_space=name_space, first=parts[-1].next if parts else 0))
+        answer = ask_listing(client, name_space, parts[-1].next if parts else 0)
         assert isinstance(answer, BlocksListed)
         parts.append(answer)
     return parts
@@ -276,13 +287,34 @@ def test_an_inventory_has_all_blocks_of_an_identity_in_parts() -> None:
 
 
 def test_an_inventory_of_what_nobody_has_is_refused(server: Server, engine: Client, router: Client) -> None:
-    refused = router.ask(ListBlocks(name_space=99))
+    refused = ask_listing(router, 99)
     assert isinstance(refused, Error)
     assert refused.code is ErrorCode.NOT_FOUND
     with Server(memory=None) as empty:
-        refused = empty.process("router").watch().ask(ListBlocks(name_space=0))
+        refused = ask_listing(empty.process("router").watch(), 0)
         assert isinstance(refused, Error)
         assert refused.code is ErrorCode.BUSY
+
+
+def test_a_turn_of_the_loop_has_few_listings_and_one_of_a_connection() -> None:
+    with Server() as server:
+        engine = server.process().join(PLAIN)
+        save_chain(server.cache, engine, make_chain(1, 2), PLAIN)
+        routers = [server.process(f"router {at}").watch() for at in range(LISTINGS_AT_ONCE + 2)]
+        asked = ListBlocks(name_space=engine.name_space)
+        for router in routers:
+            assert router.ask(asked) is None
+        assert not server.core.feed.is_behind
+        refused = routers[0].ask(asked)
+        assert isinstance(refused, Error)
+        assert refused.code is ErrorCode.BUSY
+        server.core.close_connection(routers[-1].key)
+        answered = []
+        while server.core.is_behind:
+            turn = [sent.connection for sent in server.core.advance(server.now_ns) if isinstance(sent, ToConnection)]
+            answered.append(turn)
+        keys = [router.key for router in routers]
+        assert answered == [keys[:LISTINGS_AT_ONCE], [keys[LISTINGS_AT_ONCE]]]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -334,7 +366,7 @@ def test_who_subscribes_and_takes_the_inventory_knows_what_is_there(seed: int) -
                 first, is_listing, has_lost = 0, True, False
                 confirmed.clear()
             elif is_listing:
-                answer = router.ask(ListBlocks(name_space=engine.name_space, first=first))
+                answer = ask_listing(router, engine.name_space, first)
                 assert isinstance(answer, BlocksListed)
                 known.update(cut(answer.hashes))
                 confirmed.update(cut(answer.hashes))

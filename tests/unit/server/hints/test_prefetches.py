@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from kvoffload.cache import Ask
+from kvoffload.cache import Ask, LocalCache
 from kvoffload.protocol import HintAction, HintOutcome
 from kvoffload.server import ServerLimits
 from kvoffload.server.hints import prefetches
+from kvoffload.server.hints.prefix_blocks import PrefixBlocks
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.terms import TierSpace, TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
 from tests.kit.cache.cache_model import KIB, PLAIN, make_chain
 from tests.kit.server.explained import store
@@ -190,3 +192,27 @@ def test_what_came_for_an_identity_that_is_forgotten_is_forgotten_too() -> None:
         pass_time(other, 1)
         assert server.core.faults.logged == set()
         assert counts(watch(server))[1] == {}
+
+
+def test_of_many_some_are_looked_at_at_a_time_and_all_in_turn(
+    server: Server, engine: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetches, "LOOKED_AT_ONCE", 2)
+    looked: list[bytes] = []
+
+    def note(blocks: PrefixBlocks, cache: LocalCache, *, since: int) -> bool:
+        looked.append(blocks.parts[0][1])
+        return False
+
+    monkeypatch.setattr(PrefixBlocks, "was_used", note)
+    space = TierSpace(number=engine.name_space, fingerprint=b"f" * 32, geometry=PLAIN)
+    watched, names = prefetches.Prefetches(Counter()), [make_chain(number, 1) for number in range(5)]
+    for name in names:
+        blocks = PrefixBlocks(space=space, tokens=16, parts=((0, name),))
+        watched.begin(prefetches.Prefetched(payer="", blocks=blocks, tokens=16, since=0, ends_s=9.0))
+    for turn_s in range(5):
+        watched.advance(server.cache, turn_s)
+    assert looked == names * 2
+    for _ in range(3):
+        watched.advance(server.cache, 9.0)
+    assert watched.tokens == {"unused_prefetched": 5 * 16}
