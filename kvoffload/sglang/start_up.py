@@ -43,6 +43,8 @@ PREFILL_TOKENS = 8192
 """Of a step, where the engine does not say."""
 STOCK_STEPS = 4
 """Slots are held ready for what so many steps can fill."""
+STEP_STATES = 8
+"""Recurrent states that are kept of a step: of a prompt one, whatever its length, and of each answer one."""
 PARTS = {"FULL": KV, "SWA": SWA, "MAMBA": MAMBA}
 """What SGLang calls the parts of its tree, and their pages: of every token, of those within a window, states."""
 
@@ -225,10 +227,15 @@ def _open_cache(
         machine_key=launcher,
         engine_bytes=ranks * sum(allocation.size_bytes for allocation in geometry.allocations),
     )
-    tokens = arguments.chunked_prefill_size
-    tokens = tokens if isinstance(tokens, int) and tokens > 0 else PREFILL_TOKENS
-    stock = STOCK_STEPS * ceil(tokens / geometry.hash_block_size)
-    return access.open(register, role=Role.SCHEDULER, rank=rank, stock_slots=(stock,) * len(geometry.groups))
+    stocks = plan_stocks(geometry, arguments.chunked_prefill_size)
+    return access.open(register, role=Role.SCHEDULER, rank=rank, stock_slots=stocks)
+
+
+def plan_stocks(geometry: KVGeometry, step_tokens: int | None) -> tuple[int, ...]:
+    """How many slots of each group are held ready, where the pool has room for as many."""
+    tokens = step_tokens if isinstance(step_tokens, int) and step_tokens > 0 else PREFILL_TOKENS
+    pages = ceil(tokens / geometry.hash_block_size)
+    return tuple(STOCK_STEPS * (STEP_STATES if group.has_recurrent else pages) for group in geometry.groups)
 
 
 def _tell(client: Client, terms: PageTerms, rank: int) -> None:

@@ -13,10 +13,19 @@ import numpy as np
 import pytest
 import torch
 
+from kvoffload.client.credit_stock import POOL_SHARE, CreditStock, fit_stocks
 from kvoffload.errors import ConfigError, IdentityError, ServerError, UnsupportedError
 from kvoffload.sglang import start_up, weights
 from kvoffload.sglang.page_linker import PageLinker
-from kvoffload.sglang.start_up import refuse_unserved, start_host_pages, start_linker
+from kvoffload.sglang.pools import describe_pool
+from kvoffload.sglang.start_up import (
+    PREFILL_TOKENS,
+    STEP_STATES,
+    plan_stocks,
+    refuse_unserved,
+    start_host_pages,
+    start_linker,
+)
 from tests.kit.children import child
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, MLATokenToKVPoolHost
 from tests.kit.sglang.linked import make_keys, pages_of
@@ -321,3 +330,25 @@ def test_behind_hicache_weights_that_cannot_be_looked_at_are_refused_and_nothing
             version=VERSION,
         )
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_large_hybrid_model_has_slots_for_the_pages_and_the_states_of_what_it_computes(is_full: bool) -> None:
+    """Qwen3-Next-80B: 24 KiB of keys and values a token, and 74 MiB a state, as much as 3,000 tokens have: a stock of as
+    many states as tokens would leave no room for these."""
+    geometry = describe_pool(HybridLinearKVPool(page_size=1), page_size=1).geometry
+    sizes = (24 << 10, 74 << 20)
+    wanted = plan_stocks(geometry, PREFILL_TOKENS)
+    stocks = [CreditStock(group, wanted[group], slot_bytes=size) for group, size in enumerate(sizes)]
+    fit_stocks(stocks, 64 << 30, is_full=is_full)
+    pages, states = stocks
+    # It is filled up below half.
+    assert pages.high // 2 >= PREFILL_TOKENS
+    assert states.high // 2 >= STEP_STATES
+    assert sum(stock.high * size for stock, size in zip(stocks, sizes, strict=True)) <= (64 << 30) // POOL_SHARE
+
+
+@pytest.mark.parametrize(("told", "expected"), [(64, 64), (-1, 8192), (None, 8192), (101, 104)])
+def test_stocks_are_for_what_a_step_computes(told: int | None, expected: int) -> None:
+    geometry = describe_pool(SWAKVPool(), page_size=PAGE, window=7).geometry
+    assert plan_stocks(geometry, told) == (expected, expected)
