@@ -344,6 +344,11 @@ def _state_buffers(part: _Part, page_size: int) -> Iterator[_Buffer]:
                     f"{slots} slots",
                     remedy="report it with the model's name",
                 )
+            if not tensor.is_contiguous():
+                raise UnsupportedError(
+                    f"states {name} of {STATE_POOL} do not lie one behind the other, as on processors with AMX",
+                    remedy="run this model without the linker",
+                )
             yield _Buffer(layer=layer, part=f"state.{name}", rows=tensor[at])
 
 

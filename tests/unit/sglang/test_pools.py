@@ -225,3 +225,12 @@ def test_windows_that_are_otherwise_than_was_tested_are_refused(pool: SWAKVPool,
 def test_a_tensor_of_the_pool_of_pools_that_was_not_placed_is_named() -> None:
     with pytest.raises(UnknownLayerError, match="tensor sink"):
         describe_pool(make_odd(sink=torch.ones(4)), page_size=PAGE, window=WINDOW)
+
+
+def test_states_that_do_not_lie_one_behind_the_other_are_refused_by_name() -> None:
+    """As SGLang lays them out for a processor with AMX."""
+    pool = HybridLinearKVPool()
+    states = pool.mamba_pool.mamba_cache
+    states.conv[0] = states.conv[0].transpose(-1, -2).contiguous().transpose(-1, -2)
+    with pytest.raises(UnsupportedError, match=r"states conv0 .* AMX"):
+        describe_pool(pool, page_size=PAGE)
