@@ -13,8 +13,12 @@ its prompt with an equal answer, and neither has found a block of the other's.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -25,6 +29,8 @@ from serving import serve
 from kvoffload.client import Client, ClientTerms, Member
 from kvoffload.protocol import Role
 
+ENGINES_WAIT_S = 1800.0
+"""For both, which may have to load a large model first."""
 FOLDER = Path(__file__).parent
 RESTORED = (len(PROMPT) - 1) // PAGE * PAGE
 RIGHT = f": 0 of {len(PROMPT)} tokens were cached at first, {RESTORED} when its own cache was emptied; answers equal"
@@ -38,24 +44,38 @@ def main() -> int:
         parser.add_argument(f"--{name}-arguments", default="{}", metavar="JSON", help="more of its own")
     options = vars(parser.parse_args())
     said = []
-    with serve(memory="1GiB") as server:
-        engines = [
-            subprocess.Popen(
-                [options[name], FOLDER / f"with_{name}.py", options["model"], server, options[f"{name}_arguments"]],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for name in ("vllm", "sglang")
-        ]
+    with serve(memory="1GiB") as server, ExitStack() as ending:
+        engines = []
+        for name in ("vllm", "sglang"):
+            command = [
+                options[name],
+                FOLDER / f"with_{name}.py",
+                options["model"],
+                server,
+                options[f"{name}_arguments"],
+            ]
+            # In a group with all processes that it starts.
+            engine = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+            ending.callback(end, engine)
+            engines.append(engine)
+        until_s = time.monotonic() + ENGINES_WAIT_S
         for engine in engines:
+            written, _ = engine.communicate(timeout=max(0.0, until_s - time.monotonic()))
             # Whatever else an engine writes is its own.
-            said += [line.rstrip() for line in engine.communicate()[0].splitlines() if "were cached at first" in line]
+            said += [line.rstrip() for line in written.splitlines() if "were cached at first" in line]
         with Client(ClientTerms(socket=server, member=Member(engine="example", role=Role.OBSERVER))) as client:
             assert client.wait_until_served(60), client.fault
             blocks = client.stats().readable
     print("\n".join(said))
     print(f"{blocks} blocks of {PAGE} tokens in the pool")
     return 0 if len(said) == len(engines) and all(line.endswith(RIGHT) for line in said) else 1
+
+
+def end(engine: subprocess.Popen[str]) -> None:
+    """One that has not ended by itself: another one failed, or it takes too long."""
+    if engine.poll() is None:
+        os.killpg(engine.pid, signal.SIGKILL)
+        engine.wait()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from prompt import NEW_TOKENS, PAGE, PROMPT, tell
+from prompt import NEW_TOKENS, PAGE, PROMPT, await_flush, tell
 
 
 def main(model: str, server: str, arguments: str) -> None:
@@ -33,12 +33,14 @@ def main(model: str, server: str, arguments: str) -> None:
 
     first, own = ask(), ask()
     # It is emptied when all that was offered is saved.
-    engine.flush_cache()
+    await_flush(lambda: bool(engine.flush_cache().success))
     again = ask()
+    # What the device had itself is not among them.
+    restored = (again["meta_info"].get("cached_tokens_details") or {}).get("host", 0)
     tell(
         "SGLang",
         first=first["meta_info"]["cached_tokens"],
-        again=again["meta_info"]["cached_tokens"],
+        again=restored,
         is_equal=again["output_ids"] == own["output_ids"],
     )
     engine.shutdown()

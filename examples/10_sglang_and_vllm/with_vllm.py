@@ -8,7 +8,7 @@ import sys
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-from prompt import NEW_TOKENS, PAGE, PROMPT, tell
+from prompt import NEW_TOKENS, PAGE, PROMPT, await_flush, tell
 from vllm import LLM, RequestOutput, SamplingParams
 
 
@@ -26,11 +26,16 @@ def main(model: str, server: str, arguments: str) -> None:
         return llm.generate({"prompt_token_ids": PROMPT}, sampling, use_tqdm=False)[0]
 
     first, own = ask(), ask()
-    # Saves go with the steps of the engine, and there are none without a request.
     core = llm.llm_engine.engine_core.engine_core
-    while core.scheduler.has_requests():
-        llm.llm_engine.step()
-    llm.reset_prefix_cache()
+
+    def flush() -> bool:
+        if core.scheduler.has_requests():
+            # Saves go with the steps of the engine, and it steps for requests alone.
+            llm.llm_engine.step()
+            return False
+        return llm.reset_prefix_cache()
+
+    await_flush(flush)
     again = ask()
     is_equal = again.outputs[0].token_ids == own.outputs[0].token_ids
     tell("vLLM", first=first.num_cached_tokens or 0, again=again.num_cached_tokens or 0, is_equal=is_equal)

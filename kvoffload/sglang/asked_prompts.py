@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvoffload.client import PromptNote
 from kvoffload.protocol import Miss
@@ -42,6 +42,12 @@ class AskedPrompts:
         self._asked[rid] = _Asked(names=names, pages=pages, found=found, miss=miss, at_s=now_s)
         if len(self._asked) > MAX_ASKED:
             self.end(next(iter(self._asked)))
+
+    def note_again(self, rid: str, now_s: float) -> None:
+        """It waits, and was told the same."""
+        asked = self._asked.pop(rid, None)
+        if asked is not None:
+            self._asked[rid] = replace(asked, at_s=now_s)
 
     def end(self, rid: str, *, is_loaded: bool = True) -> None:
         """It is known what became of it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kvoffload.errors import IdentityError
@@ -47,6 +48,8 @@ OF_ONE_START = frozenset(
         "random_seed", "sampling_backend", "grammar_backend", "sampling_defaults", "preferred_sampling_params",
         "tokenizer_path", "tokenizer_mode", "tokenizer_backend", "tokenizer_worker_num", "detokenizer_worker_num",
         "skip_tokenizer_init", "chat_template", "completion_template", "reasoning_parser", "tool_call_parser",
+        # Adapters: what they hold is told by itself, and SGLang's own form of this has a number that is drawn anew.
+        "lora_paths",
         # Ourselves.
         "enable_unified_cache_external_linker", "unified_cache_external_linker_backend",
         "unified_cache_external_linker_config",
@@ -108,9 +111,18 @@ def identify_rank(
     )
 
 
+def resolve_arguments(arguments: Any) -> Any:
+    """As the engine has decided them; its own record has what somebody gave, and nothing of what it chose itself."""
+    resolve = getattr(arguments, "resolved_dict", None)
+    return arguments if resolve is None else SimpleNamespace(**resolve())
+
+
 def describe_arguments(arguments: Any) -> dict[str, Plain]:
-    """As the engine's class declares them; what a process has noted beside them is its own."""
-    names = {name for kind in type(arguments).__mro__ for name in vars(kind).get("__annotations__", {})}
+    """Those that were resolved, or that the engine's class declares: what a process notes beside them is its own."""
+    if isinstance(arguments, SimpleNamespace):
+        names = set(vars(arguments))
+    else:
+        names = {name for kind in type(arguments).__mro__ for name in vars(kind).get("__annotations__", {})}
     told = sorted(name for name in names - OF_ONE_START if not name.startswith("_"))
     return {name: _plain(getattr(arguments, name, None)) for name in told}
 
@@ -134,7 +146,7 @@ def _identify_adapters(arguments: Any) -> list[Plain]:
 def _list_adapters(given: Any) -> list[tuple[str, str]]:
     """Names and paths, in whichever of SGLang's forms they were given."""
     if isinstance(given, Mapping):
-        return [(str(name), str(path)) for name, path in given.items()]
+        return [(str(name), str(one["lora_path"] if isinstance(one, Mapping) else one)) for name, one in given.items()]
     listed = []
     for one in given:
         if isinstance(one, str):

@@ -52,14 +52,18 @@ class HitTable:
         self._hits: dict[str, Hit] = {}
         """By request, the one that was told longest ago first."""
 
-    def find(self, rid: str, names: bytes) -> list[int]:
-        """Every number of pages, from the first on, that is held for this request from here on."""
+    def find(self, rid: str, names: bytes, *, is_counted: bool = True) -> list[int]:
+        """Every number of pages, from the first on, that is held for this request from here on.
+
+        `is_counted`: the server hears of it as a prompt.
+        """
         self.drop_old()
         former = self._hits.get(rid)
         if former is not None and self._is_still_longest(former, names):
             # A request that waits for room is looked up in every step.
             self._hits[rid] = replace(self._hits.pop(rid), until_s=self._clock() + HELD_S)
             self._look_below(rid, names, former.lengths[-1])
+            self.prompts.note_again(rid, self._clock())
             return former.lengths
         self.drop(rid)
         hit, miss = self._acquire(names)
@@ -68,7 +72,8 @@ class HitTable:
         lengths = [] if hit is None else hit.lengths
         pages, found = len(names) // HASH_BYTES, lengths[-1] if lengths else 0
         self._look_below(rid, names, found)
-        self.prompts.note(rid, names, pages=pages, found=found, miss=miss, now_s=self._clock())
+        if is_counted:
+            self.prompts.note(rid, names, pages=pages, found=found, miss=miss, now_s=self._clock())
         return lengths
 
     def take(self, rid: str) -> Hit | None:

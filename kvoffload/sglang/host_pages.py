@@ -42,7 +42,7 @@ class HostPages:
         """Pages, from the first on, that are restorable now. Nothing is held, because HiCache does not say that it will
         not fetch them: what is evicted before it does is a shorter hit."""
         with self._lock:
-            pages = self._find(keys)
+            pages = self._find(keys, is_counted=False)
             if pages:
                 self._linker.cancel_load(keys[0])
             return pages
@@ -84,19 +84,19 @@ class HostPages:
         self._linker.note_fault(hook, fault)
 
     def _fetch(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> int:
-        pages = self._find(keys)
+        pages = self._find(keys, is_counted=True)
         if not pages:
             return 0
         wanted = GroupRows(ONLY_GROUP, keys[:pages], rows[: pages * self._linker.terms.page_size])
         is_loaded = self._linker.load(keys[0], [wanted])
         return pages if is_loaded and all(self._linker.take_loaded()) else 0
 
-    def _find(self, keys: Sequence[str]) -> int:
+    def _find(self, keys: Sequence[str], *, is_counted: bool) -> int:
         if not keys:
             return 0
         self._look_at_weights()
         self._linker.begin_step()
-        return max(self._linker.lookup(keys[0], keys), default=0)
+        return max(self._linker.lookup(keys[0], keys, is_counted=is_counted), default=0)
 
     def _look_at_weights(self) -> None:
         """SGLang does not tell a storage that it has emptied its caches: after an update nobody knows any more which

@@ -116,12 +116,15 @@ class PageLinker:
 
     # ---- loads ----
 
-    def lookup(self, rid: str, keys: Sequence[str]) -> list[int]:
-        """Every number of pages, from the first on, that is held for this request from here on."""
+    def lookup(self, rid: str, keys: Sequence[str], *, is_counted: bool = True) -> list[int]:
+        """Every number of pages, from the first on, that is held for this request from here on.
+
+        `is_counted`: the server hears of it as a prompt.
+        """
         if self._engine is None or self.is_distrusted or not keys:
             self._hits.drop(rid)
             return []
-        return self._hits.find(rid, self._name(keys))
+        return self._hits.find(rid, self._name(keys), is_counted=is_counted)
 
     def load(self, rid: str, parts: Sequence[GroupRows]) -> bool:
         """Copies what `lookup` has told of into these rows of the pools. False: nothing was, compute it.

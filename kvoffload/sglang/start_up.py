@@ -16,7 +16,7 @@ from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import Registration
 from kvoffload.protocol import Role
-from kvoffload.sglang.engine_identity import HASH_ALGORITHM, VARIABLES, identify_rank
+from kvoffload.sglang.engine_identity import HASH_ALGORITHM, VARIABLES, identify_rank, resolve_arguments
 from kvoffload.sglang.host_pages import HostPages
 from kvoffload.sglang.host_pools import describe_host_pool
 from kvoffload.sglang.page_cache import PageTerms
@@ -45,6 +45,7 @@ STOCK_STEPS = 4
 """Slots are held ready for what so many steps can fill."""
 STEP_STATES = 8
 """Recurrent states that are kept of a step: of a prompt one, whatever its length, and of each answer one."""
+MULTIMODAL = "multimodal models"
 PARTS = {"FULL": KV, "SWA": SWA, "MAMBA": MAMBA}
 """What SGLang calls the parts of its tree, and their pages: of every token, of those within a window, states."""
 
@@ -59,6 +60,8 @@ def start_linker(
 ) -> tuple[PageLinker, WeightMask, PoolPages]:
     """UnsupportedError: what we cannot serve, and what to do instead. Whatever else is raised, nothing is held."""
     settings = load_settings(engine=extra_config or {}).settings
+    refuse_multimodal(arguments)
+    arguments = resolve_arguments(arguments)
     refuse_unserved(arguments, params, components)
     rank, ranks = _find_rank(params)
     pool = params.token_to_kv_pool_allocator.get_kvcache()
@@ -76,6 +79,8 @@ def start_host_pages(
     `is_same_everywhere`: all ranks have the same bytes, and the first of them alone backs them up.
     """
     loaded = load_settings(engine=settings).settings
+    refuse_multimodal(arguments)
+    arguments = resolve_arguments(arguments)
     refuse_unserved(arguments)
     pages = describe_host_pool(pool, page_size=pool.page_size)
     owner = 0 if is_same_everywhere else rank
@@ -120,6 +125,17 @@ def _link(
     return PageLinker(terms, client, copies, mask=weights.take()), weights
 
 
+def refuse_multimodal(arguments: Any) -> None:
+    """UnsupportedError: what inputs of this model contain is in no key.
+
+    Of many models it is not an argument that says so. SGLang keeps what it has read of the model with its arguments.
+    """
+    if getattr(getattr(arguments, "_model_config", None), "is_multimodal", False):
+        raise UnsupportedError(
+            f"kvoffload does not serve {MULTIMODAL} in SGLang yet", remedy="run this model without kvoffload"
+        )
+
+
 def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any] = ()) -> None:
     """UnsupportedError for the first thing that was not tested, or whose content is in no key."""
     unknown = sorted(str(component.name) for component in components if component.name not in PARTS)
@@ -128,7 +144,11 @@ def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any
         (unknown, f"models with {', '.join(unknown).lower()} state", "run this model without the linker"),
         (str(arguments.device) != DEVICE, f"engines on {arguments.device}", f"use device {DEVICE}"),
         (arguments.pp_size > 1, "pipeline parallel engines", "use tensor parallelism"),
-        (arguments.dp_size > 1 or arguments.enable_dp_attention, "data parallel attention", "use tensor parallelism"),
+        (
+            arguments.dp_size > 1 or arguments.attn_dp_size > 1 or arguments.enable_dp_attention,
+            "data parallel attention",
+            "use tensor parallelism",
+        ),
         (arguments.attn_cp_size > 1 or arguments.dcp_size > 1, "context parallel engines", "use tensor parallelism"),
         (arguments.nnodes > 1, "engines on several machines", "keep an engine on one machine"),
         (arguments.speculative_algorithm, "speculative decoding", "leave --speculative-algorithm out"),
@@ -148,8 +168,7 @@ def refuse_unserved(arguments: Any, params: Any = None, components: Iterable[Any
             "pools of draft models",
             "leave --speculative-algorithm out",
         ),
-        # Their content is in no key.
-        (arguments.enable_multimodal, "multimodal models", "leave --enable-multimodal out"),
+        (arguments.enable_multimodal, MULTIMODAL, "leave --enable-multimodal out"),
         (arguments.disaggregation_mode != "null", "disaggregated prefill and decode", "use one engine for both"),
         (arguments.enable_memory_saver, "memory that the engine gives back", "leave --enable-memory-saver out"),
         (arguments.enable_linker_mla_dedup, "pages of one rank for all", "leave --enable-linker-mla-dedup out"),

@@ -38,6 +38,19 @@ def test_what_nobody_asks_for_any_more_is_told_and_what_failed_is_no_hit() -> No
     assert len(told) == 3
 
 
+def test_a_request_that_waits_is_told_of_when_it_has_stopped_asking() -> None:
+    told: list[PromptNote] = []
+    prompts = AskedPrompts(told.append, page_size=16)
+    note(prompts, "waits", found=1)
+    note(prompts, "computed")
+    prompts.note_again("waits", TELL_AFTER_S / 2)
+    prompts.end_old(TELL_AFTER_S)
+    assert [one.boundary for one in told] == [0]
+    prompts.note_again("computed", TELL_AFTER_S)
+    prompts.end_old(2 * TELL_AFTER_S)
+    assert [one.boundary for one in told] == [0, 16]
+
+
 def test_no_more_are_remembered_than_there_is_room_for() -> None:
     told: list[PromptNote] = []
     prompts = AskedPrompts(told.append, page_size=16)

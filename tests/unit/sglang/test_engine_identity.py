@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from kvoffload.errors import IdentityError
-from kvoffload.sglang.engine_identity import OF_ONE_START, VARIABLES_OF_ONE_START, describe_arguments, identify_rank
+from kvoffload.sglang.engine_identity import (
+    OF_ONE_START,
+    VARIABLES_OF_ONE_START,
+    describe_arguments,
+    identify_rank,
+    resolve_arguments,
+)
 from kvoffload.sglang.pools import describe_pool
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool
 
@@ -163,3 +169,35 @@ def test_an_argument_that_nobody_knows_is_told() -> None:
     told = describe_arguments(Later(new_rope={"base": (1, 2)}, odd=SimpleNamespace()))
     assert told["new_rope"] == {"base": [1, 2]}
     assert not told.keys() & (OF_ONE_START | {"_resolved", "odd"})
+
+
+class RawArguments(Arguments):
+    """What somebody gave; the engine has decided the rest."""
+
+    def resolved_dict(self) -> dict[str, object]:
+        return {**vars(self), "model_path": "m", "attention_backend": self.attention_backend or "chosen", "new": 1}
+
+
+def test_what_the_engine_has_decided_is_told_and_not_what_was_given() -> None:
+    told = describe_arguments(resolve_arguments(RawArguments(attention_backend=None, port=7)))
+    assert told == describe_arguments(resolve_arguments(RawArguments(attention_backend="chosen", port=8)))
+    assert (told["attention_backend"], told["new"], told["dtype"]) == ("chosen", 1, "bfloat16")
+    assert not {"port", "_resolved", "lora_paths"} & set(told)
+    assert resolve_arguments(arguments := Arguments()) is arguments
+
+
+def test_adapters_count_in_each_form_alike(model: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    path = str(adapter)
+    forms: list[Any] = [
+        [f"one={path}"],
+        {"one": path},
+        {"one": {"lora_id": "1", "lora_name": "one", "lora_path": path}},
+        [{"lora_id": "2", "lora_name": "one", "lora_path": path}],
+        [SimpleNamespace(lora_id="3", lora_name="one", lora_path=path)],
+    ]
+    assert len({name(model, lora_paths=form) for form in forms}) == 1
+    assert name(model, lora_paths=forms[0]) != name(model)

@@ -145,7 +145,11 @@ def test_the_server_is_told_once_of_each_prompt_and_what_came_of_it() -> None:
     linked = link(MHATokenToKVPool(), clock=lambda: now[0])
     linked.save(KEYS[:2], rows_of(1, 2))
     linked.linker.lookup("loaded", KEYS)
+    # It waits for room.
+    now[0] += 0.75 * TELL_AFTER_S
     linked.linker.lookup("loaded", KEYS)
+    now[0] += 0.75 * TELL_AFTER_S
+    linked.linker.begin_step()
     linked.load("loaded", KEYS[:2], rows_of(4, 5))
     linked.linker.lookup("computed", make_keys(2, seed=7))
     linked.linker.lookup("failed", KEYS)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from kvoffload.errors import NativeError
-from kvoffload.sglang import host_pages
+from kvoffload.sglang import asked_prompts, host_pages
 from kvoffload.sglang.host_pages import HostPages
 from kvoffload.sglang.weights import WeightMask
 from kvoffload.transfer import CopyDirection
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, fill_host
 from tests.kit.sglang.linked import SessionCache, link, make_keys
-from tests.kit.sglang.pools import rows_of
+from tests.kit.sglang.pools import PAGE, rows_of
 
 KEYS = make_keys(3)
 
@@ -56,6 +56,20 @@ def test_what_was_backed_up_is_fetched_to_other_rows() -> None:
     assert torch.equal(stored.pool.rows(5, 6), saved)
     assert not stored.pool.rows(7).any()
     assert stored.cache.held == set()
+
+
+def test_the_server_hears_of_pages_that_are_fetched_and_not_of_those_that_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored = Stored()
+    stored.back_up(0, 1)
+    stored.pages.count(KEYS)
+    stored.pages.count(make_keys(1, seed=7))
+    monkeypatch.setattr(asked_prompts, "TELL_AFTER_S", 0.0)
+    stored.pages.count(KEYS)
+    assert stored.cache.told == []
+    assert stored.fetch(5, 6, 7) == 2
+    assert [(note.boundary, note.tokens) for note in stored.cache.told] == [(2 * PAGE, 3 * PAGE)]
 
 
 def test_nothing_is_held_for_no_pages() -> None:

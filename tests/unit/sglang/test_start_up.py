@@ -65,7 +65,8 @@ class Arguments:
     def __init__(self, **given: object) -> None:
         self.model_path, self.revision, self.attention_backend = "who/what", "c" * 40, "torch_native"
         self.device, self.disaggregation_mode, self.chunked_prefill_size = "cpu", "null", 64
-        self.tp_size = self.pp_size = self.dp_size = self.attn_cp_size = self.dcp_size = self.nnodes = 1
+        self.tp_size = self.pp_size = self.dp_size = self.attn_dp_size = self.nnodes = 1
+        self.attn_cp_size = self.dcp_size = 1
         self.enable_dp_attention = self.enable_memory_saver = self.enable_linker_mla_dedup = False
         self.speculative_algorithm = self.enable_lora = self.lora_paths = self.enable_multimodal = None
         for name, value in given.items():
@@ -200,6 +201,7 @@ def test_pools_of_pools_come_to_a_server_with_all_their_groups(server: Path, kin
         ({"device": "cuda"}, "engines on cuda"),
         ({"pp_size": 2}, "pipeline"),
         ({"dp_size": 2}, "data parallel"),
+        ({"attn_dp_size": 2}, "data parallel"),
         ({"enable_dp_attention": True}, "data parallel"),
         ({"attn_cp_size": 2}, "context parallel"),
         ({"nnodes": 2}, "several machines"),
@@ -334,8 +336,8 @@ def test_behind_hicache_weights_that_cannot_be_looked_at_are_refused_and_nothing
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_large_hybrid_model_has_slots_for_the_pages_and_the_states_of_what_it_computes(is_full: bool) -> None:
-    """Qwen3-Next-80B: 24 KiB of keys and values a token, and 74 MiB a state, as much as 3,000 tokens have: a stock of as
-    many states as tokens would leave no room for these."""
+    """Qwen3-Next-80B: 24 KiB of keys and values a token, and 74 MiB a state, as much as 3,000 tokens have. A stock of
+    as many states as tokens would leave no room for these."""
     geometry = describe_pool(HybridLinearKVPool(page_size=1), page_size=1).geometry
     sizes = (24 << 10, 74 << 20)
     wanted = plan_stocks(geometry, PREFILL_TOKENS)
@@ -352,3 +354,30 @@ def test_a_large_hybrid_model_has_slots_for_the_pages_and_the_states_of_what_it_
 def test_stocks_are_for_what_a_step_computes(told: int | None, expected: int) -> None:
     geometry = describe_pool(SWAKVPool(), page_size=PAGE, window=7).geometry
     assert plan_stocks(geometry, told) == (expected, expected)
+
+
+class RawArguments(Arguments):
+    """What somebody gave; the engine has decided the rest."""
+
+    def __init__(self, *, decided: dict[str, object], **given: object) -> None:
+        super().__init__(**given)
+        self.decided = decided
+
+    def resolved_dict(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "decided"} | self.decided
+
+
+def start_behind_hicache(arguments: Any) -> Any:
+    return start_host_pages(arguments, None, rank=0, settings={}, is_same_everywhere=False, version=VERSION)
+
+
+def start_alone(arguments: Any) -> Any:
+    return start_linker(arguments, make_params(), components={FULL}, extra_config={}, version=VERSION)
+
+
+@pytest.mark.parametrize("begin", [start_alone, start_behind_hicache])
+def test_what_the_engine_has_decided_is_refused_as_what_was_given(begin: Any) -> None:
+    with pytest.raises(UnsupportedError, match="data parallel"):
+        begin(RawArguments(decided={"attn_dp_size": 2}))
+    with pytest.raises(UnsupportedError, match="multimodal"):
+        begin(RawArguments(decided={}, _model_config=SimpleNamespace(is_multimodal=True)))
