@@ -470,6 +470,7 @@ class ServerCore:
     def _list_some(self) -> Iterator[Sendable]:
         for key in list(islice(self._listings, LISTINGS_AT_ONCE)):
             connection, call = self._listings.pop(key)
+            assert isinstance(call.message, ListBlocks)
             if self._sessions.find_connection(key) is connection:
                 answer = self.faults.serve(call.message, self._list_blocks, connection, call.message)
                 yield self._answer(key, answer, call.number)
