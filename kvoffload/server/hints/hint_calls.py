@@ -214,7 +214,7 @@ class HintCalls:
             # It may have been released meanwhile, or handed over once more.
             if hints.coming.get(asked.key) is wish:
                 del hints.coming[asked.key]
-                outcome, _ = hints.retentions.retain(caller, prefix, wish)
+                outcome, _tokens = hints.retentions.retain(caller, prefix, wish)
                 if outcome in (HintOutcome.OVER_LIMIT, HintOutcome.NO_ROOM):
                     hints.note(message.action, Hinted(outcome=outcome))
 
