@@ -25,7 +25,7 @@ RELIEF_SHARE = 1 / 16
 """Of what may be retained, that gives way at once when a reservation has found no room."""
 _TRIES = 3
 """To keep a prefix of which a block may just have been evicted: then what is kept is shorter."""
-_CHECKED_BLOCKS = 4096
+CHECKED_BLOCKS = 4096
 """That are looked for at a time, of as many retentions as have so many together: whether they are there yet."""
 
 
@@ -219,7 +219,7 @@ class Retentions:
         """Lets go of those of which a block is not readable any more: it was damaged, or cleared."""
         if not self._unchecked:
             self._unchecked.extend(self._by_key)
-        left = _CHECKED_BLOCKS
+        left = CHECKED_BLOCKS
         while self._unchecked and left > 0:
             one = self._by_key.get(self._unchecked.popleft())
             if one is not None:

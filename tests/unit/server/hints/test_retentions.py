@@ -131,7 +131,7 @@ def test_what_is_retained_is_not_read() -> None:
 
 def test_what_cannot_be_found_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are looked for at a time."""
-    monkeypatch.setattr(retentions, "_CHECKED_BLOCKS", 1)
+    monkeypatch.setattr(retentions, "CHECKED_BLOCKS", 1)
     with Server(terms=TERMS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         for number in range(3):
