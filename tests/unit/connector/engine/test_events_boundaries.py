@@ -20,6 +20,7 @@ from kvoffload.connector.group_table import GroupTable
 from kvoffload.protocol import EventsLost, ListBlocks, NamespaceOpened, Subscribe
 from kvoffload.protocol.survey import FindPrefix
 from kvoffload.server import ServerLimits
+from kvoffload.server.outbox import ToConnection
 from tests.kit.cache.cache_model import HYBRID, PLAIN, fingerprint, make_chain
 from tests.kit.connector.facts import group_facts
 from tests.kit.connector.told_events import take, told
@@ -68,7 +69,10 @@ def test_a_router_that_counts_leading_blocks_counts_what_the_server_would_find(
 
         def ask(message: ListBlocks) -> Pending:
             pending = Pending(message=message, deadline_ns=2**62, sent_ns=0)
-            pending.end(router.ask(message))
+            assert router.ask(message) is None
+            (sent,) = server.core.advance(server.now_ns)
+            assert isinstance(sent, ToConnection)
+            pending.end(sent.message)
             return pending
 
         events.hear(NamespaceOpened(name_space=engine.name_space, fingerprint=fingerprint("model")), 0)
