@@ -51,8 +51,9 @@ def test_one_group_is_the_replay(policy: str, percent: int) -> None:
         rest, parents = ids[boundary:], ([0, *ids][boundary:])[: len(ids) - boundary]
         pool.admit(groups(*[0] * len(rest)), names(*rest), names(*parents))
         assert pool.used_bytes <= whole.capacity_units
-    # The replay keeps what its own request found; who asks here has what it found already.
-    assert hits == pytest.approx(whole.hits, rel=0.01)
+    # The replay keeps what its own request found; who asks here has what it found already. A policy that learns goes
+    # on from there another way.
+    assert hits == pytest.approx(whole.hits, rel=0.02)
     assert hits > 0
 
 
