@@ -53,7 +53,7 @@ BUILD = "import sys, pathlib; from benchmarks.connectors.model import build; bui
 
 @dataclass(frozen=True)
 class Options:
-    """Of one run."""
+    """Says what one run does."""
 
     prompt: int
     rounds: int
@@ -139,7 +139,8 @@ def measure_no_reuse(folder: Path, progress: Progress, options: Options) -> Iter
 
 
 def measure_lookups(folder: Path, progress: Progress, options: Options) -> Iterator[Result]:
-    """By the engine's thread, of so many pages: none of them, all at a request's first look, all at its next ones."""
+    """Times look-ups by the engine's thread: of pages of which none is there, and of pages that are, at a request's
+    first look and at its next ones."""
     progress("look-ups")
     with SharedServer(folder, memory="64MiB", segment_size="64MiB") as server:
         server.start()

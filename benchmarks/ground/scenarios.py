@@ -50,9 +50,9 @@ AGENTS, TURNS = 4, 5
 SESSIONS = 800
 """Requests of conversations beside them, about."""
 POOL_TOKENS_PER_REQUEST = 320
-"""Of those: so the pool has a twentieth of what they read."""
+"""So large is the pool, for each of these requests: it has a twentieth of what they read."""
 AGENTS_SHARE = 1 / 3
-"""Of the pool, which agents' sessions have at their ends: a little less than a server retains for one user."""
+"""Agents' sessions have so much of the pool at their ends: a little less than a server retains for one user."""
 SHARED_POOL = 256 * GIB
 """Of conversations and agents: ours and the ideal one's."""
 
@@ -329,7 +329,7 @@ def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 def _count_token_bytes(model: Model) -> float:
-    """What a token of a prompt takes of a pool."""
+    """Returns what a token of a prompt takes of a pool."""
     with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
         engine.serve(make_fresh(1, tokens=8192, new_tokens=64, per_s=0))
         connector: Any = engine.scheduler.connector

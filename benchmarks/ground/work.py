@@ -29,7 +29,7 @@ class Ask:
     after: Ask | None = field(default=None, repr=False)
     """The turn before; this one arrives so long after it has ended."""
     wishes: Mapping[str, Any] | None = field(default=None, repr=False)
-    """What it asks of the connector, in `kv_transfer_params`."""
+    """It asks this of the connector, in `kv_transfer_params`."""
 
     @property
     def tokens(self) -> int:

@@ -42,8 +42,8 @@ class Pool:
     identity: str = ""
     waiting_tokens: int = 0
     loaded: dict[str, str] = field(default_factory=dict)
-    """By the name of a model that the engine serves: the name that it has loaded it by. The first one is what is meant
-    by requests that name none."""
+    """Has for each name that the engine serves a model by the name that it has loaded it by. Requests that name none
+    mean the first one."""
 
 
 class Router:

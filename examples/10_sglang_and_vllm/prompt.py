@@ -1,4 +1,4 @@
-"""What both engines are asked, and how they tell what became of it."""
+"""Both engines are asked this, and tell in this way what became of it."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ somebody asks for it, so that until then nothing of SGLang is imported.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.engines.degrade import degrade
 from kvoffload.errors import ConfigError, UnsupportedError
+from kvoffload.sglang.pools import KV
 from kvoffload.sglang.tested import StorageParts, refuse_untested_storage
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvoffload.sglang.host_pages import HostPages
 
 STORAGE_NAME = "KVOffloadStorage"
-KV_POOL = "kv"
 SETTINGS = "settings"
 """Of `--hicache-storage-backend-extra-config`: ours. Its other names are SGLang's."""
 
@@ -60,7 +59,6 @@ def derive_storage(base: Any, result: Any, *, version: str, find_arguments: Any)
                     "--hicache-storage-backend-extra-config lacks interface_v1: pages would be copied once more",
                     remedy='add "interface_v1": 1',
                 )
-            logging.getLogger("kvoffload").setLevel(logging.NOTSET)
             self._config = storage_config
             self._settings = extra.get(SETTINGS, {})
             self._pages: HostPages | None = None
@@ -86,7 +84,7 @@ def derive_storage(base: Any, result: Any, *, version: str, find_arguments: Any)
             )
 
         def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-            if _name(host_pool_name) != KV_POOL or host_pool is not self._host_pool:
+            if _name(host_pool_name) != KV or host_pool is not self._host_pool:
                 self.close()
                 raise UnsupportedError(
                     f"kvoffload does not serve HiCache's host pool {_name(host_pool_name)} yet",
@@ -114,7 +112,7 @@ def derive_storage(base: Any, result: Any, *, version: str, find_arguments: Any)
 
         def batch_exists_v2(self, keys: Sequence[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
             pages = 0 if self._find_strange(pool_transfers) else self.batch_exists(keys)
-            return result(pages, {KV_POOL: pages} if pages else {}, list(range(1, pages + 1)))
+            return result(pages, {KV: pages} if pages else {}, list(range(1, pages + 1)))
 
         def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
             return self._do_each(transfers, self.batch_get_v1)
@@ -165,7 +163,7 @@ def derive_storage(base: Any, result: Any, *, version: str, find_arguments: Any)
             return self._open().back_up(keys, _rows(host_indices))
 
         def _find_strange(self, transfers: Any) -> list[Any]:
-            return [transfer for transfer in transfers or () if _name(transfer.name) != KV_POOL]
+            return [transfer for transfer in transfers or () if _name(transfer.name) != KV]
 
         def _do_each(self, transfers: Any, do: Any) -> dict[Any, list[bool]]:
             strange = self._find_strange(transfers)

@@ -22,7 +22,7 @@ SLOTS_WAIT_S = 2.0
 """For room, when pages are backed up: a thread of its own waits, and no request does."""
 SLOTS_LOOK_S = 0.002
 SAMPLE_EVERY_S = 1.0
-"""How often all sampled weights are looked at; a few of them are before each use of a page."""
+"""How often all that the mask is made of is looked at; a little of each parameter is before each use of a page."""
 END_LOOK_S = 1.0
 CHANGED = "the weights changed, and HiCache does not tell when its pages are of the new ones: start the engine again"
 

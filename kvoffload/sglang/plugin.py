@@ -7,7 +7,6 @@ nothing of SGLang, and kvoffload may be used beside any engine.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,6 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Callable[
         ) -> None:
             from kvoffload.sglang.start_up import start_linker
 
-            _join_engine_log()
             self.forward_stream = forward_stream
             self._pages, self._weights, pool = start_linker(
                 server_args, params, components=components, extra_config=extra_config, version=version
@@ -147,8 +145,3 @@ def _find_group(transfer: Any, groups: Mapping[str, int]) -> int:
     if name not in groups:
         raise ValueError(f"pool {transfer.name} is not served")
     return groups[name]
-
-
-def _join_engine_log() -> None:
-    """SGLang writes by the root logger's handlers, at the level that its arguments say."""
-    logging.getLogger("kvoffload").setLevel(logging.NOTSET)

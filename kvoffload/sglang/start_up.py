@@ -59,6 +59,7 @@ def start_linker(
     version: str,
 ) -> tuple[PageLinker, WeightMask, PoolPages]:
     """UnsupportedError: what we cannot serve, and what to do instead. Whatever else is raised, nothing is held."""
+    _join_engine_log()
     settings = load_settings(engine=extra_config or {}).settings
     refuse_multimodal(arguments)
     arguments = resolve_arguments(arguments)
@@ -68,7 +69,8 @@ def start_linker(
     pages = describe_pool(pool, page_size=params.page_size, window=params.sliding_window_size or 0)
     _refuse_other_parts(pages, components)
     identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=rank)
-    return *_link(settings, arguments, pages, identity, rank=rank, ranks=ranks), pages
+    weights = WeightMask()
+    return _link(settings, arguments, pages, identity, weights, rank=rank, ranks=ranks), weights, pages
 
 
 def start_host_pages(
@@ -78,6 +80,7 @@ def start_host_pages(
 
     `is_same_everywhere`: all ranks have the same bytes, and the first of them alone backs them up.
     """
+    _join_engine_log()
     loaded = load_settings(engine=settings).settings
     refuse_multimodal(arguments)
     arguments = resolve_arguments(arguments)
@@ -85,8 +88,9 @@ def start_host_pages(
     pages = describe_host_pool(pool, page_size=pool.page_size)
     owner = 0 if is_same_everywhere else rank
     identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=owner)
+    weights = WeightMask(looks_at_all=True)
     # Ranks of a storage agree by themselves: each may answer that a load failed.
-    linker, weights = _link(loaded, arguments, pages, identity, rank=rank, ranks=1)
+    linker = _link(loaded, arguments, pages, identity, weights, rank=rank, ranks=1)
     if not weights.is_known:
         linker.close()
         raise UnsupportedError(
@@ -96,14 +100,26 @@ def start_host_pages(
     return HostPages(linker, weights)
 
 
+def _join_engine_log() -> None:
+    """SGLang writes by the root logger's handlers, at the level that its arguments say."""
+    logging.getLogger("kvoffload").setLevel(logging.NOTSET)
+
+
 def _identify(arguments: Any, pages: PoolPages, *, version: str, dtype: Any, rank: int) -> Identity:
     variables = read_variables(VARIABLES)
     return identify_rank(arguments, pages.geometry, version=version, dtype=dtype, rank=rank, variables=variables)
 
 
 def _link(
-    settings: Settings, arguments: Any, pages: PoolPages, identity: Identity, *, rank: int, ranks: int
-) -> tuple[PageLinker, WeightMask]:
+    settings: Settings,
+    arguments: Any,
+    pages: PoolPages,
+    identity: Identity,
+    weights: WeightMask,
+    *,
+    rank: int,
+    ranks: int,
+) -> PageLinker:
     fingerprint = identity.fingerprint()
     registration = Registration()
     copies = _open_copies(registration, pages, settings)
@@ -120,9 +136,8 @@ def _link(
         ranks=ranks,
         verify_always=settings.verify == "always",
     )
-    weights = WeightMask()
     _tell(client, terms, rank)
-    return PageLinker(terms, client, copies, mask=weights.take()), weights
+    return PageLinker(terms, client, copies, mask=weights.take())
 
 
 def refuse_multimodal(arguments: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -34,34 +34,49 @@ class _Look:
 
     tensor: ReferenceType[torch.Tensor]
     address: int
-    elements: torch.Tensor
-    """As integers, where they lie."""
+    elements: torch.Tensor | None
+    """As integers, where they lie. None: they are found anew for each look, so that replaced weights go at once."""
     seen: torch.Tensor
 
     @classmethod
-    def at(cls, tensor: torch.Tensor) -> _Look:
-        """Whole elements: of those of float32 weights that were loaded from bfloat16, half of the bytes are zeros."""
-        each = max(1, round(LOOKED_ELEMENTS ** (1 / max(1, tensor.dim()))))
-        steps = [max(1, size // each) for size in tensor.shape]
-        some = tensor.detach()[tuple(slice(step // 2, None, step) for step in steps)]
-        elements = some.view(AS_INTEGERS[tensor.element_size()])
-        return cls(tensor=ref(tensor), address=tensor.data_ptr(), elements=elements, seen=elements.clone())
+    def at(cls, tensor: torch.Tensor, *, keeps: bool) -> _Look:
+        elements = _choose(tensor)
+        return cls(
+            tensor=ref(tensor),
+            address=tensor.data_ptr(),
+            elements=elements if keeps else None,
+            seen=elements.clone(),
+        )
 
     def has_changed(self) -> bool:
         tensor = self.tensor()
-        return tensor is None or tensor.data_ptr() != self.address or not self.elements.equal(self.seen)
+        if tensor is None or tensor.data_ptr() != self.address:
+            return True
+        elements = _choose(tensor) if self.elements is None else self.elements
+        return not elements.equal(self.seen)
+
+
+def _choose(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole elements: of those of float32 weights that were loaded from bfloat16, half of the bytes are zeros."""
+    each = max(1, round(LOOKED_ELEMENTS ** (1 / max(1, tensor.dim()))))
+    steps = [max(1, size // each) for size in tensor.shape]
+    some = tensor.detach()[tuple(slice(step // 2, None, step) for step in steps)]
+    return some.view(AS_INTEGERS[tensor.element_size()])
 
 
 class WeightMask:
-    """Owned by the scheduler's thread. Of weights that were replaced it keeps `LOOKED_AT` tensors at most, until it is
-    asked next.
+    """Owned by one thread. Of weights that were replaced it keeps `LOOKED_AT` tensors at most, until it is asked next.
 
     Equal sampled weights have equal masks, in every process. Of weights that cannot be looked at nobody can prove
     anything, so that each mask is new.
     """
 
-    def __init__(self, find: Callable[[], Iterable[torch.nn.Module]] | None = None) -> None:
+    def __init__(
+        self, find: Callable[[], Iterable[torch.nn.Module]] | None = None, *, looks_at_all: bool = False
+    ) -> None:
+        """`looks_at_all`: every tensor is looked at each time, some microseconds for each."""
         self._find = find or find_models
+        self._looks_at_all = looks_at_all
         self._models = [ref(model) for model in self._find()]
         """Found once: later on the engine hides its objects from the search."""
         self._said = ""
@@ -75,8 +90,8 @@ class WeightMask:
         return bool(self._mask)
 
     def has_changed(self) -> bool:
-        """Since `take`, without a word of the engine: an update may leave its cache as it is. A few tensors are looked
-        at; an update of all of them shows in any."""
+        """Since `take`, without a word of the engine: an update may leave its cache as it is. Of a few tensors that are
+        looked at an update of all shows in any."""
         if any(look.has_changed() for look in self._looks):
             self._has_changed, self._looks = True, []
         return self._has_changed
@@ -91,8 +106,8 @@ class WeightMask:
         self._has_changed = False
         try:
             tensors = list(self._tensors())
-            chosen = [tensors[at * len(tensors) // LOOKED_AT] for at in range(LOOKED_AT)]
-            self._looks = [_Look.at(tensor) for tensor in dict(chosen).values()]
+            chosen = tensors if self._looks_at_all else _spread(tensors)
+            self._looks = [_Look.at(tensor, keeps=not self._looks_at_all) for _, tensor in chosen]
             self._mask = sha256(_TAG + sample_tensors(tensors).digest()).digest()
             return self._mask
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
@@ -113,6 +128,11 @@ class WeightMask:
                     # A kernel that packs a weight in its own way leaves an empty one behind.
                     raise ValueError(f"{name} has no bytes")
                 yield f"{number}.{name}", tensor
+
+
+def _spread(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """A few, all over the model."""
+    return [tensors[at] for at in sorted({at * len(tensors) // LOOKED_AT for at in range(LOOKED_AT)})]
 
 
 def find_models() -> list[torch.nn.Module]:

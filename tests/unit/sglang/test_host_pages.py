@@ -23,13 +23,13 @@ KEYS = make_keys(3)
 
 
 class Stored:
-    def __init__(self, *, layers: int = 1, **terms: Any) -> None:
+    def __init__(self, *, layers: int = 1, width: int = 2, **terms: Any) -> None:
         self.pool = MHATokenToKVPoolHost("page_first_direct")
         fill_host(self.pool, 1)
         self.linked = link(self.pool, **terms)
         self.cache: SessionCache = self.linked.cache
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(layers)))
-        weights = WeightMask(lambda: [self.model])
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+        weights = WeightMask(lambda: [self.model], looks_at_all=True)
         weights.take()
         self.pages = HostPages(self.linked.linker, weights)
 
@@ -164,11 +164,24 @@ def test_after_an_update_of_weights_nothing_is_saved_or_found(
     assert caplog.text.count("start the engine again") == 1
 
 
-def test_an_update_of_some_weights_is_noticed_when_all_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layer", range(9))
+def test_an_update_of_one_weight_is_noticed_at_the_next_use(layer: int) -> None:
     stored = Stored(layers=9)
     stored.back_up(0)
+    assert stored.pages.count(KEYS) == 1
     with torch.no_grad():
-        stored.model[1].bias += 1
+        stored.model[layer].bias += 1
+    assert stored.pages.count(KEYS) == 0
+    assert not stored.back_up(1)
+
+
+def test_an_update_of_a_few_elements_is_noticed_when_all_sampled_ones_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored = Stored(layers=9, width=64)
+    stored.back_up(0)
+    with torch.no_grad():
+        stored.model[1].weight[0, 0] += 1
     assert stored.pages.count(KEYS) == 1
     monkeypatch.setattr(host_pages, "SAMPLE_EVERY_S", 0.0)
     assert stored.pages.count(KEYS) == 0

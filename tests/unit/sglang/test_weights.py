@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable
 
 import pytest
@@ -58,6 +59,18 @@ def test_weights_that_change_without_a_word_are_noticed() -> None:
     assert not weights.has_changed()
     model.mixer = torch.nn.Linear(8, 8)
     gc.collect()
+    assert weights.has_changed()
+
+
+def test_of_replaced_weights_nothing_is_kept_where_all_are_looked_at() -> None:
+    model = Model(1)
+    weights = WeightMask(lambda: [model], looks_at_all=True)
+    weights.take()
+    assert not weights.has_changed()
+    former = weakref.ref(model.mixer.weight)
+    model.mixer.weight = torch.nn.Parameter(model.mixer.weight.detach().clone())
+    gc.collect()
+    assert former() is None
     assert weights.has_changed()
 
 
