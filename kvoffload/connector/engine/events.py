@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 STEP_BLOCKS = 2048
 """That one step of the engine tells of: its loop waits while vLLM encodes them. The rest is told in the next ones. (An
 event of a prompt has up to RUN_BLOCKS, with their tokens.)"""
-MAX_EVENTS = 4096
+MAX_EVENTS = 1024
 """Of the server that were not made into others yet. Beyond it all that the server tells is void until it tells its
 whole inventory once more."""
 MADE_BLOCKS = 1 << 16
