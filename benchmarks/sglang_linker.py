@@ -202,7 +202,9 @@ def _open_linker(socket: Path) -> PageLinker:
     allocator = Off(get_kvcache=lambda: pool)
     params = Off(page_size=KIT_PAGE, token_to_kv_pool_allocator=allocator, swa_gates_prefix_match=True)
     settings = {"server": str(socket), "acquire_deadline": "5s", "step_budget": "1s"}
-    linker, *_ = start_linker(arguments, params, components={Off(name="FULL")}, extra_config=settings, version="made up")
+    linker, *_ = start_linker(
+        arguments, params, components={Off(name="FULL")}, extra_config=settings, version="made up"
+    )
     return linker
 
 

@@ -6,8 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ from kvoffload.connector.block_chain import NO_MASK
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.loadable import Change, LoadableBlocks
 from kvoffload.connector.engine.saved_tokens import MAX_BLOCKS, SavedRun, SavedTokens
+from kvoffload.connector.engine.told_blocks import Picture
 from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.hash_rows import as_rows
@@ -38,8 +38,6 @@ MAX_EVENTS = 1024
 whole inventory once more."""
 MADE_BLOCKS = 1 << 16
 """That events tell of which nobody has taken. Beyond it no others are made."""
-MAX_TOLD = 1 << 20
-"""Blocks that are known to be there by whoever hears what is told. Those beyond are not told."""
 PIECE = 64
 """So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
 CLOSE_S = 1.0
@@ -86,23 +84,6 @@ class _Note(NamedTuple):
     weights: bytes
     """The mask of requests without an adapter at this time."""
     request: Request
-
-
-@dataclass(eq=False)
-class _Picture:
-    """What whoever hears all that is told knows of one medium."""
-
-    constants: list[dict[str, Any]]
-    """By group: what all its events say."""
-    loadable: LoadableBlocks | None
-    told: dict[tuple[int, bytes], bool] = field(default_factory=dict)
-    """Blocks that are known to be there, by the first group of their table and name, and whether that was told with
-    tokens."""
-    stale: dict[tuple[int, bytes], bool] = field(default_factory=dict)
-    """Likewise: those that the present inventory has not told so far."""
-    masks: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
-    """Over the names of blocks that were told under another mask than others have, by group and name, the oldest
-    first."""
 
 
 class CacheEvents:
@@ -361,7 +342,7 @@ class CacheEvents:
         else:
             yield from self._tell_removed(event)
 
-    def _begin_picture(self, kinds: Sequence[vllm_compat.GroupKind], medium: Medium) -> _Picture:
+    def _begin_picture(self, kinds: Sequence[vllm_compat.GroupKind], medium: Medium) -> Picture:
         place = _PLACES[medium]
         constants = [
             _keep_known(
@@ -372,7 +353,7 @@ class CacheEvents:
             )
             for facts in self._groups.facts
         ]
-        return _Picture(constants, self._make_loadable())
+        return Picture(constants, self._make_loadable())
 
     def _make_loadable(self) -> LoadableBlocks | None:
         groups = self._groups
@@ -381,8 +362,9 @@ class CacheEvents:
         rules = {first: groups.rules[first] for first in self._firsts.values()}
         return LoadableBlocks(rules, first_prefix=groups.first_prefix, alignment=groups.alignment)
 
-    def _make_stale(self, picture: _Picture) -> Iterator[None]:
+    def _make_stale(self, picture: Picture) -> Iterator[None]:
         """All that is known to be there may be gone, as what an inventory that was not ended has not told."""
+        picture.held, picture.awaited = {}, {}
         if not picture.stale:
             picture.stale, picture.told = picture.told, {}
         while picture.told:
@@ -391,7 +373,7 @@ class CacheEvents:
                 picture.stale[key] = is_with_tokens
             yield _OVER
 
-    def _tell_stale(self, picture: _Picture) -> Iterator[_Made | None]:
+    def _tell_stale(self, picture: Picture) -> Iterator[_Made | None]:
         """Of no block that was not in the inventory is it known that it is there."""
         while picture.stale:
             (group, name), _ = picture.stale.popitem()
@@ -423,7 +405,7 @@ class CacheEvents:
         else:
             yield from self._tell_change(picture, picture.loadable.note_stored(group, names, parents))
 
-    def _tell_change(self, picture: _Picture, change: Change) -> Iterator[_Made | None]:
+    def _tell_change(self, picture: Picture, change: Change) -> Iterator[_Made | None]:
         assert self._groups.first_prefix is not None
         group = self._groups.first_prefix
         if change.lost:
@@ -432,27 +414,49 @@ class CacheEvents:
             names, parents = zip(*change.gained, strict=True)
             yield from self._tell(picture, group, list(names), list(parents))
 
-    def _forget(self, picture: _Picture, group: int, names: list[bytes]) -> Iterator[_Made | None]:
+    def _forget(self, picture: Picture, group: int, names: list[bytes]) -> Iterator[_Made | None]:
         known = []
         for name in names:
             key = group, name
+            picture.release(key)
             if picture.told.pop(key, None) is not None or picture.stale.pop(key, None) is not None:
                 known.append(name)
         if known:
             yield self._remove(picture, group, known)
 
-    def _tell(self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made | None]:
-        """Those that are not known to be there, or not with the tokens that are known now."""
+    def _tell(self, picture: Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made | None]:
+        """Those that are not known to be there, or not with the tokens that are known now. What was held for them comes
+        after them."""
+        new = yield from self._tell_new(picture, group, names, parents)
+        while new:
+            ahead, new = new, []
+            for other in self._pictures.values():
+                names, parents = other.list_held(group, ahead) if other.held else ([], [])
+                if names:
+                    new += yield from self._tell_new(other, group, names, parents)
+
+    def _tell_new(
+        self, picture: Picture, group: int, names: list[bytes], parents: list[bytes]
+    ) -> Generator[_Made | None, None, list[bytes]]:
+        """Returns the names of those that were told."""
         saved = self._saved[group]
         chosen = []
         for at, name in enumerate(names):
-            key = group, name
+            key, parent = (group, name), parents[at]
+            if parent == name:
+                # Not known (any more) where it was listed.
+                run = saved.find(name, 0)
+                parent = _NO_PARENT if run is None or run.parent is None else run.parent
+            if not (parent == _NO_PARENT or key in picture.told or self._is_known(picture, (group, parent))):
+                picture.hold(key, parent)
+                continue
+            picture.release(key)
             was_with_tokens = picture.stale.pop(key, None)
             if was_with_tokens is not None:
                 picture.told[key] = was_with_tokens
             has_tokens = saved.knows(name)
             known = picture.told.get(key)
-            is_new = known is None and len(picture.told) + len(picture.stale) < MAX_TOLD
+            is_new = known is None and not picture.is_full
             is_again = (has_tokens and known is False) or (self._repeats and was_with_tokens is not None)
             if is_new or is_again:
                 picture.told[key] = has_tokens
@@ -460,9 +464,18 @@ class CacheEvents:
         if len(chosen) < len(names):
             names, parents = [names[at] for at in chosen], [parents[at] for at in chosen]
         yield from self._tell_all(picture, group, names, parents)
+        return names
+
+    def _is_known(self, picture: Picture, key: tuple[int, bytes]) -> bool:
+        """Whether a block was told that may follow: as part of `picture`, or in another place."""
+        if key in picture.told:
+            return True
+        # Whoever is new has not heard of those that an inventory repeats and has not come to.
+        pictures = self._pictures.values()
+        return any(key in other.told or (key in other.stale and not self._repeats) for other in pictures)
 
     def _tell_all(
-        self, picture: _Picture, group: int, names: list[bytes], parents: list[bytes]
+        self, picture: Picture, group: int, names: list[bytes], parents: list[bytes]
     ) -> Iterator[_Made | None]:
         mask, saved, rows = self._mask, self._saved[group], b"".join(names)
         hashes, before = _unmask(rows, mask), _unmask(b"".join(parents), mask)
@@ -484,7 +497,7 @@ class CacheEvents:
                 yield from self._note_masks(picture, group, run)
             begin = end
 
-    def _remove(self, picture: _Picture, group: int, names: list[bytes]) -> BlockRemoved:
+    def _remove(self, picture: Picture, group: int, names: list[bytes]) -> BlockRemoved:
         hashes = _unmask(b"".join(names), self._mask)
         if picture.masks:
             for at, name in enumerate(names):
@@ -498,7 +511,7 @@ class CacheEvents:
         )
 
     def _store(
-        self, picture: _Picture, group: int, hashes: list[bytes], parent: bytes | None, tokens: list[int], **about: Any
+        self, picture: Picture, group: int, hashes: list[bytes], parent: bytes | None, tokens: list[int], **about: Any
     ) -> BlockStored:
         given = {"lora_id": None, "lora_name": None, **picture.constants[group], **about}
         return BlockStored(
@@ -511,7 +524,7 @@ class CacheEvents:
     def _as_told(self, hashes: list[bytes]) -> list[Any]:
         return hashes if self._convert is None else [self._convert(BlockHash(name)) for name in hashes]
 
-    def _note_masks(self, picture: _Picture, group: int, run: SavedRun) -> Iterator[BlockRemoved]:
+    def _note_masks(self, picture: Picture, group: int, run: SavedRun) -> Iterator[BlockRemoved]:
         """The server tells of their end by their names. What cannot be remembered has to be taken back at once."""
         for name in _cut(run.names):
             picture.masks[group, name] = run.mask

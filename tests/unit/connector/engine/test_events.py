@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
 from kvoffload.client import InventoryBegun, InventoryEnded
 from kvoffload.connector.engine import events as cache_events
-from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine import told_blocks, vllm_compat
 from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import EventsLost, Medium, NamespaceOpened, Removed, Stored
@@ -250,7 +250,7 @@ def test_a_step_tells_a_part_of_a_large_inventory_and_the_next_ones_the_rest() -
 
 
 def test_blocks_beyond_the_bound_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_events, "MAX_TOLD", 2)
+    monkeypatch.setattr(told_blocks, "MAX_TOLD", 2)
     events = hearing()
     events.hear(stored(hashes=A + B + C, parents=b""), 2)
     assert [one.block_hashes for one in take(events)] == [[told(A)], [told(B)]]

@@ -20,14 +20,8 @@ from tests.kit.web.vllm_blocks import BLOCK
 pytestmark = pytest.mark.skipif(not IS_THERE, reason=MISSING)
 
 
-def await_agreement(
-    traffic: EventTraffic, publisher: Publisher, indexer: DynamoIndexer, *, in_order: bool = True
-) -> list[int]:
-    """The server tells of what is gone a little later. Returns what the server says of each prompt.
-
-    An inventory is not told in order, and Dynamo knows the salt of a block by that of the one before: where that comes
-    later it takes the block for one without a salt, so that it believes less to be there for such prompts.
-    """
+def await_agreement(traffic: EventTraffic, publisher: Publisher, indexer: DynamoIndexer) -> list[int]:
+    """The server tells of what is gone a little later. Returns what the server says of each prompt."""
     said: list[tuple[int, int]] = []
 
     def agree() -> bool:
@@ -36,10 +30,7 @@ def await_agreement(
             (indexer.count_tokens(one.tokens, salt=one.salt, adapter=one.adapter), traffic.count_hits(one))
             for one in traffic.prompts
         ]
-        return all(
-            believed == there or (not in_order and bool(one.salt) and believed < there)
-            for one, (believed, there) in zip(traffic.prompts, said, strict=True)
-        )
+        return all(believed == there for believed, there in said)
 
     await_that(agree)
     return [there for _, there in said]
@@ -86,11 +77,11 @@ def test_a_server_that_comes_later_is_believed_to_have_what_it_has(tmp_path: Pat
                 for _ in range(60):
                     traffic.turn()
                     tell(traffic, publisher)
-                assert any(await_agreement(traffic, publisher, indexer, in_order=False))
+                assert any(await_agreement(traffic, publisher, indexer))
                 servers.close()
                 later = servers.enter_context(serving(tmp_path / "s", SMALL))
                 await_that(lambda later=later: later.has_memory and traffic.client.wait_until_served(0))
-                await_agreement(traffic, publisher, indexer, in_order=False)
+                await_agreement(traffic, publisher, indexer)
 
 
 def test_what_is_lost_before_it_is_told_is_told_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,4 +100,4 @@ def test_what_is_lost_before_it_is_told_is_told_after_all(tmp_path: Path, monkey
                 for _ in range(60):
                     # Nobody takes what is made meanwhile.
                     traffic.turn()
-                assert any(await_agreement(traffic, publisher, indexer, in_order=False))
+                assert any(await_agreement(traffic, publisher, indexer))

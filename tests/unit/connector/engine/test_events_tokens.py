@@ -44,11 +44,38 @@ def test_blocks_that_follow_each_other_are_told_in_one_event_with_their_tokens()
     events = hearing()
     events.note_tokens(saving(range(100, 140), before=D), 0, range(1, 3), A + B)
     events.note_tokens(saving(range(16)), 0, range(1), C)
+    events.hear(stored(hashes=D, parents=b""), 2)
     events.hear(stored(hashes=A + B + C, parents=D + A + bytes(32)), 2)
-    first, second = take(events)
+    _, first, second = take(events)
     assert (first.block_hashes, first.parent_block_hash) == ([told(A), told(B)], told(D))
     assert (first.token_ids, first.block_size) == (list(range(108, 124)), 8)
     assert (second.block_hashes, second.parent_block_hash, second.token_ids) == ([told(C)], None, list(range(8)))
+
+
+def test_what_goes_on_from_a_block_that_was_not_told_is_told_after_it() -> None:
+    events = hearing()
+    for position, name in enumerate((A, B, C)):
+        events.note_tokens(saving(range(32), before=(A, B, C)[position - 1]), 0, range(position, position + 1), name)
+    on_disk = stored(hashes=C, parents=B, medium=Medium.DISK)
+    for event in (stored(hashes=B + D, parents=A + B), on_disk):
+        events.hear(event, 2)
+    assert take(events) == [], "a router drops what goes on from a block that it does not know"
+    events.hear(removed(hashes=D), 3)
+    events.hear(stored(hashes=A, parents=bytes(32)), 4)
+    assert [(one.block_hashes, one.medium) for one in take(events)] == [
+        ([told(A)], MEDIUM_CPU),
+        ([told(B)], MEDIUM_CPU),
+        ([told(C)], "STORAGE"),
+    ]
+    events.hear(removed(hashes=A + B), 5)
+    # The server knows no more what was before it, but its request did.
+    events.hear(stored(hashes=B, parents=B), 6)
+    assert [type(one) for one in take(events)] == [BlockRemoved]
+    # What was there once more before the inventory says so is held as long as nobody hears of the block before it.
+    events.hear(InventoryBegun(), 0)
+    events.hear(stored(hashes=B + A, parents=A + bytes(32)), 0)
+    events.hear(InventoryEnded(), 0)
+    assert [one.block_hashes for one in take(events)] == [[told(A)], [told(B)]]
 
 
 def test_a_block_of_others_between_is_told_by_its_name() -> None:
@@ -81,7 +108,7 @@ def adapted(positions: range, names: bytes) -> tuple[CacheEvents, bytes]:
     both = bytes(one ^ other for one, other in zip(MASK, CONTENT, strict=True))
     adapter = LoRARequest("poet", 5, "/poet")
     events.note_tokens(saving(range(24), mask=both, lora_request=adapter), 0, positions, masked(names, both))
-    events.hear(stored(hashes=masked(names, both), parents=masked(bytes(32) + names[:-32], both)), 2)
+    events.hear(stored(hashes=masked(names, both), parents=bytes(32) + masked(names[:-32], both)), 2)
     return events, both
 
 
@@ -103,7 +130,7 @@ def test_after_a_reset_of_weights_nothing_of_the_old_ones_is_there() -> None:
     events.start(lambda: bool(asked.append(1)) or True)
     events.close()
     events.hear(NamespaceOpened(name_space=OURS, fingerprint=b"f" * 32), 0)
-    old = stored(hashes=masked(A + B, MASK), parents=masked(bytes(32) + A, MASK))
+    old = stored(hashes=masked(A + B, MASK), parents=bytes(32) + masked(A, MASK))
     events.note_tokens(saving(range(16), mask=MASK), 0, range(2), masked(A + B, MASK))
     for event in (old, replace(old, medium=Medium.DISK)):
         events.hear(event, 1)
