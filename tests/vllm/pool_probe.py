@@ -9,10 +9,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheStats, GroupRule, Publication
-from kvoffload.client import Client, ClientTerms, Member, describe_blocks
+from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
 from kvoffload.errors import ServerError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
@@ -169,6 +170,17 @@ def unhurried(client: Any) -> Iterator[None]:
         yield
     finally:
         client.budget_ns = budget_ns
+
+
+@contextmanager
+def hurried(client: Any) -> Iterator[None]:
+    """An answer within it that comes later than it may by default is a miss."""
+    terms = client.terms
+    client.terms = replace(terms, link=replace(terms.link, acquire_deadline_s=LinkTerms().acquire_deadline_s))
+    try:
+        yield
+    finally:
+        client.terms = terms
 
 
 def _count_stock(client: Any) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,9 +48,7 @@ def engine(engines: EnginePool, server: SharedServer) -> Iterator[Engine]:
     """Served, with empty caches."""
     if not server.is_running:
         server.start()
-    # The default deadline of an answer: what is late is a miss.
-    transfer = probe.transfer(server=str(server.socket), acquire_deadline="50ms")
-    engine = engines.acquire(SLIDING, kv_transfer_config=transfer)
+    engine = engines.acquire(SLIDING, kv_transfer_config=probe.transfer(server=str(server.socket)))
     await_served(engine)
     yield engine
     if not server.is_running:  # the pool drains every engine that it gives away
@@ -128,14 +126,16 @@ each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.na
 
 @contextmanager
 def struck(engine: Engine, server: SharedServer, fault: Fault) -> Iterator[None]:
-    """Within it the server is not what it was; afterwards the engine is served again."""
+    """Within it the server is not what it was, and a late answer is a miss; then the engine is served again."""
+    client: Any = probe.scheduler_connector(engine).scheduler_side.parts.cache
     settle, engine.settle = engine.settle, lambda: None
     # What was asked for to be held ready may have been granted by an answer that nobody heard.
     engine.lost_slots += STOCK_SLOTS
     try:
         fault.strike(server)
         try:
-            yield
+            with pool_probe.hurried(client):
+                yield
         finally:
             fault.recover(server)
             await_served(engine)
