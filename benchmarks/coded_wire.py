@@ -32,7 +32,8 @@ from kvoffload import native
 from kvoffload.bench.valkey import find_command
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordNames, RecordOutcome, Ticket
-from kvoffload.tiers.record_coder import KNOWN_BYTES, Coding
+from kvoffload.tiers.coding_choice import KNOWN_BYTES
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.types import HASH_BYTES

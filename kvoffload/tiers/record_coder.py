@@ -1,4 +1,4 @@
-"""Which records a remote tier codes on their way to its store, by what the store and the code were measured to take."""
+"""Codes the records of a remote tier on their way to its store, and measures what decides which of them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from dataclasses import dataclass
+from enum import StrEnum
 
 from kvoffload import native
+from kvoffload.tiers.coding_choice import KNOWN_BYTES, CodingChoice
 from kvoffload.tiers.record_store import Value
-from kvoffload.units import MIB
 
 FAILURE_LIMIT = 16
 """Records of a group in a row that do not become shorter."""
 SKIPS = 255
 """Records of such a group that are not tried, for one that is."""
-SLOW_SKIPS = 63
-"""The same where coding is measured to be too slow: that may have been other work of the machine."""
-KNOWN_BYTES = 16 * MIB
-"""What must have been moved, or coded, before its speed counts."""
-_FORGET_BYTES = 2 * KNOWN_BYTES
-"""So many bytes are worth half when more come."""
 _LEARNING = 0.1
 """How much of what a group's ratio is said to be the newest record decides."""
 _FIRST_RATIO = 1.5
-_MARGIN = 0.9
-"""Of the speed at which reading would gain nothing by it."""
-_SEND_MARGIN = 0.5
-"""Of the code's speed: one record is sent while the next one is coded."""
 GROUPS = 64
 
 
@@ -42,47 +32,29 @@ class Coding(StrEnum):
     AUTO = "auto"
 
 
-class Way(Enum):
-    SEND = "send"
-    READ = "read"
-
-
 @dataclass
-class Speed:
-    """Is a moving estimate of a speed: what is long past counts less."""
+class _Busy:
+    """Knows how long one connection or more did something."""
 
-    bytes: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, size_bytes: int, taken_s: float) -> None:
-        if self.bytes > _FORGET_BYTES:
-            self.bytes /= 2
-            self.seconds /= 2
-        self.bytes += size_bytes
-        self.seconds += taken_s
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second; 0 if unknown."""
-        return self.bytes / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def is_known(self) -> bool:
-        return self.bytes >= KNOWN_BYTES
-
-
-@dataclass
-class _Way:
-    """What is known of one direction."""
-
-    link: Speed = field(default_factory=Speed)
-    """Of all connections together, in bytes as they travel."""
-    code: Speed = field(default_factory=Speed)
-    """Of one thread, in bytes of records."""
-    moving: int = 0
-    """Connections that move something now."""
+    connections: int = 0
     since_s: float = 0.0
-    """When the first of them began."""
+    """When the first of them began, or when the time was taken."""
+    plain_bytes: int = 0
+    """Of what was done since."""
+    coded_bytes: int = 0
+
+    def begin(self, now_s: float) -> None:
+        self.since_s = self.since_s if self.connections else now_s
+        self.connections += 1
+
+    def end(self, now_s: float) -> tuple[int, int, float] | None:
+        """Returns what was done and the seconds it took: once all have ended, or much was done. None: not yet."""
+        self.connections -= 1
+        if self.connections and self.plain_bytes + self.coded_bytes < KNOWN_BYTES:
+            return None
+        done = self.plain_bytes, self.coded_bytes, now_s - self.since_s
+        self.plain_bytes, self.coded_bytes, self.since_s = 0, 0, now_s
+        return done
 
 
 @dataclass
@@ -90,6 +62,14 @@ class _Group:
     ratio: float = _FIRST_RATIO
     failures: int = 0
     skipped: int = 0
+
+    def takes(self) -> bool:
+        """Says whether a record is to be tried. Where none became shorter it is tried rarely: it may do so again."""
+        if self.failures >= FAILURE_LIMIT and self.skipped < SKIPS:
+            self.skipped += 1
+            return False
+        self.skipped = 0
+        return True
 
 
 class RecordCoder:
@@ -103,21 +83,21 @@ class RecordCoder:
         self._turn = threading.Lock()
         """Has who codes."""
         self._lock = threading.Lock()
+        self._choice = CodingChoice()
         self._groups: defaultdict[int, _Group] = defaultdict(_Group)
-        self._ways = {way: _Way() for way in Way}
+        self._sending, self._reading = _Busy(), _Busy()
         self._counts: Counter[str] = Counter()
 
     def encode(self, group: int, record: Value) -> bytes | None:
         """Codes a record. None: it is to be sent as it is."""
         if self._coding is Coding.OFF:
             return None
+        is_auto, choice = self._coding is Coding.AUTO, self._choice
         with self._lock:
-            found = self._group(group)
-            is_faster = self._coding is Coding.ON or self._is_faster(found.ratio)
-            if not self._takes(found, is_faster=is_faster):
+            found = self._groups[group % GROUPS]
+            if (is_auto and not choice.wants(len(record), found.ratio)) or not found.takes():
                 return None
-            read = self._ways[Way.READ]
-            needs_trial = self._coding is Coding.AUTO and not (is_faster and read.code.is_known)
+            needs_trial = is_auto and not (choice.decoding.is_known and choice.comes_sooner(found.ratio))
         with self._turn:
             begun_s = self._clock()
             coded = self._encoder.encode(record)
@@ -126,7 +106,7 @@ class RecordCoder:
                 native.decode_record(coded, bytearray(len(record)))
             decoded_s = self._clock()
         with self._lock:
-            self._ways[Way.SEND].code.add(len(record), encoded_s - begun_s)
+            choice.encoding.add(len(record), encoded_s - begun_s)
             if coded is None:
                 found.failures = min(found.failures + 1, FAILURE_LIMIT)
                 found.ratio += _LEARNING * (1 - found.ratio)
@@ -134,38 +114,43 @@ class RecordCoder:
             found.failures = 0
             found.ratio += _LEARNING * (len(record) / len(coded) - found.ratio)
             if needs_trial:
-                read.code.add(len(record), decoded_s - encoded_s)
+                choice.decoding.add(len(record), decoded_s - encoded_s)
             self._counts["coded_records"] += 1
             self._counts["coded_bytes"] += len(record)
             self._counts["coded_stored_bytes"] += len(coded)
         return coded
 
     @contextmanager
-    def moving(self, way: Way) -> Iterator[None]:
-        """Within it a connection sends or reads, and its thread does nothing else."""
-        if self._coding is not Coding.AUTO:
+    def sending(self) -> Iterator[None]:
+        """Within it a connection sends, and its thread does nothing else."""
+        with self._doing(self._sending):
             yield
-            return
-        one = self._ways[way]
-        with self._lock:
-            one.since_s = one.since_s if one.moving else self._clock()
-            one.moving += 1
-        try:
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within it a connection reads records, verifies and decodes them: whatever whoever wants them waits for."""
+        with self._doing(self._reading):
             yield
-        finally:
-            with self._lock:
-                one.moving -= 1
-                if not one.moving:
-                    one.link.add(0, self._clock() - one.since_s)
 
-    def told_moved(self, way: Way, size_bytes: int) -> None:
-        """Is told that so many bytes moved, while something was `moving`."""
+    def told_sent(self, size_bytes: int) -> None:
+        """Is told that so many bytes travelled while something was `sending`."""
         with self._lock:
-            self._ways[way].link.add(size_bytes, 0.0)
+            self._choice.sending.add(size_bytes, 0.0)
 
-    def told_decoded(self, record_bytes: int, taken_s: float) -> None:
+    def told_read(self, record_bytes: int, *, decoding_s: float | None = None) -> None:
+        """Is told within `reading` that a record was read; `decoding_s`: that it was coded, and what decoding took."""
         with self._lock:
-            self._ways[Way.READ].code.add(record_bytes, taken_s)
+            if decoding_s is None:
+                self._reading.plain_bytes += record_bytes
+            else:
+                self._reading.coded_bytes += record_bytes
+                self._choice.decoding.add(record_bytes, decoding_s)
+
+    def told_waiting(self, jobs: int, connections: int) -> None:
+        """Is told how many jobs wait to be sent when one of the connections takes the next one. Once each connection
+        could have had one more, sending is behind, until none waits."""
+        with self._lock:
+            self._choice.is_behind = jobs >= connections or (self._choice.is_behind and jobs > 0)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -173,28 +158,19 @@ class RecordCoder:
         with self._lock:
             return dict(self._counts)
 
-    def _group(self, number: int) -> _Group:
-        return self._groups[number % GROUPS]
-
-    def _takes(self, group: _Group, *, is_faster: bool) -> bool:
-        """Says whether a group's record is to be coded. What is of no use is tried rarely: it may have become of
-        use."""
-        if self._coding is Coding.AUTO and not any(way.link.is_known for way in self._ways.values()):
-            return False
-        skips = SKIPS if group.failures >= FAILURE_LIMIT else 0 if is_faster else SLOW_SKIPS
-        if group.skipped < skips:
-            group.skipped += 1
-            return False
-        group.skipped = 0
-        return True
-
-    def _is_faster(self, ratio: float) -> bool:
-        """Whether coding holds up nothing that is sent, and lets records come sooner: reading a byte of a record takes
-        1 / link, or 1 / (ratio * link) and then 1 / code. Before the code's speed is known it takes
-        trials."""
-        send, read = self._ways[Way.SEND], self._ways[Way.READ]
-        # Whoever reads what is only sent from here has such a link, too.
-        link = read.link if read.link.is_known else send.link
-        if send.link.is_known and send.code.is_known and send.link.rate >= _SEND_MARGIN * send.code.rate:
-            return False
-        return not read.code.is_known or link.rate < _MARGIN * read.code.rate * (1 - 1 / ratio)
+    @contextmanager
+    def _doing(self, what: _Busy) -> Iterator[None]:
+        if self._coding is not Coding.AUTO:
+            yield
+            return
+        with self._lock:
+            what.begin(self._clock())
+        try:
+            yield
+        finally:
+            with self._lock:
+                done = what.end(self._clock())
+                if done is not None and what is self._reading:
+                    self._choice.told_read(*done)
+                elif done is not None:
+                    self._choice.sending.add(0, done[2])

@@ -309,6 +309,7 @@ class RemoteTier:
                     while jobs:
                         job = jobs.popleft()
                         if not job.is_over:
+                            self._terms.coder.told_waiting(len(self._others), self._terms.connections)
                             return job
                 self._to_serve.wait()
         return None

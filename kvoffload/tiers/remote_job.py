@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvoffload import native
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordOutcome, Ticket
 from kvoffload.tiers.envelope import HEAD_BYTES, OpenValue, RecordHead, RecordName, Verdict, list_names, open_value
-from kvoffload.tiers.record_coder import RecordCoder, Way
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.record_store import RecordStore, SlotStore, fill_slot
 from kvoffload.types import HASH_BYTES
 
@@ -91,8 +91,8 @@ class RemoteJob:
         )
 
     def serve(self, store: RecordStore | SlotStore, call_bytes: int, coder: RecordCoder) -> None:
-        """All of it, in calls of about so many bytes. `coder`: for a store that moves no records itself. Raises what
-        the store raises."""
+        """All of it, in calls of about so many bytes. `coder`: the tier's, which a store that moves records itself
+        has, too. Raises what the store raises."""
         work: dict[Verb, Callable[[range], None]] = {
             Verb.LOOK: partial(self._look, store),
             Verb.REMOVE: partial(self._remove, store),
@@ -101,10 +101,11 @@ class RemoteJob:
             work |= {Verb.PUT: partial(self._put_slots, store), Verb.GET: partial(self._get_slots, store)}
         else:
             work |= {Verb.PUT: partial(self._put, store, coder), Verb.GET: partial(self._get, store, coder)}
-        for part in self._cut(call_bytes):
-            if self.is_over:
-                return
-            work[self.verb](part)
+        with coder.reading() if self.verb is Verb.GET else contextlib.nullcontext():
+            for part in self._cut(call_bytes):
+                if self.is_over:
+                    return
+                work[self.verb](part)
 
     def _cut(self, call_bytes: int) -> Iterator[range]:
         moves = self.verb in (Verb.PUT, Verb.GET)
@@ -140,24 +141,22 @@ class RemoteJob:
             head = RecordHead(name, self.batch.record_bytes, digest, self.batch.parent(at), len(coded or b""))
             values[at] = head.pack(), coded or data
         if values:
-            with coder.moving(Way.SEND):
+            with coder.sending():
                 taken = store.put([self._list[at].key for at in values], list(values.values()))
-            coder.told_moved(Way.SEND, sum(len(data) for _, data in values.values()))
+            coder.told_sent(sum(len(data) for _, data in values.values()))
             for at, is_taken in zip(values, taken, strict=True):
                 self._settle(at, self._stored if is_taken else RecordOutcome.FAILED)
 
     def _get(self, store: RecordStore, coder: RecordCoder, part: range) -> None:
         damaged = []
         limit_bytes = HEAD_BYTES + self.batch.record_bytes + 1  # one too many tells a longer value
-        with coder.moving(Way.READ):
-            values = store.get([self._list[at].key for at in part], limit_bytes)
-        coder.told_moved(Way.READ, sum(map(len, filter(None, values))))
+        values = store.get([self._list[at].key for at in part], limit_bytes)
         for at, value in zip(part, values, strict=True):
             begun_s = time.perf_counter()
             opened = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)
-            if isinstance(opened, OpenValue) and opened.head.coded_bytes:
-                coder.told_decoded(self.batch.record_bytes, time.perf_counter() - begun_s)
             if isinstance(opened, OpenValue):
+                decoding_s = time.perf_counter() - begun_s if opened.head.coded_bytes else None
+                coder.told_read(self.batch.record_bytes, decoding_s=decoding_s)
                 with self.lock:
                     if self.is_over:
                         return

@@ -27,7 +27,7 @@ from kvoffload.tiers.envelope import (
     list_names,
     open_value,
 )
-from kvoffload.tiers.record_coder import Coding, RecordCoder, Way
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count, read_error
@@ -111,16 +111,16 @@ class ValkeyStore(SlotStore):
             begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + len(data))
             sent[at] = self._nodes.of(PREFIX + name.key)
             head = RecordHead(name, batch.record_bytes, digest, batch.parent(at), len(coded or b"")).pack()
-            with self._coder.moving(Way.SEND):
+            with self._coder.sending():
                 outbox.add(sent[at], [begin, head, data, rest], len(data))
             sent_bytes += len(data)
-        with self._coder.moving(Way.SEND):
+        with self._coder.sending():
             outbox.send()
             lines = self._read_lines(list(sent.values()), refusal="OOM")
         for at, line in zip(sent, lines, strict=True):
             if line is None:
                 outcomes[at] = RecordOutcome.FAILED
-        self._coder.told_moved(Way.SEND, sent_bytes)
+        self._coder.told_sent(sent_bytes)
         return outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
@@ -188,28 +188,24 @@ class ValkeyStore(SlotStore):
 
     def _read_record(self, asked: RespConnection, name: RecordName, room: memoryview) -> RecordHead | Verdict | None:
         """To where it is wanted, if it has the length that is. None: there is none."""
-        with self._coder.moving(Way.READ):
-            size = asked.read_size()
-            if isinstance(size, ErrorAnswer):
-                self._read_error(size)
-                return None
-            if size is None:
-                return None
-            is_plain = size == HEAD_BYTES + len(room)
-            if is_plain:
-                value = memoryview(bytearray(HEAD_BYTES))
-                asked.read_into(value, room)
-            else:
-                # Coded ones are shorter.
-                value = asked.read_beginning(size, size if size < HEAD_BYTES + len(room) else HEAD_BYTES)
-        self._coder.told_moved(Way.READ, size)
-        if is_plain:
+        size = asked.read_size()
+        if isinstance(size, ErrorAnswer):
+            self._read_error(size)
+            return None
+        if size is None:
+            return None
+        if size == HEAD_BYTES + len(room):
+            value = memoryview(bytearray(HEAD_BYTES))
+            asked.read_into(value, room)
+            self._coder.told_read(len(room))
             return check_record(value, room, name)
+        # Coded ones are shorter.
+        value = asked.read_beginning(size, size if size < HEAD_BYTES + len(room) else HEAD_BYTES)
         begun_s = time.perf_counter()
         opened = open_value(value, name, len(room), room=room)
         if not isinstance(opened, OpenValue):
             return opened
-        self._coder.told_decoded(len(room), time.perf_counter() - begun_s)
+        self._coder.told_read(len(room), decoding_s=time.perf_counter() - begun_s)
         return opened.head
 
     def _count_each(self, verb: bytes, keys: Sequence[Key], *rest: bytes) -> list[bool]:

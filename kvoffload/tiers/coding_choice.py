@@ -1,0 +1,97 @@
+"""Whether coded records come sooner from a store than plain ones, by what reading both was measured to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvoffload.units import MIB
+
+KNOWN_BYTES = 16 * MIB
+"""What must have been moved, or coded, before its speed counts."""
+TRIAL_BYTES = KNOWN_BYTES
+TRIAL_EVERY_BYTES = 128 * TRIAL_BYTES
+"""Of so many bytes that are sent, TRIAL_BYTES go the other way: what is faster may have changed."""
+_FORGET_BYTES = 2 * KNOWN_BYTES
+"""So many bytes are worth half when more come."""
+_ONE_KIND = 7 / 8
+"""Of a period's bytes: what was read in it is taken for all coded, or all plain."""
+_READ_MARGIN = 1.03
+"""So many times as fast coded records must come."""
+_DECODE_MARGIN = 0.9
+"""Of one thread's speed of decoding: what arrives must not wait for it."""
+_SEND_MARGIN = 0.5
+"""Of the code's speed: one record is sent while the next one is coded."""
+
+
+@dataclass
+class Speed:
+    """Is a moving estimate of a speed: what is long past counts less."""
+
+    bytes: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, size_bytes: int, taken_s: float) -> None:
+        if self.bytes > _FORGET_BYTES:
+            self.bytes /= 2
+            self.seconds /= 2
+        self.bytes += size_bytes
+        self.seconds += taken_s
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second; 0 if unknown."""
+        return self.bytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.bytes >= KNOWN_BYTES
+
+
+class CodingChoice:
+    """Is a planner: it is told what was measured, and has neither a clock nor a lock."""
+
+    def __init__(self) -> None:
+        self.plain = Speed()
+        """Of reading plain records until they are verified, by all connections together; so is `coded`."""
+        self.coded = Speed()
+        """In bytes of records, not of what travelled."""
+        self.decoding = Speed()
+        """Of one thread; so is `encoding`."""
+        self.encoding = Speed()
+        self.sending = Speed()
+        """Of all connections together, in bytes as they travel."""
+        self.is_behind = False
+        """More is to be sent than is sent meanwhile."""
+        self._asked_bytes = 0
+
+    def told_read(self, plain_bytes: int, coded_bytes: int, taken_s: float) -> None:
+        """Is told that records of so many bytes were read in a period. One in which many of both kinds came says
+        nothing."""
+        size_bytes = plain_bytes + coded_bytes
+        if plain_bytes >= _ONE_KIND * size_bytes > 0:
+            self.plain.add(size_bytes, taken_s)
+        elif coded_bytes >= _ONE_KIND * size_bytes > 0:
+            self.coded.add(size_bytes, taken_s)
+
+    def wants(self, size_bytes: int, ratio: float) -> bool:
+        """Says whether a record that is to be sent should be coded; `ratio`: by how much it would become shorter."""
+        if not (self.plain.is_known or self.sending.is_known):
+            return False
+        self._asked_bytes += size_bytes
+        if self.is_behind and self._sends_later():
+            return False
+        is_trial = self._asked_bytes % TRIAL_EVERY_BYTES >= TRIAL_EVERY_BYTES - TRIAL_BYTES
+        return self.comes_sooner(ratio) is not is_trial
+
+    def comes_sooner(self, ratio: float) -> bool:
+        """Says whether a coded record would be read sooner. Before enough of them were read it is tried, where decoding
+        would keep up."""
+        if self.plain.is_known and self.coded.is_known:
+            return self.coded.rate > _READ_MARGIN * self.plain.rate
+        # Whoever reads what is only sent from here has such a link, too.
+        link = self.plain if self.plain.is_known else self.sending
+        return not self.decoding.is_known or ratio * link.rate < _DECODE_MARGIN * self.decoding.rate
+
+    def _sends_later(self) -> bool:
+        speeds = (self.sending, self.encoding)
+        return all(speed.is_known for speed in speeds) and self.sending.rate >= _SEND_MARGIN * self.encoding.rate

@@ -1,0 +1,124 @@
+"""Which records are coded, by speeds that are made up: in bytes a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvoffload.tiers.coding_choice import KNOWN_BYTES, TRIAL_BYTES, TRIAL_EVERY_BYTES, CodingChoice, Speed
+
+RECORD_BYTES = 1 << 20
+RATIO = 1.5
+GB = 1e9
+
+
+def read(choice: CodingChoice, *, plain: float | None = None, coded: float | None = None, times: int = 8) -> None:
+    """Is told of reads at such rates."""
+    for _ in range(times):
+        if plain is not None:
+            choice.told_read(KNOWN_BYTES, 0, KNOWN_BYTES / plain)
+        if coded is not None:
+            choice.told_read(0, KNOWN_BYTES, KNOWN_BYTES / coded)
+
+
+def tell(speed: Speed, rate: float) -> None:
+    speed.add(KNOWN_BYTES, KNOWN_BYTES / rate)
+
+
+def wants(choice: CodingChoice, ratio: float = RATIO) -> bool:
+    return choice.wants(RECORD_BYTES, ratio)
+
+
+@pytest.mark.parametrize(
+    ("plain", "coded", "codes"),
+    [
+        (1.0, 1.4, True),
+        (1.0, 1.05, True),
+        (1.0, 1.02, False),
+        (1.0, 0.7, False),
+        # Decoding by several threads may be faster than one of them decodes.
+        (3.0, 4.4, True),
+    ],
+)
+def test_what_was_read_sooner_is_sent(plain: float, coded: float, codes: bool) -> None:
+    choice = CodingChoice()
+    read(choice, plain=plain * GB, coded=coded * GB)
+    tell(choice.decoding, 3 * GB)
+    assert wants(choice) is codes
+
+
+def test_sending_later_does_not_matter_while_sending_keeps_up() -> None:
+    choice = CodingChoice()
+    read(choice, plain=1.0 * GB, coded=1.4 * GB)
+    tell(choice.sending, 1.2 * GB)
+    tell(choice.encoding, 0.8 * GB)
+    assert wants(choice)
+    choice.is_behind = True
+    assert not wants(choice)
+    choice.is_behind = False
+    assert wants(choice)
+
+
+def test_what_is_sent_sooner_if_it_is_coded_is_coded_when_sending_is_behind() -> None:
+    choice = CodingChoice()
+    read(choice, plain=0.1 * GB, coded=0.15 * GB)
+    tell(choice.sending, 0.1 * GB)
+    tell(choice.encoding, 1.5 * GB)
+    choice.is_behind = True
+    assert wants(choice)
+
+
+def test_nothing_is_coded_before_enough_was_moved() -> None:
+    choice = CodingChoice()
+    assert not wants(choice)
+    choice.told_read(KNOWN_BYTES - 1, 0, 1.0)
+    assert not wants(choice)
+    choice.told_read(1, 0, 0.0)
+    assert wants(choice)
+
+
+@pytest.mark.parametrize(("link", "ratio", "codes"), [(1.0, 1.5, True), (1.9, 1.5, False), (1.9, 1.2, True)])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_before_coded_records_were_read_decoding_must_keep_up(
+    link: float, ratio: float, codes: bool, is_read: bool
+) -> None:
+    """A server that only sends takes its link for that of whoever reads."""
+    choice = CodingChoice()
+    if is_read:
+        read(choice, plain=link * GB)
+        tell(choice.sending, 0.01 * GB)
+    else:
+        tell(choice.sending, link * GB)
+    tell(choice.decoding, 3 * GB)
+    assert wants(choice, ratio) is codes
+
+
+def test_periods_with_records_of_both_kinds_say_nothing() -> None:
+    choice = CodingChoice()
+    for _ in range(8):
+        choice.told_read(KNOWN_BYTES, KNOWN_BYTES, 1.0)
+    choice.told_read(0, 0, 1.0)
+    assert not choice.plain.is_known
+    assert not choice.coded.is_known
+    choice.told_read(KNOWN_BYTES, KNOWN_BYTES // 8, 1.0)
+    assert choice.plain.is_known
+
+
+@pytest.mark.parametrize("codes", [True, False])
+def test_now_and_then_some_go_the_other_way(codes: bool) -> None:
+    choice = CodingChoice()
+    read(choice, plain=1.0 * GB, coded=(1.4 if codes else 0.9) * GB)
+    asked = [wants(choice) for _ in range(2 * TRIAL_EVERY_BYTES // RECORD_BYTES)]
+    trials = TRIAL_BYTES // RECORD_BYTES
+    assert asked.count(not codes) == 2 * trials
+    # All of a trial together, so that they are read together; and none in the beginning.
+    first = asked.index(not codes)
+    assert asked[first : first + trials] == [not codes] * trials
+    assert first > len(asked) // 2 - 2 * trials
+
+
+def test_a_link_that_has_become_faster_is_seen() -> None:
+    choice = CodingChoice()
+    read(choice, plain=0.1 * GB, coded=0.15 * GB)
+    assert wants(choice)
+    read(choice, plain=5.0 * GB, coded=3.0 * GB, times=100)
+    assert not wants(choice)
