@@ -1,8 +1,8 @@
 """Is the server's eviction policy ever second, and by how much?
 
 Replays traces from seeds, and one that is named with its halves and its reverse, over each policy that `kvoffload
-replay` knows. Prints hit rates in per cent, and by how much the server's policy is above or below the best of the
-others.
+replay` knows. Prints hit rates in per cent, the prefill time that these hits save in per cent of all of it, and by how
+much the server's policy is above or below the best of the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,41 +19,62 @@ from rich.table import Table
 
 from benchmarks.evictions.traces import GENERATED, Trace, describe
 from kvoffload import native
+from kvoffload.cache.benefit import PrefillCost, parse_prefill_cost
 from kvoffload.cache.replay import OPTIMUM, pack_trace, replay
 from kvoffload.cache.terms import DEFAULT_POLICY
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 PERCENTS = (1, 2, 5, 10, 20)
+COST = PrefillCost()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One trace and one model: hit rates in per cent, a row for each policy, a column for each capacity."""
+    """One trace and one model: a row for each policy, a column for each capacity, all in per cent."""
 
     trace: str
     is_hybrid: bool
     rates: dict[str, list[float]]
+    saved: dict[str, list[float]]
+    """Of the time that computing all full blocks takes."""
 
     @property
     def above_best(self) -> list[float]:
-        """Points by which the server's policy is above the best of the others, at each capacity."""
-        own = self.rates[DEFAULT_POLICY]
-        others = [rates for policy, rates in self.rates.items() if policy not in (DEFAULT_POLICY, OPTIMUM)]
-        return [rate - max(best) for rate, *best in zip(own, *others, strict=True)]
+        """Points of the hit rate by which the server's policy is above the best of the others, at each capacity."""
+        return _above_best(self.rates)
+
+    @property
+    def saved_above_best(self) -> list[float]:
+        """Points of the saved time by which the server's policy is above the best of the others, at each capacity."""
+        return _above_best(self.saved)
 
 
-def compare(name: str, requests: Trace, *, is_hybrid: bool = False, percents: Sequence[float] = PERCENTS) -> Comparison:
+def _above_best(shares: Mapping[str, list[float]]) -> list[float]:
+    others = [values for policy, values in shares.items() if policy not in (DEFAULT_POLICY, OPTIMUM)]
+    return [value - max(best) for value, *best in zip(shares[DEFAULT_POLICY], *others, strict=True)]
+
+
+def compare(
+    name: str,
+    requests: Trace,
+    *,
+    is_hybrid: bool = False,
+    percents: Sequence[float] = PERCENTS,
+    cost: PrefillCost = COST,
+) -> Comparison:
     """All policies and, without a hybrid model, the optimum."""
     packed = pack_trace(
         TraceRequest(timestamp_ms=0, input_length=BLOCK_TOKENS * len(blocks), output_length=0, hash_ids=blocks)
         for blocks in requests
     )
     rates: dict[str, list[float]] = {}
+    saved: dict[str, list[float]] = {}
     for result in replay(
         packed, policies=native.policy_names(), capacity_percents=tuple(percents), is_hybrid=is_hybrid
     ):
         rates.setdefault(result.policy, []).append(100 * result.hit_rate)
-    return Comparison(trace=name, is_hybrid=is_hybrid, rates=rates)
+        saved.setdefault(result.policy, []).append(100 * result.saved_share(cost, BLOCK_TOKENS))
+    return Comparison(trace=name, is_hybrid=is_hybrid, rates=rates, saved=saved)
 
 
 def list_traces(file: Path | None, *, seed: int) -> Iterator[tuple[str, Trace]]:
@@ -74,13 +95,20 @@ def _print_comparison(console: Console, requests: Trace, found: Comparison, perc
     table = Table(
         box=None, pad_edge=False, title=f"{found.trace} ({model}; {describe(requests)})", title_justify="left"
     )
-    for column in ("", *(f"{percent:g}%" for percent in percents)):
+    for column in (
+        "",
+        *(f"hits {percent:g}%" for percent in percents),
+        *(f"time {percent:g}%" for percent in percents),
+    ):
         table.add_column(column, justify="right")
     for policy, rates in found.rates.items():
-        table.add_row(policy, *(f"{rate:.2f}" for rate in rates))
-    table.add_row("above the best other", *(f"{points:+.2f}" for points in found.above_best))
+        table.add_row(policy, *(f"{share:.2f}" for share in (*rates, *found.saved[policy])))
+    above = (*found.above_best, *found.saved_above_best)
+    table.add_row("above the best other", *(f"{points:+.2f}" for points in above))
     console.print(table)
-    console.print(f"in sum {sum(found.above_best):+.2f}, at worst {min(found.above_best):+.2f}\n")
+    for what, points in (("hits", found.above_best), ("time", found.saved_above_best)):
+        console.print(f"{what}: in sum {sum(points):+.2f}, at worst {min(points):+.2f}")
+    console.print()
 
 
 def _as_json(found: Comparison, percents: Sequence[float]) -> str:
@@ -91,6 +119,10 @@ def _as_json(found: Comparison, percents: Sequence[float]) -> str:
             "capacity_percents": list(percents),
             "hit_rates_percent": {policy: [round(rate, 3) for rate in rates] for policy, rates in found.rates.items()},
             "above_best_points": [round(points, 3) for points in found.above_best],
+            "saved_time_percent": {
+                policy: [round(share, 3) for share in shares] for policy, shares in found.saved.items()
+            },
+            "saved_time_above_best_points": [round(points, 3) for points in found.saved_above_best],
         }
     )
 
@@ -99,14 +131,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, help="a trace as `kvoffload replay` reads it, beside the generated ones")
     parser.add_argument("--seed", type=int, default=1, help="of the generated traces")
+    parser.add_argument(
+        "--prefill-cost", type=parse_prefill_cost, default=COST, help="as of `kvoffload replay`", metavar="US[,US]"
+    )
     parser.add_argument("--hybrid", action="store_true", help="of each trace a hybrid model's replay, too")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
-    console = Console(width=120)
+    console = Console(width=160)
     all_found = []
     for name, requests in list_traces(options.trace, seed=options.seed):
         for is_hybrid in (False, True) if options.hybrid else (False,):
-            found = compare(name, requests, is_hybrid=is_hybrid)
+            found = compare(name, requests, is_hybrid=is_hybrid, cost=options.prefill_cost)
             all_found.append(found)
             if options.json:
                 print(_as_json(found, PERCENTS), flush=True)

@@ -32,6 +32,38 @@ class TraceSpan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefillCost:
+    """What one token of a prompt takes to compute: it grows with its position, because it attends to all before it."""
+
+    token_us: float = 21.6
+    growth_us: float = 0.9
+    """More of it for each 1,000 tokens before."""
+
+    def total_s(self, *, blocks: int, squares: int, block_tokens: int) -> float:
+        """Returns the seconds that the first blocks of some prompts take.
+
+        `blocks` is how many these are in all, `squares` the sum of the squares of how many each prompt has of them.
+        """
+        later_us = self.growth_us / 1000 * squares * block_tokens**2 / 2
+        return (self.token_us * blocks * block_tokens + later_us) / 1e6
+
+
+def parse_prefill_cost(text: str) -> PrefillCost:
+    """Reads `TOKEN,GROWTH`, both in microseconds; one number alone stands for a cost that does not grow."""
+    parts = text.split(",")
+    try:
+        costs = [float(part) for part in parts]
+    except ValueError:
+        costs = []
+    if len(costs) not in (1, 2) or not all(0 <= cost < 1e6 for cost in costs) or costs[0] == 0:
+        raise ConfigError(
+            f"prefill cost {text!r} is not one or two numbers",
+            remedy="allowed are microseconds below 1,000,000 of a token, above 0, and more for each 1,000 before it",
+        )
+    return PrefillCost(token_us=costs[0], growth_us=costs[1] if len(costs) == 2 else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenefitTerms:
     """What the reader knows of the engines. All of it is taken as given."""
 

@@ -10,11 +10,12 @@ from itertools import accumulate, islice
 import numpy as np
 
 from kvoffload import native
+from kvoffload.cache.benefit import PrefillCost
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest
 from kvoffload.errors import ConfigError
 
 OPTIMUM = "optimum"
-"""Stands in a policy's place for Belady's choice, which sees the whole trace."""
+"""Stands in a policy's place for Belady's choice, which sees the whole trace: the most hits, not the most time."""
 
 _BATCH_REQUESTS = 1024
 
@@ -30,6 +31,10 @@ class ReplayResult:
     """In blocks of a plain model; in a hybrid one a prefix block has 4 units, a window block 2, a state 16."""
     hits: int
     references: int
+    hit_squares: int
+    """The sum over all requests of how many blocks were hit, squared."""
+    reference_squares: int
+    """The sum over all requests of how many blocks were asked for, squared."""
     useless_share: float | None = None
     """Mean share of the bytes that no acquire could have made use of; None: never sampled, memory did not fill."""
 
@@ -37,6 +42,15 @@ class ReplayResult:
     def hit_rate(self) -> float:
         """Blocks below the usable boundaries, of all full blocks asked for."""
         return self.hits / self.references
+
+    def saved_s(self, cost: PrefillCost, block_tokens: int) -> float:
+        """Returns the time that computing what was hit would have taken."""
+        return cost.total_s(blocks=self.hits, squares=self.hit_squares, block_tokens=block_tokens)
+
+    def saved_share(self, cost: PrefillCost, block_tokens: int) -> float:
+        """Returns the same as a share of what computing all full blocks would have taken."""
+        total_s = cost.total_s(blocks=self.references, squares=self.reference_squares, block_tokens=block_tokens)
+        return self.saved_s(cost, block_tokens) / total_s
 
 
 def pack_trace(requests: Iterable[TraceRequest], *, block_tokens: int = BLOCK_TOKENS) -> native.ReplayTrace:
@@ -66,15 +80,20 @@ def replay(
                 capacity_units=capacity,
                 hits=outcome["hits"],
                 references=trace.reference_count,
+                hit_squares=outcome["hit_squares"],
+                reference_squares=trace.reference_squares,
                 useless_share=outcome["useless_share"] if outcome["samples"] else None,
             )
         if not is_hybrid:
+            optimal = native.count_optimal_hits(trace, capacity)
             yield ReplayResult(
                 policy=OPTIMUM,
                 capacity_percent=percent,
                 capacity_units=capacity,
-                hits=native.count_optimal_hits(trace, capacity),
+                hits=optimal["hits"],
                 references=trace.reference_count,
+                hit_squares=optimal["hit_squares"],
+                reference_squares=trace.reference_squares,
             )
 
 

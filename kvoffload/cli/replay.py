@@ -13,7 +13,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvoffload.cache.benefit import Benefit, BenefitTerms, TraceSpan, reckon_benefit
+from kvoffload.cache.benefit import (
+    Benefit,
+    BenefitTerms,
+    PrefillCost,
+    TraceSpan,
+    parse_prefill_cost,
+    reckon_benefit,
+)
 from kvoffload.cache.replay import OPTIMUM, ReplayResult, count_own_hits, pack_trace, parse_capacities, parse_policies
 from kvoffload.cache.replay import replay as replay_trace
 from kvoffload.cache.terms import DEFAULT_POLICY
@@ -57,6 +64,15 @@ def replay(
     prefill: Annotated[
         float, typer.Option("--prefill", help="Prompt tokens a second of one GPU: what hits spare, in GPUs.", min=0)
     ] = 0,
+    prefill_cost: Annotated[
+        str,
+        typer.Option(
+            "--prefill-cost",
+            help="Microseconds to compute a token, and more of them for each 1,000 before it: what hits save. "
+            "As given: 8 billion parameters on an H200.",
+            metavar="US[,US]",
+        ),
+    ] = "21.6,0.9",
     own: Annotated[
         str, typer.Option("--own", help="Engines' own caches, together: what they hit is no benefit.", metavar="SIZE")
     ] = "0",
@@ -68,7 +84,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Replay a trace: share of its blocks served, by policy and capacity, beside the offline optimum."""
-    policies, percents = parse_policies(policy), parse_capacities(capacity)
+    policies, percents, cost = parse_policies(policy), parse_capacities(capacity), parse_prefill_cost(prefill_cost)
     own_bytes, pools = _size("own", own), [_size("memory", one) for one in memory.split(",") if memory]
     _check_benefit(token_bytes, is_wanted=bool(pools or own_bytes or prefill or price), is_hybrid=is_hybrid)
     if (own_bytes or price) and not prefill:
@@ -91,7 +107,7 @@ def replay(
             results.append(result)
             tell(f"replayed {result.policy} at {result.capacity_percent:.3g}%", 1)
             if as_json and not prefill:
-                typer.echo(json.dumps(_as_json(result, is_hybrid=is_hybrid)))
+                typer.echo(json.dumps(_as_json(result, cost, block_tokens, is_hybrid=is_hybrid)))
     benefits = [
         reckon_benefit(terms, span, pool_blocks=result.capacity_units, hits=result.hits, own_hits=own_hits)
         for result in (results if prefill else ())
@@ -102,11 +118,13 @@ def replay(
         )
     if as_json:
         for result, benefit in zip(results, benefits, strict=False):
-            typer.echo(json.dumps(_as_json(result, is_hybrid=is_hybrid) | asdict(benefit)))
+            line = _as_json(result, cost, block_tokens, is_hybrid=is_hybrid)
+            typer.echo(json.dumps(line | asdict(benefit)))
         return
     # A pipe has no width; a table cut to rich's 80 columns would hide the numbers.
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(_hits_table(results))
+    console.print(_saved_table(results, cost, block_tokens))
     if is_hybrid:
         console.print(_useless_table(results))
     if prefill:
@@ -152,7 +170,7 @@ def _draw_benefits(name: str, results: list[ReplayResult], benefits: list[Benefi
     return draw_amounts(title, "size of the pool", lines, name_size=describe_size, dashed=OPTIMUM)
 
 
-def _as_json(result: ReplayResult, *, is_hybrid: bool) -> dict[str, object]:
+def _as_json(result: ReplayResult, cost: PrefillCost, block_tokens: int, *, is_hybrid: bool) -> dict[str, object]:
     return {
         "model": "hybrid" if is_hybrid else "plain",
         "policy": result.policy,
@@ -161,6 +179,8 @@ def _as_json(result: ReplayResult, *, is_hybrid: bool) -> dict[str, object]:
         "hit_rate": round(result.hit_rate, 6),
         "hits": result.hits,
         "references": result.references,
+        "saved_s": round(result.saved_s(cost, block_tokens), 3),
+        "saved_share": round(result.saved_share(cost, block_tokens), 6),
         "useless_share": None if result.useless_share is None else round(result.useless_share, 6),
     }
 
@@ -191,6 +211,10 @@ def _benefit_table(policy: str, results: list[ReplayResult], benefits: list[Bene
 
 def _hits_table(results: list[ReplayResult]) -> Table:
     return _table("capacity", results, [f"{result.hit_rate:.1%}" for result in results])
+
+
+def _saved_table(results: list[ReplayResult], cost: PrefillCost, block_tokens: int) -> Table:
+    return _table("saved, s", results, [f"{result.saved_s(cost, block_tokens):,.1f}" for result in results])
 
 
 def _useless_table(results: list[ReplayResult]) -> Table:

@@ -69,7 +69,7 @@ TEST(nothing_is_better) {
     for (int round = 0; round < 60; ++round) {
         const ReplayTrace trace = random_trace(random, 7, 8);
         for (const std::uint64_t capacity : {0U, 1U, 2U, 3U, 5U}) {
-            CHECK_EQUAL(count_optimal_hits(trace, capacity), try_everything(trace, capacity));
+            CHECK_EQUAL(count_optimal_hits(trace, capacity).hits, try_everything(trace, capacity));
         }
     }
 }
@@ -79,7 +79,7 @@ TEST(no_policy_is_better) {
     for (int round = 0; round < 10; ++round) {
         const ReplayTrace trace = random_trace(random, 300, 1000);
         for (const std::uint64_t capacity : {5U, 20U, 80U, 300U}) {
-            const std::uint64_t optimum = count_optimal_hits(trace, capacity);
+            const std::uint64_t optimum = count_optimal_hits(trace, capacity).hits;
             for (const std::string_view name : policy_names()) {
                 auto policy = make_policy(name, replay_bounds(plain_shape(), capacity));
                 const auto outcome = replay(trace, plain_shape(), capacity, *policy.value());
@@ -94,7 +94,7 @@ TEST(no_policy_is_better) {
 TEST(with_room_for_all_every_block_misses_once) {
     std::mt19937 random(3);
     const ReplayTrace trace = random_trace(random, 100, 500);
-    CHECK_EQUAL(count_optimal_hits(trace, 100), trace.reference_count() - trace.block_count());
+    CHECK_EQUAL(count_optimal_hits(trace, 100).hits, trace.reference_count() - trace.block_count());
 }
 
 TEST(a_worked_example) {
@@ -104,8 +104,9 @@ TEST(a_worked_example) {
         CHECK(trace.add(ids).ok());
     }
     // Room for two: 1 and 4 (its next request is sooner than 2's at the second), then 1 and 2 cannot both stay.
-    CHECK_EQUAL(count_optimal_hits(trace, 1), 3U);
-    CHECK_EQUAL(count_optimal_hits(trace, 2), 4U);
-    CHECK_EQUAL(count_optimal_hits(trace, 3), 5U);
-    CHECK_EQUAL(count_optimal_hits(trace, 4), 6U);
+    CHECK_EQUAL(count_optimal_hits(trace, 1).hits, 3U);
+    CHECK_EQUAL(count_optimal_hits(trace, 2).hits, 4U);
+    CHECK_EQUAL(count_optimal_hits(trace, 3).hits, 5U);
+    CHECK_EQUAL(count_optimal_hits(trace, 4).hits, 6U);
+    CHECK_EQUAL(count_optimal_hits(trace, 4).hit_squares, 1U + 9U + 4U);
 }

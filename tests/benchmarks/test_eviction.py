@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.eviction import PERCENTS, Comparison, compare, list_traces
 from benchmarks.evictions.traces import GENERATED, Agents, Chat, Loop, Questions, Scans, Shift, describe
+from kvoffload.cache.benefit import PrefillCost
 from kvoffload.cache.replay import OPTIMUM
 
 SHARED_TRACE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "conversation.jsonl"
@@ -55,7 +56,19 @@ def test_questions_are_as_many_as_in_the_trace_that_they_stand_for() -> None:
 
 def test_points_are_counted_from_the_best_of_the_others() -> None:
     rates = {"lru": [10.0, 20.0], "arc": [11.0, 19.0], "prefix": [10.5, 21.0], OPTIMUM: [30.0, 40.0]}
-    assert Comparison(trace="a", is_hybrid=False, rates=rates).above_best == [-0.5, 1.0]
+    saved = {"lru": [10.0, 20.0], "arc": [8.0, 8.0], "prefix": [9.0, 24.0], OPTIMUM: [8.0, 8.0]}
+    found = Comparison(trace="a", is_hybrid=False, rates=rates, saved=saved)
+    assert found.above_best == [-0.5, 1.0]
+    assert found.saved_above_best == [-1.0, 4.0]
+
+
+def test_saved_time_is_the_hit_rate_where_all_tokens_cost_the_same() -> None:
+    found = compare("chat", Chat(requests=300).make(1), cost=PrefillCost(token_us=1.0, growth_us=0.0))
+    assert found.saved.keys() == found.rates.keys()
+    assert all(found.saved[policy] == pytest.approx(rates) for policy, rates in found.rates.items())
+    dearer = compare("chat", Chat(requests=300).make(1), cost=PrefillCost(token_us=1.0, growth_us=9.0))
+    assert dearer.rates == found.rates
+    assert dearer.saved["prefix"] != pytest.approx(found.saved["prefix"])
 
 
 def test_a_named_trace_is_halved_and_turned(tmp_path: Path) -> None:

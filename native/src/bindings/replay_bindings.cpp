@@ -82,9 +82,16 @@ void add_requests(Trace& trace, const Numbers& ids, const Numbers& ends) {
     }
 }
 
-std::uint64_t count_hits(Trace& trace, std::uint64_t capacity_blocks) {
-    const Replaying running(trace);
-    return count_optimal_hits(trace.requests, capacity_blocks);
+nb::dict count_hits(Trace& trace, std::uint64_t capacity_blocks) {
+    OptimalHits optimal;
+    {
+        const Replaying running(trace);
+        optimal = count_optimal_hits(trace.requests, capacity_blocks);
+    }
+    nb::dict found;
+    found["hits"] = optimal.hits;
+    found["hit_squares"] = optimal.hit_squares;
+    return found;
 }
 
 nb::dict replay_policy(Trace& trace, const std::string& policy_name, std::uint64_t capacity, bool is_hybrid) {
@@ -107,6 +114,7 @@ nb::dict replay_policy(Trace& trace, const std::string& policy_name, std::uint64
     raise_if_not_ok(status);
     nb::dict found;
     found["hits"] = outcome.hits;
+    found["hit_squares"] = outcome.hit_squares;
     found["admitted"] = outcome.admitted;
     found["evicted"] = outcome.evicted;
     found["refused"] = outcome.refused;
@@ -273,6 +281,7 @@ void bind_replay(nb::module_& module) {
         .def_prop_ro("request_count", [](const Trace& trace) { return trace.requests.request_count(); })
         .def_prop_ro("reference_count", [](const Trace& trace) { return trace.requests.reference_count(); })
         .def_prop_ro("block_count", [](const Trace& trace) { return trace.requests.block_count(); })
+        .def_prop_ro("reference_squares", [](const Trace& trace) { return trace.requests.reference_squares(); })
         .def("request", list_request, nb::arg("at"), "The numbers of a request's blocks, in order.")
         .def(
             "total_bytes",

@@ -57,23 +57,24 @@ private:
 
 }  // namespace
 
-std::uint64_t count_optimal_hits(const ReplayTrace& trace, std::uint64_t capacity_blocks) {
+OptimalHits count_optimal_hits(const ReplayTrace& trace, std::uint64_t capacity_blocks) {
     const std::vector<std::uint32_t> next = find_next_requests(trace);
     OptimalCache cache(trace.block_count(), capacity_blocks);
-    std::uint64_t hits = 0;
+    OptimalHits found;
     std::size_t reference = 0;
     for (std::size_t at = 0; at < trace.request_count(); ++at) {
         const auto blocks = trace.request(at);
-        std::size_t boundary = 0;
+        std::uint64_t boundary = 0;
         while (boundary < blocks.size() && cache.holds(blocks[boundary])) {
             ++boundary;
         }
-        hits += boundary;
+        found.hits += boundary;
+        found.hit_squares += boundary * boundary;
         for (const BlockNumber block : blocks) {
             cache.keep_if_best(block, next[reference++]);
         }
     }
-    return hits;
+    return found;
 }
 
 }  // namespace kvo

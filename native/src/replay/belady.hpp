@@ -12,7 +12,12 @@
 
 namespace kvo {
 
+struct OptimalHits {
+    std::uint64_t hits = 0;
+    std::uint64_t hit_squares = 0;  // of the same choice, as in ReplayOutcome: another one may have more
+};
+
 // Blocks served from a cache of `capacity_blocks`, full attention alone.
-std::uint64_t count_optimal_hits(const ReplayTrace& trace, std::uint64_t capacity_blocks);
+OptimalHits count_optimal_hits(const ReplayTrace& trace, std::uint64_t capacity_blocks);
 
 }  // namespace kvo

@@ -243,6 +243,7 @@ Status Replay::run() {
         request_ = static_cast<std::uint32_t>(at + 1);
         const std::size_t boundary = find_boundary(blocks);
         outcome_.hits += boundary;
+        outcome_.hit_squares += std::uint64_t{boundary} * boundary;
         touch(boundary, blocks);
         list_missing(boundary, blocks);
         if (Status status = evict_until_free(cut_missing()); !status.ok()) {

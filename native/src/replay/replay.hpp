@@ -34,7 +34,8 @@ ReplayShape hybrid_shape();  // with a sliding window of 4 blocks, and recurrent
 std::uint64_t total_bytes(const ReplayTrace& trace, const ReplayShape& shape);
 
 struct ReplayOutcome {
-    std::uint64_t hits = 0;  // blocks below the boundaries
+    std::uint64_t hits = 0;         // blocks below the boundaries
+    std::uint64_t hit_squares = 0;  // sum of the boundaries' squares: what hits save grows with their position
     std::uint64_t admitted = 0;
     std::uint64_t evicted = 0;
     std::uint64_t refused = 0;  // records that did not fit beside what their own request leased

@@ -27,6 +27,7 @@ Status ReplayTrace::add(std::span<const std::uint64_t> ids) {
         previous = found->second;
         references_.push_back(previous);
     }
+    reference_squares_ += std::uint64_t{ids.size()} * ids.size();
     ends_.push_back(static_cast<std::uint32_t>(references_.size()));
     return {};
 }

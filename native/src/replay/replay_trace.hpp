@@ -25,6 +25,8 @@ public:
     std::size_t request_count() const noexcept { return ends_.size(); }
     std::size_t reference_count() const noexcept { return references_.size(); }
     std::size_t block_count() const noexcept { return parents_.size(); }
+    // The sum of the squares of the requests' lengths.
+    std::uint64_t reference_squares() const noexcept { return reference_squares_; }
 
     std::span<const BlockNumber> request(std::size_t at) const noexcept;
     BlockNumber parent(BlockNumber block) const noexcept { return parents_[block]; }
@@ -42,6 +44,7 @@ private:
     };
 
     std::vector<BlockNumber> references_;
+    std::uint64_t reference_squares_ = 0;
     std::vector<std::uint32_t> ends_;
     std::vector<BlockNumber> parents_;
     std::vector<std::uint32_t> depths_;

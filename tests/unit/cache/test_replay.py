@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvoffload import native
+from kvoffload.cache.benefit import PrefillCost
 from kvoffload.cache.replay import OPTIMUM, ReplayResult, pack_trace, parse_capacities, parse_policies, replay
 from kvoffload.cache.trace import TraceRequest
 from kvoffload.errors import ConfigError
@@ -87,6 +88,12 @@ def test_hand_counted_hits() -> None:
     assert results["lru"].references == 7
     assert {result.hits for result in results.values()} == {4}
     assert results["lru"].hit_rate == 4 / 7
+    # Of 2 + 2 + 3 blocks 2 and 2: the later ones cost more, so less is saved than was hit.
+    assert {(result.hit_squares, result.reference_squares) for result in results.values()} == {(8, 17)}
+    cost = PrefillCost(token_us=1.0, growth_us=10.0)
+    saved_s = (4 * 512 + 8 * 0.01 * 512**2 / 2) / 1e6
+    assert results["lru"].saved_s(cost, 512) == pytest.approx(saved_s)
+    assert results["lru"].saved_share(cost, 512) == pytest.approx(saved_s / ((7 * 512 + 17 * 0.01 * 512**2 / 2) / 1e6))
 
 
 def test_hybrid_reuses_at_states_only() -> None:
@@ -96,6 +103,7 @@ def test_hybrid_reuses_at_states_only() -> None:
     assert OPTIMUM not in results
     assert results["lru"].capacity_units == 20 * 4 + 20 * 2 + 2 * 16
     assert {result.hits for result in results.values()} == {0 + 16 + 8 + 0}
+    assert {result.hit_squares for result in results.values()} == {256 + 64}
 
 
 def test_equal_ids_behind_other_ids_are_other_blocks() -> None:

@@ -35,6 +35,9 @@ def test_json_lines(trace: Path) -> None:
     assert [(line["capacity_percent"], line["policy"]) for line in lines] == [
         (percent, policy) for percent in (50, 100) for policy in ("lru", "arc", "optimum")
     ]
+    # 16 and 8 and 9 blocks of 512 tokens, of 16 + 16 + 16 + 9; the later of them cost more.
+    saved_s = (21.6 * 33 * 512 + 0.0009 * (256 + 64 + 81) * 512**2 / 2) / 1e6
+    total_s = (21.6 * 57 * 512 + 0.0009 * (3 * 256 + 81) * 512**2 / 2) / 1e6
     assert lines[3] == {
         "model": "plain",
         "policy": "lru",
@@ -43,6 +46,8 @@ def test_json_lines(trace: Path) -> None:
         "hit_rate": round(33 / 57, 6),
         "hits": 33,
         "references": 57,
+        "saved_s": round(saved_s, 3),
+        "saved_share": round(saved_s / total_s, 6),
         "useless_share": None,
     }
 
@@ -50,10 +55,23 @@ def test_json_lines(trace: Path) -> None:
 def test_a_table_has_a_row_per_capacity_and_a_column_per_policy(trace: Path) -> None:
     done = CliRunner().invoke(app, ["replay", str(trace)])
     assert done.exit_code == 0
-    header, *rows = [line.split() for line in done.stdout.splitlines()]
-    assert header == ["capacity", *native.policy_names(), "optimum"]
-    assert [row[0] for row in rows] == ["1%", "2%", "5%", "10%", "20%"]
-    assert all(len(row) == len(header) for row in rows)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for corner, table in ((["capacity"], lines[:6]), (["saved,", "s"], lines[6:])):
+        header, *rows = table
+        names = [*native.policy_names(), "optimum"]
+        assert header == [*corner, *names]
+        assert [row[0] for row in rows] == ["1%", "2%", "5%", "10%", "20%"]
+        assert all(len(row) == len(names) + 1 for row in rows)
+
+
+def test_what_hits_save_is_by_the_cost_that_is_given(trace: Path) -> None:
+    """33 blocks of 512 tokens are hit in all; without growth each token costs the same."""
+    flat = ["--prefill-cost", "1000", "--policy", "lru", "--capacity", "100"]
+    done = CliRunner().invoke(app, ["replay", str(trace), *flat])
+    assert [line.split() for line in done.stdout.splitlines()][-1] == ["100%", "16.9", "16.9"]
+    done = CliRunner().invoke(app, ["replay", str(trace), *flat, "--json"])
+    line = json.loads(done.stdout.splitlines()[0])
+    assert (line["saved_s"], line["saved_share"]) == (16.896, line["hit_rate"])
 
 
 def test_a_picture_has_a_line_per_policy(trace: Path, tmp_path: Path) -> None:
@@ -80,8 +98,8 @@ def test_what_a_pool_spares_is_beside_what_it_hits(trace: Path, tmp_path: Path) 
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
     assert [row[0] for row in lines[1:3]] == ["100%", "100%"]
-    assert lines[3] == ["spared", "by", "policy", "lru"]
-    assert lines[5] == ["11.7MiB", f"{33 * 512:,}", f"{33 / 57:.1%}", "17", "s", "5632.00", "11,264.00"]
+    assert lines[6] == ["spared", "by", "policy", "lru"]
+    assert lines[8] == ["11.7MiB", f"{33 * 512:,}", f"{33 / 57:.1%}", "17", "s", "5632.00", "11,264.00"]
     assert "GPUs&#x27; worth of prefill" in file.read_text()
 
 
@@ -115,7 +133,8 @@ def test_the_hybrid_table_has_no_optimum_and_says_what_is_of_no_use(trace: Path)
     assert done.exit_code == 0
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[:2] == [["capacity", "slru"], ["100%", f"{(16 + 8 + 8) / 57:.1%}"]]
-    assert lines[2] == ["of", "no", "use", "slru"]
+    assert lines[2][:2] == ["saved,", "s"]
+    assert lines[4] == ["of", "no", "use", "slru"]
 
 
 def test_blocks_of_another_size(trace: Path) -> None:
@@ -129,6 +148,7 @@ def test_blocks_of_another_size(trace: Path) -> None:
     [
         (["--policy", "lur"], "did you mean 'lru'?"),
         (["--capacity", "many"], "allowed are numbers above 0"),
+        (["--prefill-cost", "much"], "allowed are microseconds"),
     ],
 )
 def test_bad_options(trace: Path, arguments: list[str], said: str) -> None:
@@ -150,5 +170,5 @@ def test_a_bad_line_is_named(trace: Path) -> None:
 def test_help_says_what_is_allowed() -> None:
     done = CliRunner().invoke(app, ["replay", "--help"])
     assert done.exit_code == 0
-    for option in ("--policy", "--capacity", "--hybrid", "--block-tokens", "--json"):
+    for option in ("--policy", "--capacity", "--hybrid", "--block-tokens", "--prefill-cost", "--json"):
         assert option in done.stdout
