@@ -57,7 +57,7 @@ def sample_tensors(tensors: Iterable[tuple[str, torch.Tensor]], limit: int = SAM
     gathered: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     elements = 0
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        for name, tensor in _flatten(tensors):
+        for name, tensor in flatten_tensors(tensors):
             elements += tensor.numel()
             headers.append((name, encode_canonical([name, list(tensor.shape), str(tensor.dtype)])))
             if tensor.numel() and not tensor.is_meta:
@@ -72,15 +72,15 @@ def sample_tensors(tensors: Iterable[tuple[str, torch.Tensor]], limit: int = SAM
     )
 
 
-def _flatten(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+def flatten_tensors(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Some keep their bytes in tensors of their own, a value and its scale, say."""
     for name, tensor in tensors:
         partitions = getattr(tensor, "partitions", None)
         if isinstance(partitions, Mapping):
-            yield from _flatten((f"{name}.{part}", inner) for part, inner in partitions.items())
+            yield from flatten_tensors((f"{name}.{part}", inner) for part, inner in partitions.items())
         elif is_traceable_wrapper_subclass(tensor):
             parts = tensor.__tensor_flatten__()[0]
-            yield from _flatten((f"{name}.{part}", getattr(tensor, part)) for part in parts)
+            yield from flatten_tensors((f"{name}.{part}", getattr(tensor, part)) for part in parts)
         else:
             yield name, tensor
 

@@ -14,6 +14,7 @@ from kvoffload.engines.degrade import degrade
 from kvoffload.errors import ConfigError, UnsupportedError
 from kvoffload.sglang.pools import KV
 from kvoffload.sglang.tested import StorageParts, refuse_untested_storage
+from kvoffload.sglang.weight_updates import WeightUpdates, watch_updates
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,18 +37,33 @@ def __getattr__(name: str) -> Any:
 def make_storage_class() -> type:
     """UnsupportedError: this SGLang is not the one that was tested."""
     import sglang
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransfer, PoolTransferResult
     from sglang.srt.runtime_context import get_server_args
 
     version = str(sglang.__version__)
     refuse_untested_storage(
-        StorageParts(version=version, storage=HiCacheStorage, transfer=PoolTransfer, result=PoolTransferResult)
+        StorageParts(
+            version=version,
+            storage=HiCacheStorage,
+            transfer=PoolTransfer,
+            result=PoolTransferResult,
+            updater=SchedulerWeightUpdaterManager,
+        )
     )
-    return derive_storage(HiCacheStorage, PoolTransferResult, version=version, find_arguments=get_server_args)
+    return derive_storage(
+        HiCacheStorage,
+        PoolTransferResult,
+        version=version,
+        find_arguments=get_server_args,
+        updates=watch_updates(SchedulerWeightUpdaterManager),
+    )
 
 
-def derive_storage(base: Any, result: Any, *, version: str, find_arguments: Any) -> type:
-    """Of SGLang's own classes; a test gives others of their form."""
+def derive_storage(
+    base: Any, result: Any, *, version: str, find_arguments: Any, updates: WeightUpdates | None = None
+) -> type:
+    """Of SGLang's own classes; a test gives others of their form. `updates` are those of the engine's weights."""
 
     class KVOffloadStorage(base):  # type: ignore[misc]
         """As HiCache's threads call it. A fault of ours is a miss, and no fault of the engine."""
@@ -81,6 +97,7 @@ def derive_storage(base: Any, result: Any, *, version: str, find_arguments: Any)
                 settings=self._settings,
                 is_same_everywhere=self._config.is_mla_model,
                 version=version,
+                updates=updates,
             )
 
         def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:

@@ -21,10 +21,8 @@ ONLY_GROUP = 0
 SLOTS_WAIT_S = 2.0
 """For room, when pages are backed up: a thread of its own waits, and no request does."""
 SLOTS_LOOK_S = 0.002
-SAMPLE_EVERY_S = 1.0
-"""How often all that the mask is made of is looked at; a little of each parameter is before each use of a page."""
 END_LOOK_S = 1.0
-CHANGED = "the weights changed, and HiCache does not tell when its pages are of the new ones: start the engine again"
+CHANGED = "the weights changed, and HiCache was not flushed"
 
 
 class HostPages:
@@ -36,7 +34,6 @@ class HostPages:
         self._lock = threading.Lock()
         self._has_slots = True
         """At the last look. Where there is no server, or no room, it is waited for once, and not by every backup."""
-        self._sampled_s = time.monotonic()
 
     def count(self, keys: Sequence[str]) -> int:
         """Pages, from the first on, that are restorable now. Nothing is held, because HiCache does not say that it will
@@ -99,16 +96,20 @@ class HostPages:
         return max(self._linker.lookup(keys[0], keys, is_counted=is_counted), default=0)
 
     def _look_at_weights(self) -> None:
-        """SGLang does not tell a storage that it has emptied its caches: after an update nobody knows any more which
-        weights a page of theirs is of."""
-        if self._linker.is_distrusted:
+        """SGLang does not tell a storage that it has emptied its caches, but begins its threads anew each time.
+
+        What is saved after that has names that nobody else finds: to look at all weights may take longer than SGLang
+        waits for these threads to end.
+        """
+        if not self._weights.has_changed():
             return
-        is_due = time.monotonic() >= self._sampled_s + SAMPLE_EVERY_S
-        has_changed = self._weights.has_sample_changed() if is_due else self._weights.has_changed()
-        if is_due:
-            self._sampled_s = time.monotonic()
-        if has_changed:
-            self._linker.distrust(CHANGED)
+        updates = self._weights.updates
+        if updates.is_of_later_thread and not updates.is_open and self._weights.is_told:
+            self._linker.reset(self._weights.invent())
+            return
+        if not self._weights.is_told:
+            updates.note()
+        self._linker.distrust(CHANGED)
 
     def _await_slots(self, wanted: int) -> int:
         until_s = time.monotonic() + (SLOTS_WAIT_S if self._has_slots else 0.0)

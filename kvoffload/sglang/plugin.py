@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvoffload.engines.degrade import degrade
 from kvoffload.sglang.tested import EngineParts, refuse_untested
+from kvoffload.sglang.weight_updates import WeightUpdates, watch_updates
 
 if TYPE_CHECKING:
     from kvoffload.sglang.page_linker import GroupRows
@@ -29,18 +30,34 @@ def __getattr__(name: str) -> Any:
 def make_linker_class() -> type:
     """UnsupportedError: this SGLang is not the one that was tested."""
     import sglang
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
     from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
     from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
     version = str(sglang.__version__)
     refuse_untested(
-        EngineParts(version=version, linker=UnifiedCacheLinker, counter=LayerWiseLoadCounter, transfer=PoolTransfer)
+        EngineParts(
+            version=version,
+            linker=UnifiedCacheLinker,
+            counter=LayerWiseLoadCounter,
+            transfer=PoolTransfer,
+            updater=SchedulerWeightUpdaterManager,
+        )
     )
-    return derive_linker(UnifiedCacheLinker, LayerWiseLoadCounter, version=version, pool_name=PoolName)
+    return derive_linker(
+        UnifiedCacheLinker,
+        LayerWiseLoadCounter,
+        version=version,
+        pool_name=PoolName,
+        updates=watch_updates(SchedulerWeightUpdaterManager),
+    )
 
 
-def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Callable[[str], Any]) -> type:
-    """Of SGLang's own classes; a test gives others of their form. `pool_name` makes SGLang's name of a pool's."""
+def derive_linker(
+    base: Any, counter: Any, *, version: str, pool_name: Callable[[str], Any], updates: WeightUpdates | None = None
+) -> type:
+    """Of SGLang's own classes; a test gives others of their form. `pool_name` makes SGLang's name of a pool's,
+    `updates` are those of the engine's weights."""
 
     class KVOffloadLinker(base):  # type: ignore[misc]
         """As SGLang's scheduler calls it, on its thread. A fault of ours is a miss, and no fault of the engine."""
@@ -58,7 +75,12 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Callable[
 
             self.forward_stream = forward_stream
             self._pages, self._weights, pool = start_linker(
-                server_args, params, components=components, extra_config=extra_config, version=version
+                server_args,
+                params,
+                components=components,
+                extra_config=extra_config,
+                version=version,
+                updates=updates,
             )
             self.layer_done_counter = counter(pool.num_layers)
             self._groups = {name: group for group, name in enumerate(pool.group_names)}
@@ -109,14 +131,16 @@ def derive_linker(base: Any, counter: Any, *, version: str, pool_name: Callable[
             return self._pages.pop_done()
 
         def reset(self) -> None:
-            self._pages.reset(self._weights.take())
+            self._pages.reset(self._weights.find())
             self.layer_done_counter.reset()
 
         def close(self) -> None:
             self._pages.close()
 
         def _look_at_weights(self) -> None:
-            if self._weights.has_changed():
+            if self._pages.is_distrusted or not self._weights.has_changed():
+                return
+            if not self._weights.is_proved_equal():
                 self._pages.distrust()
 
     return KVOffloadLinker

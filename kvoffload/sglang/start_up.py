@@ -22,6 +22,7 @@ from kvoffload.sglang.host_pools import describe_host_pool
 from kvoffload.sglang.page_cache import PageTerms
 from kvoffload.sglang.page_linker import PageLinker
 from kvoffload.sglang.pools import KV, MAMBA, SWA, PoolPages, describe_pool
+from kvoffload.sglang.weight_updates import WeightUpdates
 from kvoffload.sglang.weights import WeightMask
 from kvoffload.transfer import open_engine, run_copy_self_test
 from kvoffload.units import describe_size
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEVICE = "cpu"
+DYNAMIC = "dynamic"
 PREFILL_TOKENS = 8192
 """Of a step, where the engine does not say."""
 STOCK_STEPS = 4
@@ -57,8 +59,12 @@ def start_linker(
     components: set[Any],
     extra_config: Mapping[str, object] | None,
     version: str,
+    updates: WeightUpdates | None = None,
 ) -> tuple[PageLinker, WeightMask, PoolPages]:
-    """UnsupportedError: what we cannot serve, and what to do instead. Whatever else is raised, nothing is held."""
+    """UnsupportedError: what we cannot serve, and what to do instead. Whatever else is raised, nothing is held.
+
+    `updates`: those of the engine's weights.
+    """
     _join_engine_log()
     settings = load_settings(engine=extra_config or {}).settings
     refuse_multimodal(arguments)
@@ -69,12 +75,19 @@ def start_linker(
     pages = describe_pool(pool, page_size=params.page_size, window=params.sliding_window_size or 0)
     _refuse_other_parts(pages, components)
     identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=rank)
-    weights = WeightMask()
+    weights = WeightMask(updates=updates)
     return _link(settings, arguments, pages, identity, weights, rank=rank, ranks=ranks), weights, pages
 
 
 def start_host_pages(
-    arguments: Any, pool: Any, *, rank: int, settings: Mapping[str, object], is_same_everywhere: bool, version: str
+    arguments: Any,
+    pool: Any,
+    *,
+    rank: int,
+    settings: Mapping[str, object],
+    is_same_everywhere: bool,
+    version: str,
+    updates: WeightUpdates | None = None,
 ) -> HostPages:
     """For HiCache. UnsupportedError, as `start_linker`.
 
@@ -85,10 +98,11 @@ def start_host_pages(
     refuse_multimodal(arguments)
     arguments = resolve_arguments(arguments)
     refuse_unserved(arguments)
+    refuse_late_storage(arguments)
     pages = describe_host_pool(pool, page_size=pool.page_size)
     owner = 0 if is_same_everywhere else rank
     identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=owner)
-    weights = WeightMask(looks_at_all=True)
+    weights = WeightMask(updates=updates)
     # Ranks of a storage agree by themselves: each may answer that a load failed.
     linker = _link(loaded, arguments, pages, identity, weights, rank=rank, ranks=1)
     if not weights.is_known:
@@ -148,6 +162,15 @@ def refuse_multimodal(arguments: Any) -> None:
     if getattr(getattr(arguments, "_model_config", None), "is_multimodal", False):
         raise UnsupportedError(
             f"kvoffload does not serve {MULTIMODAL} in SGLang yet", remedy="run this model without kvoffload"
+        )
+
+
+def refuse_late_storage(arguments: Any) -> None:
+    """UnsupportedError: HiCache had pages before; nobody knows of which weights."""
+    if arguments.hicache_storage_backend != DYNAMIC:
+        raise UnsupportedError(
+            "kvoffload does not serve engines to which it is attached while they run",
+            remedy=f"start the engine with --hicache-storage-backend {DYNAMIC}",
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.errors import UnsupportedError
+from kvoffload.sglang.weight_updates import SELECT
 
 VERSION = "0.5.23"
 SHOWN_DIFFERENCES = 3
@@ -63,6 +64,16 @@ STORAGE = {
 }
 RESULT = {"__init__": "(self, kv_hit_pages, extra_pool_hit_pages, restorable_prefix_pages)"}
 
+UPDATER = {
+    "begin_weight_update": "(self, recv_req)",
+    "end_weight_update": "(self, recv_req)",
+    "update_weights_from_disk": "(self, recv_req)",
+    "update_weights_from_distributed": "(self, recv_req)",
+    "update_weights_from_ipc": "(self, recv_req)",
+    "update_weights_from_tensor": "(self, recv_req)",
+}
+"""Each calls `SELECT` before it changes anything, and no other one changes weights."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StorageParts:
@@ -72,6 +83,7 @@ class StorageParts:
     storage: type
     transfer: type
     result: type
+    updater: type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +94,7 @@ class EngineParts:
     linker: type
     counter: type
     transfer: type
+    updater: type
 
 
 def refuse_untested(parts: EngineParts) -> None:
@@ -90,6 +103,7 @@ def refuse_untested(parts: EngineParts) -> None:
         *_differences("UnifiedCacheLinker", parts.linker, LINKER),
         *_differences("LayerWiseLoadCounter", parts.counter, COUNTER),
         *_differences("PoolTransfer", parts.transfer, TRANSFER),
+        *_update_differences(parts.updater),
     ]
     _refuse(parts.version, differences, what="linker")
 
@@ -100,6 +114,7 @@ def refuse_untested_storage(parts: StorageParts) -> None:
         *_differences("HiCacheStorage", parts.storage, STORAGE),
         *_differences("PoolTransfer", parts.transfer, TRANSFER),
         *_differences("PoolTransferResult", parts.result, RESULT),
+        *_update_differences(parts.updater),
     ]
     _refuse(parts.version, differences, what="storage")
 
@@ -122,6 +137,18 @@ def _differences(name: str, kind: type, tested: Mapping[str, str]) -> Iterator[s
             yield f"{name}.{method} is {found or 'absent'}, tested was {signature}"
     abstract: frozenset[str] = getattr(kind, "__abstractmethods__", frozenset())
     for method in sorted(abstract - tested.keys()):
+        yield f"{name}.{method} is new"
+
+
+def _update_differences(updater: type) -> Iterator[str]:
+    """An update that we do not hear of would leave pages of former weights in use."""
+    name = updater.__name__
+    yield from _differences(name, updater, {SELECT: "(self, selector)", **UPDATER})
+    for method in UPDATER:
+        code = getattr(getattr(updater, method, None), "__code__", None)
+        if code is not None and SELECT not in code.co_names:
+            yield f"{name}.{method} does not call {SELECT}"
+    for method in sorted(name for name in vars(updater) if name.startswith("update_weights") and name not in UPDATER):
         yield f"{name}.{method} is new"
 
 

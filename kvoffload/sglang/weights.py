@@ -7,11 +7,12 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
-from kvoffload.engines.weight_sample import AS_INTEGERS, sample_tensors
+from kvoffload.engines.weight_digest import digest_tensors
+from kvoffload.engines.weight_sample import AS_INTEGERS
+from kvoffload.sglang.weight_updates import WeightUpdates
 from kvoffload.types import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ LOOKED_ELEMENTS = 64
 """Of each of them, about."""
 ATTENTION = "RadixAttention"
 """The class of SGLang's layers that have pages; a model is what they are in."""
-_TAG = b"kvoffload sglang weights 1\n"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,26 +34,20 @@ class _Look:
 
     tensor: ReferenceType[torch.Tensor]
     address: int
-    elements: torch.Tensor | None
-    """As integers, where they lie. None: they are found anew for each look, so that replaced weights go at once."""
+    elements: torch.Tensor
+    """As integers, where they lie."""
     seen: torch.Tensor
 
     @classmethod
-    def at(cls, tensor: torch.Tensor, *, keeps: bool) -> _Look:
+    def at(cls, tensor: torch.Tensor) -> _Look:
         elements = _choose(tensor)
-        return cls(
-            tensor=ref(tensor),
-            address=tensor.data_ptr(),
-            elements=elements if keeps else None,
-            seen=elements.clone(),
-        )
+        return cls(tensor=ref(tensor), address=tensor.data_ptr(), elements=elements, seen=elements.clone())
 
     def has_changed(self) -> bool:
         tensor = self.tensor()
         if tensor is None or tensor.data_ptr() != self.address:
             return True
-        elements = _choose(tensor) if self.elements is None else self.elements
-        return not elements.equal(self.seen)
+        return not self.elements.equal(self.seen)
 
 
 def _choose(tensor: torch.Tensor) -> torch.Tensor:
@@ -67,21 +61,23 @@ def _choose(tensor: torch.Tensor) -> torch.Tensor:
 class WeightMask:
     """Owned by one thread. Of weights that were replaced it keeps `LOOKED_AT` tensors at most, until it is asked next.
 
-    Equal sampled weights have equal masks, in every process. Of weights that cannot be looked at nobody can prove
-    anything, so that each mask is new.
+    Equal weights have equal masks, in every process, and others have others. Of weights that cannot be looked at nobody
+    can prove anything, so that each mask is new.
     """
 
     def __init__(
-        self, find: Callable[[], Iterable[torch.nn.Module]] | None = None, *, looks_at_all: bool = False
+        self, find: Callable[[], Iterable[torch.nn.Module]] | None = None, *, updates: WeightUpdates | None = None
     ) -> None:
-        """`looks_at_all`: every tensor is looked at each time, some microseconds for each."""
+        """`updates`: those of the engine, which are noted before they change anything."""
         self._find = find or find_models
-        self._looks_at_all = looks_at_all
+        self.updates = updates or WeightUpdates()
         self._models = [ref(model) for model in self._find()]
         """Found once: later on the engine hides its objects from the search."""
         self._said = ""
         self._looks: list[_Look] = []
         self._has_changed = False
+        self._seen = -1
+        """Updates before the mask was made."""
         self._mask = b""
 
     @property
@@ -89,33 +85,55 @@ class WeightMask:
         """The weights could be looked at when the mask was taken."""
         return bool(self._mask)
 
+    @property
+    def is_told(self) -> bool:
+        """The engine has begun an update since the mask was made."""
+        return self.updates.count != self._seen
+
     def has_changed(self) -> bool:
-        """Since `take`, without a word of the engine: an update may leave its cache as it is. Of a few tensors that are
-        looked at an update of all shows in any."""
+        """Since the mask was made: whether an update has begun, which may have left the engine's cache as it is. Beside
+        that a few tensors are looked at: whoever changes all without a word of the engine shows in any."""
+        if self.is_told or self.updates.is_open:
+            return True
         if any(look.has_changed() for look in self._looks):
             self._has_changed, self._looks = True, []
         return self._has_changed
 
-    def has_sample_changed(self) -> bool:
-        """Since `take`. All that the mask is made of is looked at: some milliseconds for each layer."""
-        self._has_changed = self.has_changed() or self._mask != self.take()
-        return self._has_changed
+    def is_proved_equal(self) -> bool:
+        """To what they were when the mask was taken, byte for byte; then they count as unchanged. For the thread alone
+        by which the engine updates them."""
+        former = self._mask
+        return not self.updates.is_open and bool(former) and self.take() == former
+
+    def find(self) -> bytes:
+        """The mask, taken anew only if the weights may have changed."""
+        return self._mask if self._mask and not self.has_changed() else self.take()
 
     def take(self) -> bytes:
-        """Of the weights as they are now."""
-        self._has_changed = False
+        """Of the weights as they are now, each byte of them."""
+        self._begin()
         try:
             tensors = list(self._tensors())
-            chosen = tensors if self._looks_at_all else _spread(tensors)
-            self._looks = [_Look.at(tensor, keeps=not self._looks_at_all) for _, tensor in chosen]
-            self._mask = sha256(_TAG + sample_tensors(tensors).digest()).digest()
+            self._looks = [_Look.at(tensor) for _, tensor in _spread(tensors)]
+            self._mask = digest_tensors(tensors)
             return self._mask
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
-            self._looks, self._mask = [], b""
             if self._said != str(fault):
                 self._said = str(fault)
                 logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)
-            return secrets.token_bytes(HASH_BYTES)
+            return self.invent()
+
+    def invent(self) -> bytes:
+        """A mask that is nobody else's, of weights that are as they are now."""
+        self._begin()
+        try:
+            self._looks = [_Look.at(tensor) for _, tensor in _spread(list(self._tensors()))]
+        except Exception as fault:  # noqa: BLE001  (as above)
+            logger.debug("no weight can be looked at: %s", fault)
+        return secrets.token_bytes(HASH_BYTES)
+
+    def _begin(self) -> None:
+        self._has_changed, self._seen, self._looks, self._mask = False, self.updates.count, [], b""
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         models = [model for one in self._models if (model := one()) is not None]

@@ -207,6 +207,10 @@ class SGLangEngine(EngineProcess):
     def update_weights(self, folder: Path) -> None:
         assert self.ask({"do": "update_weights", "folder": str(folder)}) == {"updated": True}
 
+    def update_parameter(self, folder: Path, name: str, *, flushes: bool) -> None:
+        command = {"do": "update_parameter", "folder": str(folder), "name": name, "flushes": flushes}
+        assert self.ask(command) == {"updated": True}
+
 
 def build_model(kind: str, folder: Path, *, seed: int = 1) -> Path:
     """In a process of its own, with the engine's packages."""

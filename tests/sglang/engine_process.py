@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 REPLY = "reply "
@@ -37,6 +38,8 @@ def serve(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
     if command["do"] == "update_weights":
         answer = engine.update_weights_from_disk(command["folder"])
         return {"updated": bool(answer[0])}
+    if command["do"] == "update_parameter":
+        return {"updated": update_parameter(engine, command["folder"], command["name"], flushes=command["flushes"])}
     if command["do"] == "abort":
         return {"finish": engine.loop.run_until_complete(abort(engine, command["prompts"], command["after_s"]))}
     sampling = {"temperature": 0, "max_new_tokens": command["new_tokens"], "ignore_eos": True}
@@ -47,6 +50,19 @@ def serve(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
     one_or_more = engine.generate(input_ids=command["prompts"], sampling_params=sampling, return_logprob=True, **extra)
     seconds = time.perf_counter() - begun_s
     return {"answers": [read_answer(one) for one in one_or_more], "seconds": seconds}
+
+
+def update_parameter(engine: Any, folder: str, name: str, *, flushes: bool) -> bool:
+    """As trainers do: the tensor itself is sent, in a session."""
+    from safetensors.torch import load_file
+
+    tensor = load_file(Path(folder) / "model.safetensors")[name]
+    answers = [
+        engine.begin_weight_update(),
+        engine.update_weights_from_tensor([(name, tensor)], flush_cache=flushes),
+        engine.end_weight_update(),
+    ]
+    return all(answer[0] for answer in answers)
 
 
 async def abort(engine: Any, prompts: list[list[int]], after_s: float) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.sglang.engine import PAGE, SGLangEngine, Told, build_model, make_prompt
 from tests.sglang.shared_records import Observer, observed, zeroed
+from tests.sglang.tiny_models import EMBEDDING, change_token
 from tests.vllm.cache_server import SharedServer
 
 pytestmark = pytest.mark.sglang
@@ -111,3 +112,25 @@ def test_other_weights_find_nothing_and_the_same_ones_all(served: Served, tmp_pa
     served.engine.update_weights(served.model)
     restored = served.ask(make_prompt(8))
     assert (restored.restored, restored.answer) == (PROMPT_PAGES * PAGE, own.answer)
+
+
+def test_an_update_of_one_row_finds_nothing_of_before(served: Served, tmp_path: Path) -> None:
+    prompt = make_prompt(9)
+    own = served.save(prompt)
+    changed = change_token(served.model, tmp_path / "changed", prompt[20])
+    served.engine.update_weights(changed)
+    other = served.ask(prompt)
+    assert (other.own, other.restored) == (0, 0)
+    assert other.answer != own.answer
+    served.engine.update_weights(served.model)
+    assert served.ask(prompt).restored == PROMPT_PAGES * PAGE
+    # It stays in the engine's own cache, as it was told; ours neither finds nor saves anything until that is empty.
+    served.engine.update_parameter(changed, EMBEDDING, flushes=False)
+    before = served.observer.count()
+    assert served.ask([*prompt[:64], *make_prompt(10)]).restored == 0
+    assert served.observer.count() == before
+    served.engine.flush()
+    restored = served.ask(prompt)
+    assert restored.restored == PROMPT_PAGES * PAGE
+    assert restored.answer.tokens == other.answer.tokens
+    served.engine.update_weights(served.model)

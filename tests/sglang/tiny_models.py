@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
+from kvoffload.engines.weight_sample import pick_positions
 from tests.vllm.tiny_models import MLA_POSITIONS, VOCAB_SIZE
 
 INIT_STD = 0.2
 """Wide, so that attention matters and wrong bytes show in the tokens."""
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def change_token(model: Path, folder: Path, token: int) -> Path:
+    """The same model, but for some elements of one row of one parameter, of which a sample has none."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors[EMBEDDING]
+    sampled = set((pick_positions(embedding.numel()) - token * embedding.shape[1]).tolist())
+    for at in range(embedding.shape[1]):
+        if at not in sampled and at % 8:
+            embedding[token, at] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def build_mha(folder: Path, seed: int) -> None:

@@ -55,7 +55,7 @@ class Made:
         fill_host(self.pool, 1)
         self.linked = link(self.pool)
         model = torch.nn.Linear(2, 2)
-        weights = WeightMask(lambda: [model], looks_at_all=True)
+        weights = WeightMask(lambda: [model])
         weights.take()
         self.given: dict[str, Any] = {}
 

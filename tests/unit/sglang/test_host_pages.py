@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,9 @@ class Stored:
         self.linked = link(self.pool, **terms)
         self.cache: SessionCache = self.linked.cache
         self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
-        weights = WeightMask(lambda: [self.model], looks_at_all=True)
+        weights = WeightMask(lambda: [self.model])
         weights.take()
+        self.updates = weights.updates
         self.pages = HostPages(self.linked.linker, weights)
 
     def back_up(self, *pages: int) -> bool:
@@ -147,45 +150,65 @@ def back_up(stored: Stored) -> int:
     return int(stored.back_up(1))
 
 
+@pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("uses", list(permutations([count, fetch, back_up])), ids=lambda uses: uses[0].__name__)
 @pytest.mark.parametrize("before", range(3))
 def test_after_an_update_of_weights_nothing_is_saved_or_found(
-    uses: Sequence[Callable[[Stored], int]], before: int, caplog: pytest.LogCaptureFixture
+    uses: Sequence[Callable[[Stored], int]], before: int, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whichever use comes first, and whatever was done before the update."""
+    """Whichever use comes first, and whatever was done before the update. Of one that the engine tells, nothing has to
+    be seen."""
     stored = Stored()
     stored.back_up(0)
     for _ in range(before):
         assert stored.pages.count(KEYS) == 1
-    with torch.no_grad():
-        stored.model[0].bias += 1
+    if is_told:
+        stored.updates.note()
+    else:
+        with torch.no_grad():
+            stored.model[0].bias += 1
     assert [use(stored) for use in uses] == [0, 0, 0]
     assert len(stored.cache.published) == 1
-    assert caplog.text.count("start the engine again") == 1
+    assert caplog.text.count("was not flushed") == 1
 
 
-@pytest.mark.parametrize("layer", range(9))
-def test_an_update_of_one_weight_is_noticed_at_the_next_use(layer: int) -> None:
-    stored = Stored(layers=9)
+def in_new_thread(act: Callable[[], int]) -> int:
+    """As HiCache asks after a flush, with which it begins its threads anew."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(act).result()
+
+
+@pytest.mark.parametrize("is_used_between", [False, True])
+def test_after_a_flush_pages_of_the_new_weights_are_saved_and_found_and_no_others(is_used_between: bool) -> None:
+    stored = Stored()
     stored.back_up(0)
-    assert stored.pages.count(KEYS) == 1
-    with torch.no_grad():
-        stored.model[layer].bias += 1
-    assert stored.pages.count(KEYS) == 0
-    assert not stored.back_up(1)
+    stored.updates.note()
+    if is_used_between:
+        assert stored.pages.count(KEYS) == 0
+    assert in_new_thread(lambda: stored.pages.count(KEYS)) == 0
+    assert in_new_thread(lambda: stored.pages.back_up(KEYS[:2], np.array(rows_of(3, 4))))
+    assert in_new_thread(lambda: stored.fetch(5, 6)) == 2
+    assert torch.equal(stored.pool.rows(5, 6), stored.pool.rows(3, 4))
+    stored.updates.note()
+    assert in_new_thread(lambda: stored.pages.count(KEYS)) == 0
 
 
-def test_an_update_of_a_few_elements_is_noticed_when_all_sampled_ones_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stored = Stored(layers=9, width=64)
+def test_a_change_that_nobody_has_told_of_lasts_until_a_flush_too() -> None:
+    stored = Stored()
     stored.back_up(0)
     with torch.no_grad():
-        stored.model[1].weight[0, 0] += 1
-    assert stored.pages.count(KEYS) == 1
-    monkeypatch.setattr(host_pages, "SAMPLE_EVERY_S", 0.0)
-    assert stored.pages.count(KEYS) == 0
-    assert not stored.back_up(1)
+        stored.model[0].weight += 1
+    assert not stored.back_up(0)
+    assert in_new_thread(lambda: stored.back_up(0))
+
+
+def test_a_flush_while_somebody_may_still_write_to_the_weights_is_none() -> None:
+    stored = Stored()
+    updater = SimpleNamespace(_session=SimpleNamespace(loaded_weights=False))
+    stored.updates.note(updater)
+    assert not in_new_thread(lambda: stored.back_up(0))
+    updater._session = None
+    assert in_new_thread(lambda: stored.back_up(0))
 
 
 class LateEngine:

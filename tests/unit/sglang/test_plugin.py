@@ -69,18 +69,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make(monkeypatch)
 
 
-def make(monkeypatch: pytest.MonkeyPatch, **terms: Any) -> Any:
+def make(monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module | None = None, **terms: Any) -> Any:
     pool = MHATokenToKVPool()
     fill(pool, 1)
     linked = link(pool, **terms)
-    model = torch.nn.Linear(2, 2)
+    model = model or torch.nn.Linear(2, 2)
     weights = WeightMask(lambda: [model])
     weights.take()
     pages = describe_pool(pool, page_size=PAGE)
     monkeypatch.setattr(start_up, "start_linker", lambda *_, **__: (linked.linker, weights, pages))
     kind = plugin.derive_linker(Base, Counter, version="0", pool_name=PoolName)
     linker = kind(None, None, components=set(), extra_config={}, forward_stream=None)
-    return SimpleNamespace(linker=linker, pool=pool, linked=linked)
+    return SimpleNamespace(linker=linker, pool=pool, linked=linked, model=model, weights=weights)
 
 
 def save(made: Any) -> None:
@@ -135,11 +135,52 @@ def test_a_reset_under_weights_that_nobody_knows_begins_a_new_generation(made: A
     assert made.linked.cache.is_closed
 
 
-def test_weights_that_change_without_a_word_end_saves_and_hits(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_change_without_a_word_end_saves_and_hits(made: Any) -> None:
     save(made)
-    monkeypatch.setattr(WeightMask, "has_changed", lambda weights: True)
+    with torch.no_grad():
+        made.model.weight += 1
     assert made.linker.lookup("r", transfer(KEYS)) == []
     assert made.linked.linker.is_distrusted
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_an_update_of_a_single_weight_ends_saves_and_hits_until_the_cache_is_empty(
+    monkeypatch: pytest.MonkeyPatch, is_flushed: bool
+) -> None:
+    model = torch.nn.Linear(256, 256)
+    made = make(monkeypatch, model=model)
+    made.linker.reset()
+    save(made)
+    made.weights.updates.note()
+    with torch.no_grad():
+        model.weight[3, 5] += 1
+    if is_flushed:
+        made.linker.reset()
+    assert made.linker.lookup("r", transfer(KEYS)) == []
+    assert made.linked.linker.is_distrusted != is_flushed
+    made.linker.reset()
+    save(made)
+    assert made.linker.lookup("r", transfer(KEYS)) == [1, 2]
+
+
+def test_an_update_that_changed_nothing_ends_nothing(made: Any) -> None:
+    made.linker.reset()
+    save(made)
+    made.weights.updates.note()
+    assert made.linker.lookup("r", transfer(KEYS)) == [1, 2]
+
+
+def test_while_weights_may_be_written_to_nothing_is_saved_or_found(made: Any) -> None:
+    made.linker.reset()
+    save(made)
+    updater = SimpleNamespace(_session=SimpleNamespace(loaded_weights=False))
+    made.weights.updates.note(updater)
+    assert made.linker.lookup("r", transfer(KEYS)) == []
+    made.linker.reset()
+    assert made.linker.lookup("r", transfer(KEYS)) == []
+    updater._session = None
+    made.linker.reset()
+    assert made.linker.lookup("r", transfer(KEYS)) == [1, 2]
 
 
 def test_the_module_imports_nothing_of_an_engine_until_it_is_asked() -> None:

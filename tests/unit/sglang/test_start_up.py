@@ -69,6 +69,7 @@ class Arguments:
         self.attn_cp_size = self.dcp_size = 1
         self.enable_dp_attention = self.enable_memory_saver = self.enable_linker_mla_dedup = False
         self.speculative_algorithm = self.enable_lora = self.lora_paths = self.enable_multimodal = None
+        self.hicache_storage_backend = "dynamic"
         for name, value in given.items():
             setattr(self, name, value)
 
@@ -314,6 +315,13 @@ def test_a_host_pool_is_refused_for_the_same_as_a_linker() -> None:
         start_host_pages(
             Arguments(enable_multimodal=True), None, rank=0, settings={}, is_same_everywhere=False, version=VERSION
         )
+
+
+@pytest.mark.parametrize("backend", [None, "file"])
+def test_a_storage_that_is_attached_to_a_running_engine_is_refused(backend: str | None) -> None:
+    """HiCache may have pages of weights that are gone."""
+    with pytest.raises(UnsupportedError, match="attached while they run"):
+        start_behind_hicache(Arguments(hicache_storage_backend=backend))
 
 
 def test_behind_hicache_weights_that_cannot_be_looked_at_are_refused_and_nothing_stays_open(

@@ -12,6 +12,7 @@ import pytest
 from kvoffload.errors import UnsupportedError
 from kvoffload.sglang import tested
 from kvoffload.sglang.tested import EngineParts, StorageParts, refuse_untested, refuse_untested_storage
+from kvoffload.sglang.weight_updates import SELECT
 
 
 def make_class(signatures: dict[str, str]) -> type:
@@ -28,12 +29,22 @@ def make_method(signature: str) -> Any:
     return told
 
 
+def make_updater(**changed: Any) -> type:
+    def update(self: Any, recv_req: Any) -> None:
+        self._select_runners()
+
+    def select(self: Any, selector: Any) -> None: ...
+
+    return type("Updater", (), {SELECT: select, **dict.fromkeys(tested.UPDATER, update), **changed})
+
+
 def make_parts(**changed: object) -> EngineParts:
     parts = EngineParts(
         version=tested.VERSION,
         linker=make_class(tested.LINKER),
         counter=make_class(tested.COUNTER),
         transfer=make_class(tested.TRANSFER),
+        updater=make_updater(),
     )
     return replace(parts, **changed)  # type: ignore[arg-type]
 
@@ -69,6 +80,16 @@ def test_a_hook_that_nobody_knows_is_named() -> None:
         refuse_untested(make_parts(linker=Linker))
 
 
+def test_an_update_of_weights_that_would_not_be_heard_of_is_named() -> None:
+    def update(self: Any, recv_req: Any) -> None: ...
+
+    for method in tested.UPDATER:
+        with pytest.raises(UnsupportedError, match=rf"Updater\.{method} does not call {SELECT}"):
+            refuse_untested(make_parts(updater=make_updater(**{method: update})))
+    with pytest.raises(UnsupportedError, match=rf"Updater\.{SELECT} is absent"):
+        refuse_untested(make_parts(updater=make_updater(**{SELECT: None})))
+
+
 def test_many_differences_are_counted() -> None:
     with pytest.raises(UnsupportedError, match=rf"and {len(tested.LINKER) - 3} more"):
         refuse_untested(make_parts(linker=type("Empty", (), {})))
@@ -80,10 +101,13 @@ def test_a_storage_that_is_otherwise_is_named_too() -> None:
         storage=make_class(tested.STORAGE),
         transfer=make_class(tested.TRANSFER),
         result=make_class(tested.RESULT),
+        updater=make_updater(),
     )
     refuse_untested_storage(parts)
     with pytest.raises(UnsupportedError, match="its storage has the interface"):
         refuse_untested_storage(replace(parts, version="0.5.24"))
     other = make_class({**tested.STORAGE, "batch_get_v1": "(self, keys)"})
+    with pytest.raises(UnsupportedError, match=r"Updater\.update_weights_from_p2p is new"):
+        refuse_untested_storage(replace(parts, updater=make_updater(update_weights_from_p2p=print)))
     with pytest.raises(UnsupportedError, match=r"HiCacheStorage\.batch_get_v1 is \(self, keys\), tested was"):
         refuse_untested_storage(replace(parts, storage=other))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,28 +62,63 @@ def test_weights_that_change_without_a_word_are_noticed() -> None:
     assert weights.has_changed()
 
 
-def test_of_replaced_weights_nothing_is_kept_where_all_are_looked_at() -> None:
+@pytest.mark.parametrize("at", [(0, 0), (100, 7), (255, 255)])
+def test_a_change_of_any_single_element_makes_another_mask(at: tuple[int, int]) -> None:
     model = Model(1)
-    weights = WeightMask(lambda: [model], looks_at_all=True)
-    weights.take()
-    assert not weights.has_changed()
-    former = weakref.ref(model.mixer.weight)
-    model.mixer.weight = torch.nn.Parameter(model.mixer.weight.detach().clone())
-    gc.collect()
-    assert former() is None
-    assert weights.has_changed()
+    model.mixer = torch.nn.Linear(256, 256)
+    weights = mask_of(model)
+    before = weights.take()
+    with torch.no_grad():
+        model.mixer.weight[at] += 1
+    assert weights.take() != before
 
 
-@pytest.mark.parametrize("name", ["mixer.weight", "mixer.bias"])
-def test_a_change_of_one_tensor_is_noticed_at_the_first_look(name: str) -> None:
+def test_an_update_counts_as_a_change_until_it_is_proved_to_be_none() -> None:
     model = Model(1)
     weights = mask_of(model)
-    weights.take()
-    for _ in range(3):
-        assert not weights.has_changed()
-    with torch.no_grad():
-        model.get_parameter(name).add_(1)
+    before = weights.take()
+    weights.updates.note()
     assert weights.has_changed()
+    assert weights.is_proved_equal()
+    assert not weights.has_changed()
+    weights.updates.note()
+    with torch.no_grad():
+        model.mixer.bias[1] += 1
+    assert not weights.is_proved_equal()
+    assert weights.find() == mask_of(model).take() != before
+
+
+def test_the_mask_is_kept_as_long_as_nothing_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, taken = Model(1), list[int]()
+    weights = mask_of(model)
+    weights.take()
+    monkeypatch.setattr(WeightMask, "take", lambda _: taken.append(1))
+    weights.find()
+    assert taken == []
+    weights.updates.note()
+    weights.find()
+    assert taken == [1]
+
+
+def test_an_invented_mask_is_of_nothing_else_and_never_proved() -> None:
+    weights = mask_of(Model(1))
+    assert len({weights.take(), weights.invent(), weights.invent()}) == 3
+    assert not weights.has_changed()
+    assert not weights.is_known
+    assert not weights.is_proved_equal()
+
+
+def test_while_somebody_may_write_to_the_weights_they_count_as_changed() -> None:
+    weights = mask_of(Model(1))
+    updater = SimpleNamespace(_session=None)
+    weights.updates.note(updater)
+    weights.take()
+    assert not weights.has_changed()
+    updater._session = SimpleNamespace(loaded_weights=False)
+    assert weights.has_changed()
+    assert not weights.is_proved_equal()
+    updater._session.loaded_weights = True
+    assert weights.is_proved_equal()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn])

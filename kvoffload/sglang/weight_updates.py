@@ -1,0 +1,52 @@
+"""What the engine does to its weights, seen where each of its updates begins."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+from weakref import WeakSet
+
+SELECT = "_select_runners"
+"""The method of SGLang's that whatever changes weights calls first; `tested` makes sure of that."""
+
+
+class WeightUpdates:
+    """The engine's scheduler writes to it, any thread reads."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Updates that were begun; each may have changed any weight."""
+        self._updater: Any = None
+        self._threads: WeakSet[threading.Thread] = WeakSet()
+
+    def note(self, updater: Any = None) -> None:
+        """The weights are about to change, or have."""
+        self._updater = updater or self._updater
+        self._threads = WeakSet(threading.enumerate())
+        self.count += 1
+
+    @property
+    def is_open(self) -> bool:
+        """Somebody may be writing to the weights now, without a word of it: a session was opened for that."""
+        session = getattr(self._updater, "_session", None)
+        return session is not None and not session.loaded_weights
+
+    @property
+    def is_of_later_thread(self) -> bool:
+        """Whoever asks is a thread that began after the last update did."""
+        return threading.current_thread() not in self._threads
+
+
+@functools.cache
+def watch_updates(kind: Any) -> WeightUpdates:
+    """`kind`: SGLang's class that updates weights. Its updates are noted from here on, before anything changes."""
+    updates, select = WeightUpdates(), getattr(kind, SELECT)
+
+    @functools.wraps(select)
+    def note_and_select(self: Any, *args: Any, **kwargs: Any) -> Any:
+        updates.note(self)
+        return select(self, *args, **kwargs)
+
+    setattr(kind, SELECT, note_and_select)
+    return updates
