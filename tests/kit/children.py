@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def child(arguments: Sequence[str], *, says: str = "") -> Iterator[subprocess.Po
             process.kill()
 
 
-def stop(process: subprocess.Popen[str]) -> None:
+def stop(process: subprocess.Popen[Any]) -> None:
     """It does nothing from here on until it is told SIGCONT. Sent alone, the signal leaves it a moment."""
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from tests.kit.children import stop
 
 if TYPE_CHECKING:
     from tests.vllm.engine import Engine
@@ -60,8 +61,7 @@ class SharedServer:
     def stop(self) -> None:
         """It does nothing until it goes on; its connections stay open."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        stop(self._process)
 
     def go_on(self) -> None:
         assert self._process is not None

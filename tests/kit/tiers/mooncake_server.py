@@ -19,6 +19,7 @@ from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from tests.kit.children import stop
 from tests.kit.free_ports import free_port
 from tests.kit.tiers.valkey_server import LIBRARIES
 
@@ -72,7 +73,7 @@ class Master:
             raise AssertionError(said)
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)

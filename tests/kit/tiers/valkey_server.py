@@ -21,6 +21,7 @@ from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.tiers.valkey_slots import SLOTS
+from tests.kit.children import stop
 from tests.kit.free_ports import free_port
 
 DEBIAN = Path(sys.prefix) / "debian"
@@ -73,7 +74,8 @@ class Server:
         self._process.send_signal(number)
 
     def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
+        assert self._process is not None
+        stop(self._process)
 
     def go_on(self) -> None:
         self.signal(signal.SIGCONT)
