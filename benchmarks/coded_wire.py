@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from benchmarks.kv_records import write_all
 from kvoffload import native
 from kvoffload.bench.valkey import find_command
 from kvoffload.config.valkey_address import ValkeyAddress
-from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordNames, RecordOutcome, Ticket
+from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordNames, RecordOutcome, Ticket, Tier
 from kvoffload.tiers.coding_choice import KNOWN_BYTES
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.remote import RemoteTier
@@ -44,6 +45,7 @@ PORT = 6390
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 TIMEOUT_S = 60.0
 FINGERPRINT = b"w" * HASH_BYTES
+AnyTier = TypeVar("AnyTier", bound=Tier)
 
 
 def run(*words: str) -> None:
@@ -137,7 +139,7 @@ def send_and_read(tier: RemoteTier, moved: Wanted) -> tuple[float, float]:
     return sent_s, read_s
 
 
-def finish(tier: RemoteTier, submit: Callable[..., Ticket | None], wanted: RecordOutcome) -> float:
+def finish(tier: Tier, submit: Callable[..., Ticket | None], wanted: RecordOutcome) -> float:
     """Seconds until all of it has ended as it should."""
     begun_s = time.perf_counter()
     assert submit(timeout_s=TIMEOUT_S) is not None
@@ -184,7 +186,7 @@ def measure(records: Sequence[memoryview], rate: str, *, rounds: int = ROUNDS) -
     }
 
 
-def take_turns(tiers: Mapping[Coding, RemoteTier], at: int) -> list[tuple[Coding, RemoteTier]]:
+def take_turns(tiers: Mapping[Coding, AnyTier], at: int) -> list[tuple[Coding, AnyTier]]:
     """Returns them in another order each time, as the first one finds another machine than the last one."""
     ordered = list(tiers.items())
     return ordered[at % len(ordered) :] + ordered[: at % len(ordered)]

@@ -128,6 +128,7 @@ def _plan_mooncake(settings: Settings) -> TierPlan | None:
         host=settings.mooncake_host,
         call_timeout_s=settings.remote_timeout,
         connections=min(settings.remote_connections, MOONCAKE_CLIENTS),
+        compress=Coding(settings.remote_compress),
     )
     terms = TierTerms(name="mooncake", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
     return TierPlan(place=mooncake, terms=terms)

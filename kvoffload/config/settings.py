@@ -354,8 +354,8 @@ class Settings(BaseModel):
         "off",
         room="tiers",
         allowed="auto, on or off, in quotes",
-        description="Whether records are sent to Valkey and S3 in a lossless code; as disk_compress, by the measured "
-        "speed of each store.",
+        description="Whether records are sent to Valkey, S3 and Mooncake in a lossless code; as disk_compress, by the "
+        "measured speed of each store.",
     )
     promote_deadline: Duration = _setting(
         2.0,

@@ -14,8 +14,10 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from kvoffload.tiers.envelope import (
     list_names,
     open_value,
 )
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import HASH_BYTES
@@ -63,6 +66,7 @@ class MooncakeTerms:
     """By which the stores reach this machine."""
     call_timeout_s: float = 1.0
     connections: int = 2
+    compress: Coding = Coding.OFF
 
     def describe(self) -> str:
         """Describes the store in a few words."""
@@ -70,23 +74,29 @@ class MooncakeTerms:
 
     def open_tier(self) -> RemoteTier:
         """Opens the tier and starts its threads; the master need not be there."""
+        coder = RecordCoder(self.compress)
         return RemoteTier(
             RemoteTierTerms(
-                place=str(self.address), open_store=self.open_store, connections=self.connections, first_probe_s=0.5
+                place=str(self.address),
+                open_store=partial(self.open_store, coder),
+                connections=self.connections,
+                first_probe_s=0.5,
+                coder=coder,
             )
         )
 
-    def open_store(self) -> MooncakeStore:
-        """Opens a store, whose process is started. StoreFaultError: it cannot be."""
-        return MooncakeStore(self)
+    def open_store(self, coder: RecordCoder | None = None) -> MooncakeStore:
+        """Opens a store, whose process is started. StoreFaultError: it cannot be. `coder`: what stores share."""
+        return MooncakeStore(self, coder or RecordCoder(self.compress))
 
 
 class MooncakeStore(SlotStore):
     """Is a store in Mooncake. Belongs to one thread, but for `interrupt`."""
 
-    def __init__(self, terms: MooncakeTerms) -> None:
+    def __init__(self, terms: MooncakeTerms, coder: RecordCoder) -> None:
         """Starts a process. StoreFaultError: it does not begin."""
         self._terms = terms
+        self._coder = coder
         try:
             # A client that is set up without a master waits for it for ever.
             socket.create_connection((terms.address.host, terms.address.port), terms.call_timeout_s).close()
@@ -116,7 +126,7 @@ class MooncakeStore(SlotStore):
         outcomes = np.full(len(wanted), RecordOutcome.WRITTEN, np.uint8)
         there = self.look([name.key for name in wanted], is_use=True)
         rows, step = self._take(len(wanted), record_bytes)
-        sent = []
+        sent: dict[int, int] = {}
         for at, name in enumerate(wanted):
             if there[at]:
                 continue
@@ -126,11 +136,17 @@ class MooncakeStore(SlotStore):
             if digest != int(batch.digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
                 continue
-            head = RecordHead(name, record_bytes, digest, batch.parent(at)).pack()
+            coded = self._coder.encode(name.group, data.data)
+            if coded is not None:
+                data[: len(coded)] = np.frombuffer(coded, np.uint8)
+            head = RecordHead(name, record_bytes, digest, batch.parent(at), len(coded or b"")).pack()
             rows[at, :HEAD_BYTES] = np.frombuffer(head, np.uint8)
-            sent.append(at)
-        keys, offsets = [_name(wanted[at].key) for at in sent], [at * step for at in sent]
-        for at, code in zip(sent, self._ask_each("put", keys, offsets, HEAD_BYTES + record_bytes), strict=True):
+            sent[at] = HEAD_BYTES + (record_bytes if coded is None else len(coded))
+        keys, offsets, sizes = [_name(wanted[at].key) for at in sent], [at * step for at in sent], list(sent.values())
+        with self._coder.sending():
+            codes = self._ask_each("put", keys, offsets, sizes)
+        self._coder.told_sent(sum(sizes))
+        for at, code in zip(sent, codes, strict=True):
             if code:
                 outcomes[at] = RecordOutcome.FAILED
         return outcomes
@@ -152,9 +168,13 @@ class MooncakeStore(SlotStore):
                 # What is verified is what lies in the slot: a late transfer may still write to shared memory.
                 fill_slot(int(slots[at]), value[HEAD_BYTES:])
                 head = check_record(bytes(value[:HEAD_BYTES]), slot, wanted[at])
+                self._coder.told_read(record_bytes)
             else:
+                begun_s = time.perf_counter()
                 opened = open_value(value, wanted[at], record_bytes, room=slot)
                 head = opened.head if isinstance(opened, OpenValue) else opened
+                if isinstance(opened, OpenValue):
+                    self._coder.told_read(record_bytes, decoding_s=time.perf_counter() - begun_s)
             if isinstance(head, RecordHead):
                 outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
             elif head is Verdict.DAMAGED:

@@ -50,8 +50,8 @@ class Child:
         self._address = addressof(self._view)
         return int(self._client.register_buffer(self._address, size_bytes))
 
-    def put(self, keys: list[str], offsets: list[int], size_bytes: int) -> list[int]:
-        return list(self._client.batch_put_from(keys, self._places(offsets), [size_bytes] * len(keys)))
+    def put(self, keys: list[str], offsets: list[int], sizes: list[int]) -> list[int]:
+        return list(self._client.batch_put_from(keys, self._places(offsets), sizes))
 
     def get(self, keys: list[str], offsets: list[int], size_bytes: int) -> list[int]:
         return list(self._client.batch_get_into(keys, self._places(offsets), [size_bytes] * len(keys)))

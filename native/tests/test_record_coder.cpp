@@ -53,7 +53,7 @@ TEST(nothing_is_tried_where_coding_is_off) {
 
 TEST(the_automatic_choice_knows_after_one_record_how_fast_decoding_is) {
     Scene scene(DiskCoding::automatic);
-    scene.choice.told_read(64 << 20, 64s);  // a device that is very slow
+    scene.choice.told_read(64 << 20, 0, 64s);  // a device that is very slow
     CHECK(scene.choice.needs_trial());
     CHECK(!scene.code(kAlike).empty());
     CHECK(!scene.choice.needs_trial());

@@ -10,7 +10,7 @@ namespace kvo {
 enum class DiskCoding : std::uint8_t {
     off,        // what is coded is read all the same
     on,         // every record that becomes shorter
-    automatic,  // on while the device is measured to be so slow that coded records come sooner
+    automatic,  // while coded records are measured to be read sooner than plain ones
 };
 
 // For the device's thread.
@@ -18,13 +18,22 @@ class CodingChoice {
 public:
     using Time = std::chrono::nanoseconds;
 
+    static constexpr std::uint64_t kKnownBytes = std::uint64_t{16} << 20;  // of what was read, before its speed counts
+    // Of so many bytes, kKnownBytes go the other way: what is faster may have changed.
+    static constexpr std::uint64_t kTrialEveryBytes = 128 * kKnownBytes;
+    static constexpr std::uint64_t kBehindBytes = std::uint64_t{32} << 20;
+
     explicit CodingChoice(DiskCoding coding) : coding_(coding) {}
 
     // Whether a record of this group is to be tried now. A group whose records do not become shorter is tried rarely.
-    bool wants(std::uint32_t group);
+    bool wants(std::uint32_t group, std::uint64_t length);
     void told_coded(std::uint32_t group, std::uint64_t before, std::uint64_t after);
     void told_decoded(std::uint64_t bytes, Time taken) { decoding_.add(bytes, taken); }
-    void told_read(std::uint64_t bytes, Time taken) { reading_.add(bytes, taken); }
+    // Records of so many bytes were read in a period. One in which many of both kinds came says nothing.
+    void told_read(std::uint64_t plain, std::uint64_t coded, Time taken);
+    // So many bytes wait to be written because of coding, after a step. If they are many, the next step codes nothing:
+    // it writes as much as the device takes.
+    void told_waiting(std::uint64_t bytes) { is_behind_ = bytes >= kBehindBytes; }
 
     // Whether nothing has been decoded yet, by which `automatic` knows how fast it is.
     bool needs_trial() const noexcept { return coding_ == DiskCoding::automatic && decoding_.bytes == 0; }
@@ -36,6 +45,7 @@ private:
 
         void add(std::uint64_t more, Time taken);
         double rate() const { return seconds > 0 ? bytes / seconds : 0; }
+        bool is_known() const { return bytes >= static_cast<double>(kKnownBytes); }
     };
     struct Group {
         double ratio = 1.5;  // until it is known
@@ -43,12 +53,16 @@ private:
         std::uint32_t skipped = 0;
     };
 
-    bool is_faster(const Group& group) const;
+    bool chooses(const Group& group, std::uint64_t length);
+    bool comes_sooner(const Group& group) const;
     Group& group_of(std::uint32_t number) { return groups_[number % groups_.size()]; }
 
     const DiskCoding coding_;
     std::array<Group, 64> groups_{};
-    Speed decoding_, reading_;
+    Speed plain_, coded_;  // of reading until records are verified and decoded, in bytes of records
+    Speed decoding_;
+    std::uint64_t asked_bytes_ = 0;
+    bool is_behind_ = false;
 };
 
 }  // namespace kvo

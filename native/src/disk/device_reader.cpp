@@ -75,24 +75,30 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
     const bool is_own_timeout = deadline == longest;
     if (under_way_++ == 0) {
         busy_since_ = seat_.terms.now();
-        busy_bytes_ = 0;
     }
     seat_.runner.run(
         {IoKind::read, seat_.segments[read.segment].file.number(), read.begin, memory, length, 0}, deadline,
         [this, job, read, memory, length, is_own_timeout](int error) {
-            busy_bytes_ += error == 0 ? length : 0;
-            if (--under_way_ == 0) {
-                seat_.coding.told_read(busy_bytes_, seat_.terms.now() - busy_since_);
-            }
             if (error == 0) {
                 seat_.counts.read_bytes += length;
                 take_in(*job, read, memory);
                 seat_.told(read.segment, 0);
-                return;
+            } else {
+                end_failed(*job, read, error, is_own_timeout);
             }
-            end_failed(*job, read, error, is_own_timeout);
+            --under_way_;
+            tell_speed();
         },
         [&pool = pool_, memory] { pool.give(memory); });
+}
+
+// Once nothing is under way any more, or much was read.
+void DeviceReader::tell_speed() {
+    if (under_way_ == 0 || plain_bytes_ + coded_bytes_ >= CodingChoice::kKnownBytes) {
+        const Instant now = seat_.terms.now();
+        seat_.coding.told_read(std::exchange(plain_bytes_, 0), std::exchange(coded_bytes_, 0), now - busy_since_);
+        busy_since_ = now;
+    }
 }
 
 void DeviceReader::end_failed(Job& job, const PlannedRead& read, int error, bool is_own_timeout) {
@@ -226,6 +232,7 @@ void DeviceReader::finish_record(Job& job, Wanted& wanted) {
     }
     item.digest = header.digest;
     item.parent = header.parent;
+    (header.coded_length != 0 ? coded_bytes_ : plain_bytes_) += header.length;
     if (!job.batch->is_move) {
         ++seat_.counts.found_records;
         seat_.counts.found_bytes += header.length;

@@ -82,6 +82,7 @@ private:
     using JobPointer = std::shared_ptr<Job>;
 
     void begin(const JobPointer& job, const PlannedRead& read);
+    void tell_speed();
     void end_failed(Job& job, const PlannedRead& read, int error, bool is_own_timeout);
     void read_again(Job& job, const PlannedRead& read);
     void take_in(Job& job, const PlannedRead& read, const std::byte* bytes);
@@ -94,8 +95,8 @@ private:
 
     const ReaderSeat seat_;
     BufferPool pool_;
-    Instant busy_since_;  // while reads are under way
-    std::uint64_t busy_bytes_ = 0;
+    Instant busy_since_;                               // while reads are under way
+    std::uint64_t plain_bytes_ = 0, coded_bytes_ = 0;  // of records that have come since
     bool is_given_up_ = false;
     std::deque<JobPointer> jobs_;  // with reads that have not begun
     std::size_t under_way_ = 0;

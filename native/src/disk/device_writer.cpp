@@ -7,12 +7,19 @@ namespace kvo {
 
 DeviceWriter::DeviceWriter(const DeviceWriterSeat& seat) : seat_(seat), coder_(seat.terms, seat.coding, seat.counts) {}
 
-void DeviceWriter::add(DevicePart part) { (part.batch->is_move ? moves_ : puts_).parts.push_back(std::move(part)); }
+void DeviceWriter::add(DevicePart part) {
+    Queue& queue = part.batch->is_move ? moves_ : puts_;
+    for (const std::uint32_t item : part.items) {
+        queue.bytes += part.batch->item(item).length;
+    }
+    queue.parts.push_back(std::move(part));
+}
 
 void DeviceWriter::pump() {
     coder_.begin_step();
     pump(moves_);
     pump(puts_);
+    seat_.coding.told_waiting(coder_.has_coded_enough() ? puts_.bytes : 0);
 }
 
 void DeviceWriter::give_up() {
@@ -34,6 +41,7 @@ void DeviceWriter::pump(Queue& queue) {
             if (!is_done) {
                 return;
             }
+            queue.bytes -= part.batch->item(item).length;
         }
         queue.parts.pop_front();
         queue.next = 0;
@@ -51,7 +59,7 @@ void DeviceWriter::give_up(Queue& queue) {
             }
         }
     }
-    queue.next = 0;
+    queue.next = queue.bytes = 0;
 }
 
 // False: it must wait.

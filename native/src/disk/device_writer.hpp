@@ -49,6 +49,7 @@ private:
     struct Queue {
         std::deque<DevicePart> parts;
         std::size_t next = 0;
+        std::uint64_t bytes = 0;  // of records that wait
     };
 
     void pump(Queue& queue);

@@ -5,7 +5,7 @@
 namespace kvo {
 
 std::span<const std::uint8_t> RecordCoder::code(const DiskItem& item) {
-    if (!choice_.wants(item.key.group)) {
+    if (!choice_.wants(item.key.group, item.length)) {
         return {};
     }
     const std::span record(reinterpret_cast<const std::uint8_t*>(item.address), item.length);

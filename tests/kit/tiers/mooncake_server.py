@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from tests.kit.children import stop
 from tests.kit.free_ports import free_port
@@ -99,9 +101,15 @@ def serve_mooncake(folder: Path, segment_bytes: int = 128 << 20, **place: Any) -
 
 def make_tier(terms: MooncakeTerms) -> RemoteTier:
     """One that looks often whether the master is back."""
+    coder = RecordCoder(terms.compress)
     tier = RemoteTier(
         RemoteTierTerms(
-            place=str(terms.address), open_store=terms.open_store, connections=1, first_probe_s=0.05, last_probe_s=0.5
+            place=str(terms.address),
+            open_store=partial(terms.open_store, coder),
+            connections=1,
+            first_probe_s=0.05,
+            last_probe_s=0.5,
+            coder=coder,
         )
     )
     assert tier.wait_open(WAIT_S)

@@ -180,8 +180,10 @@ def test_what_a_file_does_not_have_is_said(tmp_path: Path, name: str, text: str,
 
 def test_a_mooncake_store_lies_before_valkey() -> None:
     flags = {"mooncake": "mooncake://far:50051", "valkey": "valkey://far", "remote_timeout": "300ms"}
+    flags["remote_compress"] = "auto"
     first, last = choose_tiers(load_settings(flags=flags).settings, ServerConfig())[""]
     assert isinstance(first.place, MooncakeTerms)
     assert first.place.describe() == "mooncake://far:50051 over tcp"
     assert (first.place.call_timeout_s, first.place.connections) == (0.3, MOONCAKE_CLIENTS)
+    assert first.place.compress is Coding.AUTO
     assert (first.terms.name, last.terms.name) == ("mooncake", "valkey")

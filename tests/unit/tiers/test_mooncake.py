@@ -20,6 +20,7 @@ from kvoffload.tiers import mooncake
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.record_store import StoreFaultError, view_slot
 from tests.kit.tiers.mooncake_server import Master, add_libraries, make_tier, serve_mooncake
 from tests.kit.tiers.tier_contract import (
@@ -80,6 +81,42 @@ class TestMooncake(TierContract):
         assert 0 < ended.count(FOUND) < 128
         for at in np.flatnonzero(ended.outcomes == FOUND):
             assert np.array_equal(read.memory[at], written.memory[at])
+
+
+class TestMooncakeOfCodedRecords(TierContract):
+    is_listed = False
+    has_numbers = True
+    drops_the_oldest = False
+
+    @pytest.fixture
+    def tier(self, master: Master) -> Iterator[Tier]:
+        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S, compress=Coding.ON))
+        empty(tier)
+        yield tier
+        tier.close()
+
+
+@pytest.mark.parametrize("reader", list(Coding))
+def test_coded_records_come_back_as_they_were_beside_others(master: Master, reader: Coding) -> None:
+    one, other = (
+        make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S, compress=coding))
+        for coding in (Coding.ON, reader)
+    )
+    empty(one)
+    written = Records(0, 3, 20_000, filled=True, has_numbers=True)
+    # Has no numbers, and does not become shorter.
+    plain = Records(3, 2, 20_000, filled=True)
+    assert put(one, written).count(RecordOutcome.WRITTEN) == 3
+    assert put(one, plain).count(RecordOutcome.WRITTEN) == 2
+    counts = one.health()[0].counts
+    assert (counts["coded_records"], counts["coded_bytes"]) == (3, 60_000)
+    assert counts["coded_stored_bytes"] < 50_000
+    for first, before in ((0, written), (3, plain)):
+        read = Records(first, len(before.memory), 20_000, filled=False)
+        assert get(other, read).count(FOUND) == len(before.memory)
+        assert np.array_equal(read.memory, before.memory)
+    one.close()
+    other.close()
 
 
 def test_a_store_that_is_killed_is_a_miss(tmp_path: Path, libraries: None) -> None:

@@ -61,7 +61,7 @@ def test_records_go_through_memory_that_is_shared() -> None:
     assert child.verbs["map"](8192) == 0
     assert client.told[1:] == [("register", 4096), ("unregister",), ("register", 8192)]
     os.pwrite(memory, b"a record", 100)
-    assert child.verbs["put"](["key"], [100], 8) == [0]
+    assert child.verbs["put"](["key"], [100], [8]) == [0]
     assert child.verbs["get"](["key"], [5000], 8) == [8]
     assert os.pread(memory, 8, 5000) == b"a record"
     assert (child.verbs["look"](["key"]), child.verbs["remove"](["key"])) == ([1], [0])
