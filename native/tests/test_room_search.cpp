@@ -125,6 +125,31 @@ TEST(of_a_very_large_pool_a_part_is_enough) {
     CHECK_EQUAL(windows.front().live_bytes, 47u * 128);  // in the emptiest segment
 }
 
+TEST(what_the_emptiest_part_of_a_very_large_pool_has_not_is_not_looked_for_elsewhere) {
+    constexpr std::uint32_t kLarge = 1024;
+    for (const std::uint32_t useless : {200u, 600u}) {
+        SlotPool pool(kLarge);
+        for (std::uint32_t i = 0; i < useless; ++i) {
+            pool.add_extents(kLarge);
+        }
+        // Records as long as what is wanted leave 4 extents of each segment, which are too few.
+        const ClassNumber same = pool.spans.add_class(5 << 20, 5 << 20, {5, 1});
+        while (pool.allocate(same, 1)) {
+        }
+        for (std::uint32_t i = 0; i < 200; ++i) {
+            pool.add_extents(kLarge);
+        }
+        const ClassNumber shorter = pool.spans.add_class(1 << 20, 1 << 20, {1, 1});
+        while (pool.allocate(shorter, 1)) {
+        }
+        for (std::uint32_t segment = 0; segment < useless; ++segment) {
+            pool.release({segment * kLarge, 0});
+        }
+        const auto windows = cheapest_windows(pool.spans, pool.runs, {5, kLarge, kNoLimit, 0});
+        CHECK_EQUAL(windows.empty(), useless == 600);
+    }
+}
+
 TEST(a_window_never_reaches_into_what_is_not_there_yet) {
     for (const bool is_on_grid : {false, true}) {
         SlotPool pool(kSegment);

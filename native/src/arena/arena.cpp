@@ -4,6 +4,8 @@
 #include <cassert>
 #include <string>
 
+#include "arena/room_search.hpp"
+
 namespace kvo {
 namespace {
 
@@ -11,8 +13,11 @@ constexpr std::uint64_t kSectorBytes = 512;
 constexpr std::uint64_t kMaxExtents = 1ULL << 31;  // 2 PiB of 1 MiB extents
 constexpr std::size_t kMaxClasses = 4096;
 
-// A refused plan is worth another try when this part of a span has been freed.
+// A refused plan is worth another try when this part of a span is free that was not; or, as records that were in use or
+// in the way may be gone though nothing more is free, when so much was freed that the look over the pool costs each of
+// those records little.
 constexpr std::uint64_t kRetriesPerSpan = 8;
+constexpr std::uint64_t kSeenPerFreed = 64;
 
 }  // namespace
 
@@ -46,6 +51,7 @@ Status Arena::add_extents(std::uint32_t count) {
         return {Code::invalid, "the pool cannot have more than 2**31 extents"};
     }
     pool_.add_extents(count);
+    free_bytes_ += static_cast<std::int64_t>(count * shape_.extent_bytes);
     return {};
 }
 
@@ -62,7 +68,7 @@ Result<ClassNumber> Arena::class_for(std::uint64_t record_bytes) {
     if (classes_.size() < kMaxClasses) {
         const ClassNumber number = pool_.spans.add_class(record_bytes, slot_bytes, span);
         classes_.emplace(record_bytes, number);
-        asks_again_at_.push_back(0);
+        refusals_.emplace_back();
         return number;
     }
     const std::optional<ClassNumber> unused = pool_.spans.find_unused_class();
@@ -72,25 +78,34 @@ Result<ClassNumber> Arena::class_for(std::uint64_t record_bytes) {
     classes_.erase(pool_.spans.size_class(*unused).record_bytes);
     pool_.spans.change_class(*unused, record_bytes, slot_bytes, span);
     classes_.emplace(record_bytes, *unused);
-    asks_again_at_[*unused] = 0;
+    refusals_[*unused].reset();
     return *unused;
 }
 
 std::optional<Slot> Arena::allocate(ClassNumber number, EntryNumber owner) {
     assert(owner != kNoEntry);
-    return pool_.allocate(number, owner);
+    const std::optional<Slot> slot = pool_.allocate(number, owner);
+    free_bytes_ -= slot ? static_cast<std::int64_t>(size_class(number).slot_bytes) : 0;
+    return slot;
 }
 
 void Arena::free(Slot slot) {
-    freed_bytes_ += pool_.spans.size_of(slot.span).slot_bytes;
+    const std::uint64_t bytes = pool_.spans.size_of(slot.span).slot_bytes;
+    freed_bytes_ += bytes;
+    free_bytes_ += static_cast<std::int64_t>(bytes);
     pool_.release(slot);
 }
 
-Claim Arena::claim(ClassNumber number, Slot slot, EntryNumber owner) { return pool_.claim(number, slot, owner); }
+Claim Arena::claim(ClassNumber number, Slot slot, EntryNumber owner) {
+    const Claim outcome = pool_.claim(number, slot, owner);
+    free_bytes_ -= outcome == Claim::granted ? static_cast<std::int64_t>(size_class(number).slot_bytes) : 0;
+    return outcome;
+}
 
 bool Arena::can_make_room(ClassNumber number) const noexcept {
-    return freed_bytes_ >= asks_again_at_[number] &&
-           pool_.runs.total() + pool_.spans.spare_extents() >= size_class(number).shape.extents;
+    const auto& refusal = refusals_[number];
+    const bool is_worth_a_look = !refusal || free_bytes_ >= refusal->free_bytes || freed_bytes_ >= refusal->freed_bytes;
+    return is_worth_a_look && pool_.runs.total() + pool_.spans.spare_extents() >= size_class(number).shape.extents;
 }
 
 std::optional<RoomPlan> Arena::plan_room(ClassNumber number, const std::function<bool(EntryNumber)>& is_movable) {
@@ -100,7 +115,10 @@ std::optional<RoomPlan> Arena::plan_room(ClassNumber number, const std::function
     }
     RoomPlan plan = RoomPlanner(pool_, shape_.extent_bytes, is_movable).plan(number);
     if (plan.moves.empty()) {
-        asks_again_at_[number] = freed_bytes_ + shape.extents * shape_.extent_bytes / kRetriesPerSpan;
+        const std::uint64_t part = shape.extents * shape_.extent_bytes / kRetriesPerSpan;
+        const std::uint64_t seen = std::min(pool_.spans.extent_count(), kExtentsSeen) * shape_.extent_bytes;
+        refusals_[number] = {.free_bytes = free_bytes_ + static_cast<std::int64_t>(part),
+                             .freed_bytes = freed_bytes_ + std::max(part, seen / kSeenPerFreed)};
         return std::nullopt;
     }
     return plan;

@@ -73,7 +73,7 @@ public:
     Claim claim(ClassNumber number, Slot slot, EntryNumber owner);
 
     // Whether it is worth asking for a plan; a guess, in constant time. After a plan was refused it says no until
-    // some more has been freed.
+    // some more is free, or very much has been freed though it was taken again.
     bool can_make_room(ClassNumber number) const noexcept;
 
     // Moves after which allocate() may find room; if not, ask again. None: there is no way now, evict more. The caller
@@ -97,11 +97,18 @@ public:
 private:
     explicit Arena(ArenaShape shape);
 
+    // When a plan that was refused is worth another look: as soon as one of the two is reached.
+    struct Refusal {
+        std::int64_t free_bytes = 0;
+        std::uint64_t freed_bytes = 0;
+    };
+
     ArenaShape shape_;
     SlotPool pool_;
     std::unordered_map<std::uint64_t, ClassNumber> classes_;
-    std::vector<std::uint64_t> asks_again_at_;  // by class: of freed_bytes_, after a refused plan
-    std::uint64_t freed_bytes_ = 0;
+    std::vector<std::optional<Refusal>> refusals_;  // by class
+    std::int64_t free_bytes_ = 0;                   // in no slot
+    std::uint64_t freed_bytes_ = 0;                 // ever
     std::uint64_t moved_records_ = 0;
     std::uint64_t moved_bytes_ = 0;
 };

@@ -8,9 +8,9 @@ namespace {
 
 constexpr std::size_t kWindowsKept = 32;
 
-// A pool may have a million extents. When so many have been seen, good windows will do; and then any.
+// A pool may have millions of extents. When so many have been seen, good windows will do; and then, at `kExtentsSeen`,
+// any, or none.
 constexpr std::uint64_t kExtentsForGood = 64 * 1024;
-constexpr std::uint64_t kExtentsForAny = 256 * 1024;
 
 constexpr auto kCheaper = [](const Window& left, const Window& right) { return left.live_bytes < right.live_bytes; };
 
@@ -164,8 +164,7 @@ std::vector<Window> cheapest_windows(const SpanTable& spans, const FreeRuns& run
             search_items(items, question, end, cheapest);
         }
         seen += question.extents_per_segment;
-        if ((seen >= kExtentsForGood && cheapest.has_any_below(question.bytes_enough)) ||
-            (seen >= kExtentsForAny && cheapest.is_full())) {
+        if (seen >= kExtentsSeen || (seen >= kExtentsForGood && cheapest.has_any_below(question.bytes_enough))) {
             break;
         }
     }
