@@ -197,11 +197,14 @@ def _open_linker(socket: Path) -> PageLinker:
     model = torch.nn.Linear(8, 8)
     weights.find_models = lambda: [model]
     pool = MHATokenToKVPool(size=2 * LOOKUP_PAGES * KIT_PAGE)
-    sizes = dict.fromkeys(("tp_size", "pp_size", "dp_size", "attn_cp_size", "dcp_size", "nnodes"), 1)
+    sizes = dict.fromkeys(("tp_size", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "nnodes"), 1)
     arguments = Off(model_path="made/up", revision="c" * 40, device="cpu", disaggregation_mode="null", **sizes)
-    params = Off(page_size=KIT_PAGE, token_to_kv_pool_allocator=Off(get_kvcache=lambda: pool))
+    allocator = Off(get_kvcache=lambda: pool)
+    params = Off(page_size=KIT_PAGE, token_to_kv_pool_allocator=allocator, swa_gates_prefix_match=True)
     settings = {"server": str(socket), "acquire_deadline": "5s", "step_budget": "1s"}
-    linker, *_ = start_linker(arguments, params, components=set(), extra_config=settings, version="made up")
+    linker, *_ = start_linker(
+        arguments, params, components={Off(name="FULL")}, extra_config=settings, version="made up"
+    )
     return linker
 
 
