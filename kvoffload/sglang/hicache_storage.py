@@ -7,7 +7,7 @@ somebody asks for it, so that until then nothing of SGLang is imported.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.engines.degrade import degrade
@@ -39,7 +39,7 @@ def make_storage_class() -> type:
     import sglang
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransfer, PoolTransferResult
-    from sglang.srt.runtime_context import get_server_args
+    from sglang.srt.runtime_context import get_parallel, get_server_args
 
     version = str(sglang.__version__)
     refuse_untested_storage(
@@ -56,14 +56,22 @@ def make_storage_class() -> type:
         PoolTransferResult,
         version=version,
         find_arguments=get_server_args,
+        find_group=lambda: get_parallel().tp_group.cpu_group,
         updates=watch_updates(SchedulerWeightUpdaterManager),
     )
 
 
 def derive_storage(
-    base: Any, result: Any, *, version: str, find_arguments: Any, updates: WeightUpdates | None = None
+    base: Any,
+    result: Any,
+    *,
+    version: str,
+    find_arguments: Callable[[], Any],
+    find_group: Callable[[], Any],
+    updates: WeightUpdates | None = None,
 ) -> type:
-    """Of SGLang's own classes; a test gives others of their form. `updates` are those of the engine's weights."""
+    """Of SGLang's own classes; a test gives others of their form. `find_group` gives that of the engine's ranks,
+    `updates` are those of its weights."""
 
     class KVOffloadStorage(base):  # type: ignore[misc]
         """As HiCache's threads call it. A fault of ours is a miss, and no fault of the engine."""
@@ -98,6 +106,7 @@ def derive_storage(
                 is_same_everywhere=self._config.is_mla_model,
                 version=version,
                 updates=updates,
+                group=find_group(),
             )
 
         def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:

@@ -131,7 +131,7 @@ def derive_linker(
             return self._pages.pop_done()
 
         def reset(self) -> None:
-            self._pages.reset(self._weights.find())
+            self._pages.reset(self._weights.take())
             self.layer_done_counter.reset()
 
         def close(self) -> None:

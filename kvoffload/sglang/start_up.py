@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from math import ceil
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -75,7 +76,7 @@ def start_linker(
     pages = describe_pool(pool, page_size=params.page_size, window=params.sliding_window_size or 0)
     _refuse_other_parts(pages, components)
     identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=rank)
-    weights = WeightMask(updates=updates)
+    weights = WeightMask(updates=updates, agree=agree_within(params.tp_cache_group))
     return _link(settings, arguments, pages, identity, weights, rank=rank, ranks=ranks), weights, pages
 
 
@@ -88,10 +89,12 @@ def start_host_pages(
     is_same_everywhere: bool,
     version: str,
     updates: WeightUpdates | None = None,
+    group: Any = None,
 ) -> HostPages:
     """For HiCache. UnsupportedError, as `start_linker`.
 
-    `is_same_everywhere`: all ranks have the same bytes, and the first of them alone backs them up.
+    `is_same_everywhere`: all ranks have the same bytes, and the first of them alone backs them up. `group`: of all
+    ranks, if there are others.
     """
     _join_engine_log()
     loaded = load_settings(engine=settings).settings
@@ -102,7 +105,7 @@ def start_host_pages(
     pages = describe_host_pool(pool, page_size=pool.page_size)
     owner = 0 if is_same_everywhere else rank
     identity = _identify(arguments, pages, version=version, dtype=pool.dtype, rank=owner)
-    weights = WeightMask(updates=updates)
+    weights = WeightMask(updates=updates, agree=agree_within(group))
     # Ranks of a storage agree by themselves: each may answer that a load failed.
     linker = _link(loaded, arguments, pages, identity, weights, rank=rank, ranks=1)
     if not weights.is_known:
@@ -234,6 +237,26 @@ def _find_rank(params: Any) -> tuple[int, int]:
     import torch.distributed
 
     return torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+
+
+def agree_within(group: Any) -> Callable[[bytes], bytes] | None:
+    """What makes one mask of those of all ranks of this group, in which each rank calls it as often as the others. A
+    page of any rank depends on the weights of all."""
+    if group is None:
+        return None
+    import torch
+    import torch.distributed as ranks
+
+    if ranks.get_world_size(group) == 1:
+        return None
+
+    def agree(mask: bytes) -> bytes:
+        mine = torch.frombuffer(bytearray(mask), dtype=torch.uint8)
+        all_masks = [torch.empty_like(mine) for _ in range(ranks.get_world_size(group))]
+        ranks.all_gather(all_masks, mine, group=group)
+        return sha256(b"".join(one.numpy().tobytes() for one in all_masks)).digest()
+
+    return agree
 
 
 def _open_copies(registration: Registration, pages: PoolPages, settings: Settings) -> CopyEngine:

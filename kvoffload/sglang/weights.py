@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
@@ -66,11 +67,17 @@ class WeightMask:
     """
 
     def __init__(
-        self, find: Callable[[], Iterable[torch.nn.Module]] | None = None, *, updates: WeightUpdates | None = None
+        self,
+        find: Callable[[], Iterable[torch.nn.Module]] | None = None,
+        *,
+        updates: WeightUpdates | None = None,
+        agree: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        """`updates`: those of the engine, which are noted before they change anything."""
+        """`updates`: those of the engine, which are noted before they change anything. `agree`: where ranks have parts
+        of the weights, makes one mask of those of all; each rank calls it as often as the others."""
         self._find = find or find_models
         self.updates = updates or WeightUpdates()
+        self._agree = agree
         self._models = [ref(model) for model in self._find()]
         """Found once: later on the engine hides its objects from the search."""
         self._said = ""
@@ -78,12 +85,13 @@ class WeightMask:
         self._has_changed = False
         self._seen = -1
         """Updates before the mask was made."""
-        self._mask = b""
+        self._digest = b""
+        self._secret = self._share(secrets.token_bytes(HASH_BYTES))
 
     @property
     def is_known(self) -> bool:
         """The weights could be looked at when the mask was taken."""
-        return bool(self._mask)
+        return bool(self._digest)
 
     @property
     def is_told(self) -> bool:
@@ -101,39 +109,42 @@ class WeightMask:
 
     def is_proved_equal(self) -> bool:
         """To what they were when the mask was taken, byte for byte; then they count as unchanged. For the thread alone
-        by which the engine updates them."""
-        former = self._mask
-        return not self.updates.is_open and bool(former) and self.take() == former
-
-    def find(self) -> bytes:
-        """The mask, taken anew only if the weights may have changed."""
-        return self._mask if self._mask and not self.has_changed() else self.take()
+        by which the engine updates them. Of several ranks none can prove it without the others."""
+        former = self._digest
+        return self._agree is None and not self.updates.is_open and bool(former) and self._look_at_all() == former
 
     def take(self) -> bytes:
         """Of the weights as they are now, each byte of them."""
+        return self._share(self._look_at_all())
+
+    def invent(self) -> bytes:
+        """A mask of weights as they are now, the same on all ranks of this engine and of no other one's."""
+        self._begin()
+        try:
+            self._looks = [_Look.at(tensor) for _, tensor in _spread(list(self._tensors()))]
+        except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
+            logger.debug("no weight can be looked at: %s", fault)
+        return sha256(self._secret + self._seen.to_bytes(8, "little")).digest()
+
+    def _look_at_all(self) -> bytes:
         self._begin()
         try:
             tensors = list(self._tensors())
             self._looks = [_Look.at(tensor) for _, tensor in _spread(tensors)]
-            self._mask = digest_tensors(tensors)
-            return self._mask
-        except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
+            self._digest = digest_tensors(tensors)
+            return self._digest
+        except Exception as fault:  # noqa: BLE001  (as above)
+            self._looks = []
             if self._said != str(fault):
                 self._said = str(fault)
                 logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)
-            return self.invent()
-
-    def invent(self) -> bytes:
-        """A mask that is nobody else's, of weights that are as they are now."""
-        self._begin()
-        try:
-            self._looks = [_Look.at(tensor) for _, tensor in _spread(list(self._tensors()))]
-        except Exception as fault:  # noqa: BLE001  (as above)
-            logger.debug("no weight can be looked at: %s", fault)
-        return secrets.token_bytes(HASH_BYTES)
+            return secrets.token_bytes(HASH_BYTES)
 
     def _begin(self) -> None:
-        self._has_changed, self._seen, self._looks, self._mask = False, self.updates.count, [], b""
+        self._has_changed, self._seen, self._looks, self._digest = False, self.updates.count, [], b""
+
+    def _share(self, of_rank: bytes) -> bytes:
+        return of_rank if self._agree is None else self._agree(of_rank)
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         models = [model for one in self._models if (model := one()) is not None]

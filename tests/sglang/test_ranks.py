@@ -58,3 +58,22 @@ def test_a_load_that_fails_on_a_rank_ends_its_request_alone(tmp_path: Path) -> N
             (retried,) = engine.generate(make_prompt(32))
             assert (retried.own, retried.restored) == (0, 0)
             assert retried.answer.tokens == own.answer.tokens
+
+
+def test_behind_hicache_two_ranks_restore_latents_that_the_first_has_backed_up(tmp_path: Path) -> None:
+    """Each has weights of its own, and both have the same latents."""
+    model = build_model("mla", tmp_path / "model")
+    with SharedServer(tmp_path) as server:
+        server.start()
+        settings = {"server": str(server.socket)}
+        with (
+            SGLangEngine(model, tmp_path / "log", storage=settings, tp_size=2) as engine,
+            observed(server) as observer,
+        ):
+            engine.generate(make_prompt(33))
+            (own,) = engine.generate(make_prompt(33))
+            observer.await_pages(6)
+            engine.flush()
+            (restored,) = engine.generate(make_prompt(33))
+            assert (restored.own, restored.restored) == (0, HIT)
+            assert restored.answer == own.answer

@@ -65,7 +65,9 @@ class Made:
             return HostPages(self.linked.linker, weights)
 
         monkeypatch.setattr(start_up, "start_host_pages", start)
-        kind = hicache_storage.derive_storage(Base, Result, version="0", find_arguments=lambda: "arguments")
+        kind = hicache_storage.derive_storage(
+            Base, Result, version="0", find_arguments=lambda: "arguments", find_group=lambda: None
+        )
         extra = {"interface_v1": 1, "settings": {"memory": "1GiB"}}
         self.storage = kind(SimpleNamespace(extra_config=extra, tp_rank=1, is_mla_model=False), {})
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from enum import Enum
+from hashlib import sha256
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +24,7 @@ from kvoffload.sglang.pools import describe_pool
 from kvoffload.sglang.start_up import (
     PREFILL_TOKENS,
     STEP_STATES,
+    agree_within,
     plan_stocks,
     refuse_unserved,
     start_host_pages,
@@ -315,6 +319,23 @@ def test_a_host_pool_is_refused_for_the_same_as_a_linker() -> None:
         start_host_pages(
             Arguments(enable_multimodal=True), None, rank=0, settings={}, is_same_everywhere=False, version=VERSION
         )
+
+
+def agree_as(rank: int, store: str) -> bytes:
+    import torch.distributed as ranks
+
+    ranks.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    agree = agree_within(ranks.group.WORLD)
+    assert agree is not None
+    agree(bytes(32))
+    return agree(bytes([rank]) * 32)
+
+
+def test_ranks_agree_in_one_mask_of_what_each_has(tmp_path: Path) -> None:
+    assert agree_within(None) is None
+    with ProcessPoolExecutor(2, get_context("spawn")) as ranks:
+        masks = list(ranks.map(agree_as, (0, 1), [str(tmp_path / "store")] * 2))
+    assert masks == [sha256(bytes([0]) * 32 + bytes([1]) * 32).digest()] * 2
 
 
 @pytest.mark.parametrize("backend", [None, "file"])

@@ -85,24 +85,38 @@ def test_an_update_counts_as_a_change_until_it_is_proved_to_be_none() -> None:
     with torch.no_grad():
         model.mixer.bias[1] += 1
     assert not weights.is_proved_equal()
-    assert weights.find() == mask_of(model).take() != before
+    assert weights.take() == mask_of(model).take() != before
 
 
-def test_the_mask_is_kept_as_long_as_nothing_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, taken = Model(1), list[int]()
-    weights = mask_of(model)
-    weights.take()
-    monkeypatch.setattr(WeightMask, "take", lambda _: taken.append(1))
-    weights.find()
-    assert taken == []
+def test_ranks_have_one_mask_of_the_weights_of_all_and_none_proves_anything_alone() -> None:
+    asked: list[bytes] = []
+
+    def agree(mask: bytes) -> bytes:
+        asked.append(mask)
+        return b"of all"
+
+    model, other = Model(1), Model(2)
+    weights = WeightMask(lambda: [model], agree=agree)
+    assert [weights.take(), weights.take()] == [b"of all"] * 2
     weights.updates.note()
-    weights.find()
-    assert taken == [1]
+    assert not weights.is_proved_equal()
+    assert weights.has_changed()
+    invented = weights.invent()
+    # Once for what is invented later, and once for each mask.
+    assert len(asked) == 3
+    assert asked[1] == asked[2]
+    same = WeightMask(lambda: [other], agree=agree)
+    same.updates.note()
+    assert same.invent() == invented
 
 
 def test_an_invented_mask_is_of_nothing_else_and_never_proved() -> None:
     weights = mask_of(Model(1))
-    assert len({weights.take(), weights.invent(), weights.invent()}) == 3
+    former = weights.take()
+    weights.updates.note()
+    invented = weights.invent()
+    weights.updates.note()
+    assert len({former, invented, weights.invent(), mask_of(Model(1)).invent()}) == 4
     assert not weights.has_changed()
     assert not weights.is_known
     assert not weights.is_proved_equal()
