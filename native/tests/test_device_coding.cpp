@@ -46,6 +46,19 @@ TEST(coded_records_come_back_as_they_were_and_take_less_room) {
     CHECK(health.counts.written_bytes < health.counts.put_bytes);
 }
 
+TEST(a_record_that_is_there_is_not_written_again_however_it_was_coded) {
+    CodedScene scene("coding_again");
+    const auto numbers = range(kAlike, 4);
+    scene.put(numbers, kLength);
+    for (const DiskCoding coding : {DiskCoding::on, DiskCoding::off}) {
+        scene.terms.coding = coding;
+        scene.reopen();
+        CHECK(scene.put(numbers, kLength).are_all(DiskOutcome::durable));
+        CHECK_EQUAL(scene.health().counts.put_records, std::uint64_t{0});
+        CHECK_EQUAL(scene.get(numbers, kLength).check_found(), 4u);
+    }
+}
+
 TEST(records_that_do_not_become_shorter_lie_beside_those_that_do) {
     CodedScene scene("coding_mixed");
     const std::vector<std::uint64_t> numbers = {1, kAlike + 1, 2, kAlike + 2, kAlike + 3, 3};
