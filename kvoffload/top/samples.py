@@ -55,6 +55,13 @@ class TierLine:
         stored = sum(place.coded_stored_bytes for place in self.places)
         return sum(place.coded_bytes for place in self.places) / stored if stored else None
 
+    @property
+    def coded_share(self) -> float | None:
+        """Which share of the bytes written was coded: what `auto` has decided. None: nothing was written."""
+        written = self.counts.get("written_bytes", 0)
+        # What a disk wrote again to keep it counts as coded, and not as written.
+        return min(sum(place.coded_bytes for place in self.places) / written, 1.0) if written else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -153,6 +160,7 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
                 "used_bytes": tier.used_bytes,
                 "capacity_bytes": tier.capacity_bytes,
                 "coded_ratio": tier.coded_ratio,
+                "coded_share": tier.coded_share,
                 "reads_bytes_per_s": None if view.insight is None else view.insight.speeds.get(tier.name),
                 "totals": dict(tier.counts),
                 "per_second": dict(tier.rates),

@@ -102,7 +102,10 @@ def _draw_tiers(view: View) -> Group:
 
 def _used(tier: TierLine) -> str:
     used = f"{size(tier.used_bytes)} of {size(tier.capacity_bytes)}" if tier.capacity_bytes else size(tier.used_bytes)
-    return used if tier.coded_ratio is None else f"{used}, coded {tier.coded_ratio:.2f} x"
+    if tier.coded_ratio is None:
+        return used
+    share = "" if tier.coded_share is None else f"{tier.coded_share:.0%} "
+    return f"{used}, {share}coded {tier.coded_ratio:.2f} x"
 
 
 def _moved(tier: TierLine) -> tuple[str, str, str]:

@@ -30,6 +30,12 @@ struct CodedScene : DeviceScene {
     }
 };
 
+// Runs as it does everywhere, but for what is made late.
+struct Clock {
+    Instant::duration late{};
+    Instant now() const { return std::chrono::steady_clock::now() + late; }
+};
+
 }  // namespace
 
 TEST(coded_records_come_back_as_they_were_and_take_less_room) {
@@ -44,6 +50,19 @@ TEST(coded_records_come_back_as_they_were_and_take_less_room) {
     CHECK(health.counts.coded_stored_bytes * 10 < health.counts.coded_bytes * 8);
     CHECK(health.live_bytes < health.counts.coded_stored_bytes + 12 * (kRecordHeaderBytes + kRecordAlignment));
     CHECK(health.counts.written_bytes < health.counts.put_bytes);
+}
+
+TEST(a_record_that_is_there_is_not_written_again_however_it_was_coded) {
+    CodedScene scene("coding_again");
+    const auto numbers = range(kAlike, 4);
+    scene.put(numbers, kLength);
+    for (const DiskCoding coding : {DiskCoding::on, DiskCoding::off}) {
+        scene.terms.coding = coding;
+        scene.reopen();
+        CHECK(scene.put(numbers, kLength).are_all(DiskOutcome::durable));
+        CHECK_EQUAL(scene.health().counts.put_records, std::uint64_t{0});
+        CHECK_EQUAL(scene.get(numbers, kLength).check_found(), 4u);
+    }
 }
 
 TEST(records_that_do_not_become_shorter_lie_beside_those_that_do) {
@@ -145,4 +164,33 @@ TEST(coded_records_that_were_read_move_when_their_segment_goes) {
     const DeviceHealth health = scene.health();
     CHECK(health.counts.moved_bytes > 0);
     CHECK(health.counts.evicted_segments > 0);
+}
+
+TEST(automatic_follows_what_reading_plain_and_coded_records_takes) {
+    Clock clock;
+    std::chrono::milliseconds read_takes{5};  // 64 KiB of it: much longer than decoding
+    CodedScene scene("coding_automatic");
+    scene.terms.coding = DiskCoding::automatic;
+    scene.terms.now = [&clock] { return clock.now(); };
+    scene.reopen();
+    scene.plan->set([&](const IoRequest& request) {
+        clock.late += request.kind == IoKind::read ? read_takes : 0ms;
+        return IoFault{};
+    });
+    const auto coded_of = [&scene](std::uint64_t first) {
+        const std::uint64_t before = scene.health().counts.coded_records;
+        CHECK(scene.put(range(first, 40), kLength).are_all(DiskOutcome::durable));
+        return scene.health().counts.coded_records - before;
+    };
+    const auto read_much = [&scene](std::uint64_t first) {
+        for (std::uint64_t bytes = 0; bytes < CodingChoice::kKnownBytes; bytes += 40 * kLength) {
+            CHECK_EQUAL(scene.get(range(first, 40), kLength).check_found(), 40u);
+        }
+    };
+    CHECK_EQUAL(coded_of(kAlike), 0u);  // nothing was read yet
+    read_much(kAlike);
+    CHECK_EQUAL(coded_of(kAlike + 40), 40u);
+    read_takes = 20ms;
+    read_much(kAlike + 40);
+    CHECK_EQUAL(coded_of(kAlike + 80), 0u);
 }

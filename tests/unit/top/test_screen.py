@@ -25,7 +25,7 @@ def test_what_matters_is_said() -> None:
     before = Sample(time_s=0.0, stats=stats())
     bad = replace(DISK, tier="valkey", state="absent", reason="no answer within 1 s", capacity_bytes=0)
     now = Sample(
-        time_s=1.0, stats=stats(hits=190, misses=60, places=(DISK, bad), traffic={"disk": {"written_bytes": MIB}})
+        time_s=1.0, stats=stats(hits=190, misses=60, places=(DISK, bad), traffic={"disk": {"written_bytes": 4 * GIB}})
     )
     text = show(now, before)
     for part in (
@@ -34,7 +34,7 @@ def test_what_matters_is_said() -> None:
         "90.0% hit",
         "90 hits",
         "disk",
-        "1 GiB of 100 GiB, coded 1.50 x",
+        "1 GiB of 100 GiB, 75% coded 1.50 x",
         "valkey is absent: no answer within 1 s",
         "5 processes, 1 identity",
         "2 leases, 3 slots held ready",
