@@ -1,4 +1,5 @@
-"""Which records a remote tier codes on their way to its store, by what the store and the code were measured to take."""
+"""Which records a remote tier codes on their way to its store, or a server on their way to a peer, by what the way and
+the code were measured to take."""
 
 from __future__ import annotations
 
@@ -96,16 +97,30 @@ class RecordCoder:
     """Codes records for all threads of one tier. One record is coded at a time, in a thread of a low priority, so that
     coding never takes more than one core, and this only where nothing else needs it."""
 
-    def __init__(self, coding: Coding = Coding.OFF, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        coding: Coding = Coding.OFF,
+        *,
+        encoder: native.BackgroundEncoder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`encoder`: one that other coders have, too, so that all of them together take one core at most."""
         self._coding = coding
         self._clock = clock
-        self._encoder = native.BackgroundEncoder()
+        self._encoder = encoder or native.BackgroundEncoder()
         self._turn = threading.Lock()
         """Has who codes."""
         self._lock = threading.Lock()
         self._groups: defaultdict[int, _Group] = defaultdict(_Group)
         self._ways = {way: _Way() for way in Way}
         self._counts: Counter[str] = Counter()
+        self._came_ratio = _FIRST_RATIO
+        self._skipped = 0
+        """Times that nobody was asked to code, since the last one."""
+
+    @property
+    def is_off(self) -> bool:
+        return self._coding is Coding.OFF
 
     def encode(self, group: int, record: Value) -> bytes | None:
         """Codes a record. None: it is to be sent as it is."""
@@ -135,10 +150,19 @@ class RecordCoder:
             found.ratio += _LEARNING * (len(record) / len(coded) - found.ratio)
             if needs_trial:
                 read.code.add(len(record), decoded_s - encoded_s)
-            self._counts["coded_records"] += 1
-            self._counts["coded_bytes"] += len(record)
-            self._counts["coded_stored_bytes"] += len(coded)
+            self._count(1, len(record), len(coded))
         return coded
+
+    def asks(self) -> bool:
+        """Says whether to ask somebody who can code for us: he knows how fast he codes, we how fast his records come
+        and are decoded."""
+        if self._coding is not Coding.AUTO:
+            return self._coding is Coding.ON
+        with self._lock:
+            if self._reads_faster(self._ways[Way.READ].link, self._came_ratio):
+                return True
+            self._skipped = (self._skipped + 1) % (SLOW_SKIPS + 1)
+            return not self._skipped
 
     @contextmanager
     def moving(self, way: Way) -> Iterator[None]:
@@ -167,11 +191,24 @@ class RecordCoder:
         with self._lock:
             self._ways[Way.READ].code.add(record_bytes, taken_s)
 
+    def told_came(self, records: int, *, record_bytes: int, coded_bytes: int, taken_s: float) -> None:
+        """Is told that somebody has coded so many records for us, with the bytes of all of them before and after. They
+        count as those that are coded here."""
+        with self._lock:
+            self._ways[Way.READ].code.add(record_bytes, taken_s)
+            self._came_ratio += _LEARNING * (record_bytes / coded_bytes - self._came_ratio)
+            self._count(records, record_bytes, coded_bytes)
+
     @property
     def counts(self) -> dict[str, int]:
         """What was counted of records that were coded: how many, their bytes before and after."""
         with self._lock:
             return dict(self._counts)
+
+    def _count(self, records: int, record_bytes: int, coded_bytes: int) -> None:
+        self._counts["coded_records"] += records
+        self._counts["coded_bytes"] += record_bytes
+        self._counts["coded_stored_bytes"] += coded_bytes
 
     def _group(self, number: int) -> _Group:
         return self._groups[number % GROUPS]
@@ -189,12 +226,16 @@ class RecordCoder:
         return True
 
     def _is_faster(self, ratio: float) -> bool:
-        """Whether coding holds up nothing that is sent, and lets records come sooner: reading a byte of a record takes
-        1 / link, or 1 / (ratio * link) and then 1 / code. Before the code's speed is known it takes
-        trials."""
+        """Whether coding holds up nothing that is sent, and lets records come sooner."""
         send, read = self._ways[Way.SEND], self._ways[Way.READ]
         # Whoever reads what is only sent from here has such a link, too.
         link = read.link if read.link.is_known else send.link
         if send.link.is_known and send.code.is_known and send.link.rate >= _SEND_MARGIN * send.code.rate:
             return False
-        return not read.code.is_known or link.rate < _MARGIN * read.code.rate * (1 - 1 / ratio)
+        return self._reads_faster(link, ratio)
+
+    def _reads_faster(self, link: Speed, ratio: float) -> bool:
+        """Whether records come sooner if they are coded: reading a byte of one takes 1 / link, or 1 / (ratio * link)
+        and then 1 / code. Before the code's speed is known it takes trials."""
+        code = self._ways[Way.READ].code
+        return not code.is_known or link.rate < _MARGIN * code.rate * (1 - 1 / ratio)

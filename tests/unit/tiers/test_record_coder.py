@@ -168,3 +168,50 @@ def test_many_groups_take_no_more_room() -> None:
         assert not is_coded(coder, NOISE)
     # So many have one place: what is known of one is taken for known of the others.
     assert [group for group in range(1000) if not is_coded(coder, group=group)] == list(range(0, 1000, GROUPS))
+
+
+def come(coder: RecordCoder, *, taken_s: float) -> None:
+    """Somebody codes enough for us to know how fast that is decoded."""
+    coder.told_came(4, record_bytes=KNOWN_BYTES, coded_bytes=KNOWN_BYTES * 2 // 3, taken_s=taken_s)
+
+
+def test_others_are_asked_to_code_as_it_is_set() -> None:
+    assert make_coder(Coding.ON).asks()
+    assert not make_coder(Coding.OFF).asks()
+    assert make_coder(Coding.AUTO).asks(), "they know whether their way is slow; how fast we decode is learned by it"
+
+
+@pytest.mark.parametrize(("read_s", "asks"), [(SLOW, True), (MIDDLE, False), (FAST, False)])
+def test_auto_asks_others_to_code_while_records_come_sooner(read_s: float, asks: bool) -> None:
+    coder = make_coder(Coding.AUTO)
+    move(coder, Way.READ, read_s)
+    come(coder, taken_s=KNOWN_BYTES * 1e-9)
+    assert [coder.asks() for _ in range(SLOW_SKIPS)] == [asks] * SLOW_SKIPS
+    assert coder.asks(), "one of 64 is asked for all the same"
+
+
+def test_auto_stops_asking_when_decoding_is_slow() -> None:
+    coder = make_coder(Coding.AUTO)
+    move(coder, Way.READ, SLOW)
+    come(coder, taken_s=KNOWN_BYTES * SLOW)
+    assert not coder.asks()
+
+
+def test_what_others_have_coded_for_us_is_counted_with_our_own() -> None:
+    coder = make_coder(Coding.ON)
+    come(coder, taken_s=0.01)
+    assert coder.counts == {
+        "coded_records": 4,
+        "coded_bytes": KNOWN_BYTES,
+        "coded_stored_bytes": KNOWN_BYTES * 2 // 3,
+    }
+    assert is_coded(coder)
+    assert coder.counts["coded_records"] == 5
+
+
+def test_coders_that_share_an_encoder_share_its_thread() -> None:
+    before = find_coding_threads()
+    encoder = native.BackgroundEncoder()
+    assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
+    assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
+    assert len(find_coding_threads() - before) == 1
