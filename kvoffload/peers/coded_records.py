@@ -32,7 +32,8 @@ def send_records(
     timeout_s: float,
 ) -> None:
     """Sends records behind the head that says in which code they are; 0: in none. Raises what the link raises."""
-    end_s = time.monotonic() + timeout_s
+    begun_s = time.monotonic()
+    end_s = begun_s + timeout_s
     # Whether the first one is coded says it for all: where it is not, the others go at once, from their slots.
     first = coder.encode(group, view_slot(int(slots[0]), record_bytes)) if may_code and len(slots) else None
     if first is None:
@@ -40,13 +41,15 @@ def send_records(
             link.send(head(0), np.ascontiguousarray(slots).data, record_bytes, timeout_ms=_left_ms(end_s))
         coder.told_moved(Way.SEND, len(slots) * record_bytes)
         return
-    begun_s = time.monotonic()
+    coding_s = time.monotonic() - begun_s
     with coder.moving(Way.SEND):
         link.send(head(CODE), timeout_ms=_left_ms(end_s))
     for at in range(len(slots)):
         coded = first if at == 0 else None
-        if at and time.monotonic() - begun_s < CODING_S:
+        if at and coding_s < CODING_S:
+            begun_s = time.monotonic()
             coded = coder.encode(group, view_slot(int(slots[at]), record_bytes))
+            coding_s += time.monotonic() - begun_s
         # Neither is copied: the code's bytes are sent from where they are, as those of a slot.
         sent = slots[at : at + 1] if coded is None else _address_of(coded)
         size_bytes = record_bytes if coded is None else len(coded)
