@@ -1,10 +1,12 @@
-"""How much sooner do records come from a Valkey at the other end of a wire if they are coded, and is it ever later?
+"""How much sooner do records come from the other end of a wire if they are coded, and is it ever later?
+
+There a Valkey has them, or a peer, over trusted links and over sealed ones.
 
 The wire has a rate of its own: two network namespaces with a pair of devices between them, which need root, `ip` and
 `tc`. Tiers that code never, always and as they see fit send the same records and read them again, in turn; medians.
 What a tier takes is compared with what the one that never codes takes in the same turn, because the machine is not the
 same in all of them: `gain` is the median of these ratios, 1.5 is one and a half times as fast. The limit is the wire's
-rate. One JSON line for each rate.
+rate. One JSON line for each kind of store and rate.
 
 Run: python -m benchmarks.coded_wire FOLDER [MODEL_FOLDER], with a folder as for `benchmarks/codec.py`
 """
@@ -20,8 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,20 +33,22 @@ import numpy as np
 from benchmarks.codec import read_records
 from benchmarks.kv_records import write_all
 from kvoffload import native
+from kvoffload.bench.served_peer import PeerPlace, serve_peer, teach
 from kvoffload.bench.valkey import find_command
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordNames, RecordOutcome, Ticket, Tier
 from kvoffload.tiers.coding_choice import KNOWN_BYTES
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.remote import RemoteTier
 from kvoffload.tiers.valkey import ValkeyTerms
 from kvoffload.types import HASH_BYTES
+from kvoffload.units import MIB
 
 RATES = ("1gbit", "2500mbit", "10gbit")
 ROUNDS = 15
 PORT = 6390
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 TIMEOUT_S = 60.0
+PEER_BYTES = 256 * MIB
 FINGERPRINT = b"w" * HASH_BYTES
 AnyTier = TypeVar("AnyTier", bound=Tier)
 
@@ -73,7 +78,39 @@ def wire(rate: str) -> Iterator[tuple[str, ...]]:
 
 
 @contextmanager
-def store(enter: Sequence[str]) -> Iterator[None]:
+def valkey(enter: Sequence[str], record_bytes: int) -> Iterator[Mapping[Coding, Tier]]:
+    address = ValkeyAddress(host=ADDRESSES[1], port=PORT)
+    with serve_valkey(enter):
+        tiers = {
+            coding: ValkeyTerms(address=address, compress=coding, call_timeout_s=20.0).open_tier() for coding in Coding
+        }
+        yield tiers
+        for tier in tiers.values():
+            tier.close()
+
+
+@contextmanager
+def peer(enter: Sequence[str], record_bytes: int, *, is_sealed: bool) -> Iterator[Mapping[Coding, Tier]]:
+    """A peer for each coding."""
+    with ExitStack() as stack:
+        tiers: dict[Coding, Tier] = {}
+        for coding in Coding:
+            there = PeerPlace(is_sealed=is_sealed, compress=coding, host=ADDRESSES[1], enter=enter)
+            tiers[coding], spaces, _ = stack.enter_context(serve_peer(PEER_BYTES, there))
+            teach(spaces, FINGERPRINT, record_bytes)
+        yield tiers
+
+
+Store = Callable[[Sequence[str], int], AbstractContextManager[Mapping[Coding, Tier]]]
+STORES: Mapping[str, Store] = {
+    "valkey": valkey,
+    "trusted peer": partial(peer, is_sealed=False),
+    "sealed peer": partial(peer, is_sealed=True),
+}
+
+
+@contextmanager
+def serve_valkey(enter: Sequence[str]) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *enter,
@@ -126,17 +163,24 @@ class Wanted:
         return np.uint64(memory.ctypes.data) + at
 
 
-def send_and_read(tier: RemoteTier, moved: Wanted) -> tuple[float, float]:
-    """Seconds of both; afterwards nothing is there."""
+def send_and_read(tier: Tier, moved: Wanted) -> dict[str, tuple[float, int]]:
+    """Returns of both ways the seconds, and how many records were coded then; afterwards nothing is there."""
     names, slots = moved.names(), moved.slots(moved.read)
     batch = moved.batch(names)
     moved.read[:] = 0
+    before = count_coded(tier)
     sent_s = finish(tier, partial(tier.put, batch), RecordOutcome.WRITTEN)
+    between = count_coded(tier)
     get = partial(tier.get, names, slots, record_bytes=moved.record_bytes)
     read_s = finish(tier, get, RecordOutcome.FOUND)
+    after = count_coded(tier)
     assert np.array_equal(moved.read, moved.sent)
     finish(tier, partial(tier.remove, names), RecordOutcome.REMOVED)
-    return sent_s, read_s
+    return {"send": (sent_s, between - before), "read": (read_s, after - between)}
+
+
+def count_coded(tier: Tier) -> int:
+    return tier.health()[0].counts.get("coded_records", 0)
 
 
 def finish(tier: Tier, submit: Callable[..., Ticket | None], wanted: RecordOutcome) -> float:
@@ -151,39 +195,32 @@ def finish(tier: Tier, submit: Callable[..., Ticket | None], wanted: RecordOutco
     return taken_s
 
 
-def measure(records: Sequence[memoryview], rate: str, *, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Returns for each coding the median milliseconds to send and to read all records, how many times as fast as
-    uncoded that was in the same turn, and the share coded."""
+def measure(
+    records: Sequence[memoryview], rate: str, store: Store, *, rounds: int = ROUNDS
+) -> dict[str, dict[str, float]]:
+    """Returns for each coding and way the median milliseconds for all records, how many times as fast as uncoded that
+    was in the same turn, and the share that was coded then: a store keeps what was sent, a peer codes what is read."""
     moved = Wanted(records)
-    times: Mapping[Coding, dict[str, list[float]]] = {coding: {"send": [], "read": []} for coding in Coding}
-    address = ValkeyAddress(host=ADDRESSES[1], port=PORT)
-    with wire(rate) as enter, store(enter):
-        tiers = {
-            coding: ValkeyTerms(address=address, compress=coding, call_timeout_s=20.0).open_tier() for coding in Coding
-        }
+    taken: Mapping[Coding, dict[str, list[tuple[float, int]]]] = {coding: {"send": [], "read": []} for coding in Coding}
+    with wire(rate) as enter, store(enter, moved.record_bytes) as tiers:
         for tier in tiers.values():
             while not any(one.state.value == "ready" for one in tier.health()):
                 time.sleep(0.05)
         warm = 2 * KNOWN_BYTES // moved.sent.nbytes + 2
-        coded = dict.fromkeys(Coding, 0)
         for at in range(warm + rounds):
             for coding, tier in take_turns(tiers, at):
-                before = tier.health()[0].counts.get("coded_records", 0)
-                taken = send_and_read(tier, moved)
-                if at >= warm:
-                    for way, taken_s in zip(("send", "read"), taken, strict=True):
-                        times[coding][way].append(taken_s)
-                    coded[coding] += tier.health()[0].counts.get("coded_records", 0) - before
-        for tier in tiers.values():
-            tier.close()
-    return {
-        coding.value: {
-            **{f"{way}_ms": round(1e3 * statistics.median(taken), 2) for way, taken in times[coding].items()},
-            **{f"{way}_gain": compare(times[Coding.OFF][way], taken) for way, taken in times[coding].items()},
-            "coded": round(coded[coding] / (rounds * len(records)), 3),
-        }
-        for coding in Coding
-    }
+                for way, one in send_and_read(tier, moved).items():
+                    taken[coding][way].append(one)
+    found: dict[str, dict[str, float]] = {}
+    for coding, ways in taken.items():
+        figures = found[coding.value] = {}
+        for way, turns in ways.items():
+            seconds, coded = zip(*turns[warm:], strict=True)
+            uncoded = [one_s for one_s, _ in taken[Coding.OFF][way][warm:]]
+            figures[f"{way}_ms"] = round(1e3 * statistics.median(seconds), 2)
+            figures[f"{way}_gain"] = compare(uncoded, seconds)
+            figures[f"{way}_coded"] = round(sum(coded) / (rounds * len(records)), 3)
+    return found
 
 
 def take_turns(tiers: Mapping[Coding, AnyTier], at: int) -> list[tuple[Coding, AnyTier]]:
@@ -202,9 +239,9 @@ def main() -> None:
     if not (folder / "records.json").is_file():
         write_all(folder, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
     records = read_records(folder, "text_bf16", sample_bytes=16 << 20)
-    for rate in RATES:
-        found = measure(records, rate)
-        line = {"rate": rate, "records": len(records), "record_bytes": len(records[0]), **found}
+    for name, rate in product(STORES, RATES):
+        found = measure(records, rate, STORES[name])
+        line = {"store": name, "rate": rate, "records": len(records), "record_bytes": len(records[0]), **found}
         print(json.dumps(line), flush=True)
 
 

@@ -267,6 +267,18 @@ class RecordLink:
         shard: int,
         timeout_ms: int,
     ) -> bytes: ...
+    def receive_coded_records(
+        self,
+        slots: Buffer,
+        record_bytes: int,
+        *,
+        fingerprint: bytes,
+        block_hashes: bytes,
+        group: int,
+        shard: int,
+        timeout_ms: int,
+    ) -> tuple[bytes, bytes, int, int, float]:
+        """Digests; of each record whether it is one; of those that came coded: how many, their bytes, the seconds."""
     def shut(self) -> None: ...
 
 def time_sealing(size_bytes: int) -> float: ...

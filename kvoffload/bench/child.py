@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,11 +21,19 @@ STOP_POLL_S = 0.001
 class Child:
     """Ends with its `with` block, whatever happens in it."""
 
-    def __init__(self, module: str, *arguments: object) -> None:
-        """Starts a child. BenchmarkError: it did not come so far as to say that it is ready."""
+    def __init__(self, module: str, *arguments: object, enter: Sequence[str] = ()) -> None:
+        """Starts a child; `enter`: what its command begins with. BenchmarkError: it did not come so far as to say that
+        it is ready."""
         self._module = module
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"import sys, {module} as it; it.main(*sys.argv[1:])", *map(str, arguments)],
+            [
+                *enter,
+                sys.executable,
+                "-P",
+                "-c",
+                f"import sys, {module} as it; it.main(*sys.argv[1:])",
+                *map(str, arguments),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -32,13 +32,13 @@ class PeerBenchmark:
 
     def run(self, progress: Progress) -> Iterator[Result]:
         """Rates in bytes per second."""
-        from kvoffload.bench.served_peer import serve_peer
+        from kvoffload.bench.served_peer import PeerPlace, serve_peer
 
         memory = np.random.default_rng(3).integers(0, 256, DATA_BYTES, np.uint8)
         with RawSocket(memory) as raw:
             for mode in _GOALS:
                 rounds = 0
-                with serve_peer(MEMORY_BYTES, is_sealed=mode == "sealed") as (tier, spaces):
+                with serve_peer(MEMORY_BYTES, PeerPlace(is_sealed=mode == "sealed")) as (tier, spaces, _):
                     for size_bytes in SIZES:
                         # Rounds are counted on: each is an identity, and an identity has records of one size.
                         records = as_a_server(size_bytes, DATA_BYTES // size_bytes, memory)

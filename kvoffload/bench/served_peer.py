@@ -5,18 +5,21 @@ from __future__ import annotations
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import zmq
 
 from kvoffload.bench.child import Child, answer_commands, say_ready
 from kvoffload.bench.tier_load import TIMEOUT_S
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import BenchmarkError
+from kvoffload.key_files import KeyPair
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import FleetMember
@@ -26,11 +29,16 @@ from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
 from kvoffload.tiers.base import Tier, TierState
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.types import HASH_BYTES
 
 CONNECTIONS = 4
 _HERE = "here"
+
+
+def make_keys() -> KeyPair:
+    return KeyPair(*zmq.curve_keypair())
 
 
 def teach(spaces: SpaceTable, fingerprint: bytes, record_bytes: int) -> None:
@@ -45,25 +53,43 @@ def always_there(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp
     return np.full(len(hashes) // HASH_BYTES, there, np.intp)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PeerPlace:
+    """Where the other server is, and how records go there."""
+
+    is_sealed: bool
+    compress: Coding = Coding.OFF
+    """On both sides."""
+    host: str = "127.0.0.1"
+    enter: Sequence[str] = ()
+    """What its command begins with."""
+
+
 @contextmanager
-def serve_peer(memory_bytes: int, *, is_sealed: bool) -> Iterator[tuple[Tier, SpaceTable]]:
-    """A tier over another server, which runs in a process of its own."""
+def serve_peer(memory_bytes: int, there: PeerPlace) -> Iterator[tuple[Tier, SpaceTable, Child]]:
+    """Yields a tier over another server, which runs in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder:
         path = Path(folder) / "peer"
-        with Child(__name__, path, memory_bytes, int(is_sealed)) as child:
-            member = FleetMember(address=TcpAddress("127.0.0.1", child.ask("port")))
+        keys = make_keys()
+        mode = "sealed" if there.is_sealed else "trusted"
+        terms = (memory_bytes, there.host, f"{mode},{there.compress.value}", keys.public.decode())
+        with Child(__name__, path, *terms, enter=there.enter) as child:
+            port, key = child.ask("where")
+            member = FleetMember(address=TcpAddress(there.host, port), key=key)
             spaces = SpaceTable()
-            terms = FleetTerms(
+            fleet = FleetTerms(
                 own=FleetMember(address=TcpAddress("127.0.0.1", 0), key=_HERE),
                 others=[member],
-                is_sealed=is_sealed,
+                keys=keys,
+                is_sealed=there.is_sealed,
+                compress=there.compress,
                 timeout_s=TIMEOUT_S,
                 connections=CONNECTIONS,
             )
-            tier = FleetPlace(terms, spaces, always_there).open_tier()
+            tier = FleetPlace(fleet, spaces, always_there).open_tier()
             try:
                 await_ready(tier)
-                yield tier, spaces
+                yield tier, spaces, child
             finally:
                 tier.close()
 
@@ -78,8 +104,10 @@ def await_ready(tier: Tier) -> None:
         raise BenchmarkError(f"there is no peer: {health.reason}")
 
 
-def main(path: str, memory_bytes: str, is_sealed: str) -> None:
-    """The other server, until the end of its input or SIGTERM."""
+def main(path: str, memory_bytes: str, host: str, links: str, peer_key: str) -> None:
+    """The other server, until the end of its input or SIGTERM. `links`: sealed or trusted, and how records travel."""
+    mode, compress = links.split(",")
+    keys = make_keys()
     spaces = SpaceTable()
     place = FleetPlace(
         FleetTerms(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[]), spaces, always_there
@@ -89,9 +117,13 @@ def main(path: str, memory_bytes: str, is_sealed: str) -> None:
         socket=Path(path),
         # What came last stays, whether it was used or not.
         memory={"": CacheTerms(memory_bytes=int(memory_bytes), segment_bytes=int(memory_bytes), policy="lru")},
-        remote=RemoteTerms(address=TcpAddress("127.0.0.1", 0), stranger=Guest(domain="", is_peer=True)),
+        remote=RemoteTerms(
+            address=TcpAddress(host, 0), keys=keys, guests={peer_key: Guest(domain="", name="here", is_peer=True)}
+        ),
         tiers={"": [TierPlan(place=place, terms=terms)]},
-        peering=PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=bool(int(is_sealed))),
+        peering=PeeringPlan(
+            address=TcpAddress(host, 0), spaces=spaces, is_sealed=mode == "sealed", compress=Coding(compress)
+        ),
     )
     server = CacheServer(plan)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
@@ -100,7 +132,7 @@ def main(path: str, memory_bytes: str, is_sealed: str) -> None:
     loop = threading.Thread(target=server.run)
     loop.start()
     say_ready()
-    answer_commands({"port": lambda: int(server.remote_endpoint.rpartition(":")[2])})
+    answer_commands({"where": lambda: (int(server.remote_endpoint.rpartition(":")[2]), keys.public.decode())})
     server.stop()
     loop.join()
     server.close()

@@ -181,11 +181,12 @@ class PlaceUsage:
     used_bytes: int
     records: int
     coded_records: int = 0
-    """Records that became shorter by a code when they were written there, since the server has the place."""
+    """Records that became shorter by a code when they were written there, or came from a peer in one, since the server
+    has the place."""
     coded_bytes: int = 0
     """Of these, as they are in memory."""
     coded_stored_bytes: int = 0
-    """Of these, as they were written."""
+    """Of these, as they were written or came."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from kvoffload.server import Guest
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
+from kvoffload.tiers.record_coder import Coding
 
 MIN_SECRET_LETTERS = 16
 
@@ -62,6 +63,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         )
     spaces = SpaceTable()
     is_sealed = settings.peer_link == "sealed"
+    compress = Coding(settings.peer_compress)
     registry = _plan_registry(settings, own)
     terms = FleetTerms(
         own=own,
@@ -71,6 +73,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         is_sealed=is_sealed,
         timeout_s=settings.remote_timeout,
         connections=min(settings.remote_connections, links_a_peer(MAX_MEMBERS if registry else len(members)) - 1),
+        compress=compress,
         registry=registry,
     )
     guests: dict[str, Guest] = {}
@@ -87,7 +90,11 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         tier=TierPlan(place=place, terms=tier),
         place=place,
         peering=PeeringPlan(
-            address=links, spaces=spaces, is_sealed=is_sealed, is_known=_find_known(config, guests, keys)
+            address=links,
+            spaces=spaces,
+            is_sealed=is_sealed,
+            compress=compress,
+            is_known=_find_known(config, guests, keys),
         ),
         guests=guests,
     )

@@ -109,6 +109,13 @@ class Settings(BaseModel):
         description="Whether records are encrypted between the servers of a fleet. trusted is for networks that nobody "
         "else can listen to or write to. The same on all of them.",
     )
+    peer_compress: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        room="cli",
+        allowed="auto, on or off, in quotes",
+        description="Whether records travel between the servers of a fleet in a lossless code; as remote_compress, by "
+        "the measured speed of each peer. A server with `off` sends and gets none that are coded.",
+    )
     fleet_registry: ValkeyUrl = _setting(
         "",
         room="cli",

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload import native
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlTerms
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, choose_members
@@ -17,6 +18,7 @@ from kvoffload.peers.fleet_tier import FindHomes, FleetTier
 from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Tier
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import HASH_BYTES
 
@@ -35,6 +37,7 @@ class FleetTerms:
     connections: int = 4
     probe_s: float = 10.0
     """How long a peer's end may go unnoticed while nothing is asked of it, and its return at most."""
+    compress: Coding = Coding.OFF
     registry: RegistryTerms | None = None
     """Where further members are announced. None: the others are all there are."""
 
@@ -55,6 +58,7 @@ class FleetPlace:
         self._on_members = on_members
         self._spaces = spaces
         self._homes = homes
+        self._encoder = native.BackgroundEncoder()
         self._tier: FleetTier | None = None
         self._registry: FleetRegistry | None = None
 
@@ -123,8 +127,9 @@ class FleetPlace:
                 timeout_s=terms.timeout_s,
             )
         )
+        coder = RecordCoder(terms.compress, encoder=self._encoder)
         store = PeerStoreTerms(
-            control=control, spaces=self._spaces, is_sealed=terms.is_sealed, timeout_s=terms.timeout_s
+            control=control, spaces=self._spaces, is_sealed=terms.is_sealed, timeout_s=terms.timeout_s, coder=coder
         )
         open_store: Callable[[], PeerStore] = partial(PeerStore, store)
         return RemoteTier(
@@ -133,6 +138,7 @@ class FleetPlace:
                 open_store=open_store,
                 connections=terms.connections,
                 last_probe_s=terms.probe_s,
+                coder=coder,
                 on_close=control.close,
             )
         )

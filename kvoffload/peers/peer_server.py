@@ -12,7 +12,8 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from kvoffload import native
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.hash_rows import choose_rows
+from kvoffload.peers.coded_records import receive_records, send_records
 from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.peers.link_hello import (
     HELLO_BYTES,
@@ -32,19 +34,23 @@ from kvoffload.peers.link_hello import (
     is_proof,
     read_hello,
 )
-from kvoffload.peers.peer_access import PeerAccess, Room
+from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.receiving import receive_exactly
 from kvoffload.peers.requests import (
+    CODE,
+    CODE_BYTES,
     HEAD_BYTES,
     BadRequestError,
     LinkRequest,
     LinkStatus,
     LinkVerb,
     answer_only,
+    read_code,
     read_head,
 )
 from kvoffload.peers.requests import LinkAnswer as RecordsAnswer
 from kvoffload.tiers.base import RecordOutcome
+from kvoffload.tiers.record_coder import Coding, Purpose, RecordCoder
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +70,6 @@ LOG_S = 60.0
 """Between lines about one peer's bad links."""
 SILENCE_S = 60
 """After which the system asks whether the other machine is still there, and then lets go."""
-_EMPTY = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,11 @@ class _Known:
 class PeerServer:
     """`open_session` and `attach` may be called from any thread, too."""
 
-    def __init__(self, address: TcpAddress, *, is_sealed: bool) -> None:
+    def __init__(self, address: TcpAddress, *, is_sealed: bool, compress: Coding = Coding.OFF) -> None:
         """Listens at an address. ConfigError: nobody can listen there."""
         self._is_sealed = is_sealed
+        self._compress = compress
+        self._encoder = native.BackgroundEncoder()
         self._listener = _listen(address)
         self.address = TcpAddress(address.host, self._listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -95,6 +102,8 @@ class PeerServer:
         self._accesses: dict[str, PeerAccess] = {}
         self._known: dict[bytes, _Known] = {}
         self._tokens: dict[str, deque[bytes]] = {}
+        self._coders: dict[str, RecordCoder] = {}
+        """Of each peer's links together; one for each that has tokens."""
         self._links: dict[int, tuple[socket.socket, threading.Thread]] = {}
         self._peers: dict[int, str] = {}
         """Whose they are, of links that have proven it."""
@@ -120,6 +129,8 @@ class PeerServer:
         """Opens a session for a peer that the control channel knows."""
         made = LinkSession(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(32))
         with self._lock:
+            if peer not in self._coders:
+                self._coders[peer] = RecordCoder(self._compress, encoder=self._encoder)
             tokens = self._tokens.setdefault(peer, deque())
             tokens.append(made.token)
             if len(tokens) > SESSIONS_OF_ONE_PEER:
@@ -144,6 +155,7 @@ class PeerServer:
             for peer in [peer for peer in self._tokens if not is_known(peer)]:
                 for token in self._tokens.pop(peer):
                     del self._known[token]
+                del self._coders[peer]
                 self._told_s.pop(peer, None)
                 for number in [number for number, owner in self._peers.items() if owner == peer]:
                     with contextlib.suppress(OSError):
@@ -215,7 +227,9 @@ class PeerServer:
             found = self._greet(end, time.monotonic() + HELLO_TIMEOUT_S)
             if found is not None:
                 peer, access, link = found
-                serve_requests(end, link, access)
+                with self._lock:
+                    coder = self._coders.get(peer)
+                serve_requests(end, link, access, coder or RecordCoder())
         except BadRequestError as fault:
             self._tell(peer, f"a link of peer {peer}: %s", fault)
         except (OSError, ValueError) as fault:
@@ -283,13 +297,13 @@ class PeerServer:
         return HelloVerdict.WELCOME
 
 
-def serve_requests(end: socket.socket, link: native.RecordLink, access: PeerAccess) -> None:
+def serve_requests(end: socket.socket, link: native.RecordLink, access: PeerAccess, coder: RecordCoder) -> None:
     poller = select.poll()
     poller.register(end, select.POLLIN)
     verbs: dict[LinkVerb, Callable[[native.RecordLink, PeerAccess, LinkRequest], None]] = {
         LinkVerb.LOOK: _look,
-        LinkVerb.GET: _get,
-        LinkVerb.PUT: _put,
+        LinkVerb.GET: partial(_get, coder=coder),
+        LinkVerb.PUT: partial(_put, coder=coder),
         LinkVerb.REMOVE: _remove,
         LinkVerb.COUNT: _count,
     }
@@ -305,8 +319,8 @@ def serve_requests(end: socket.socket, link: native.RecordLink, access: PeerAcce
                 _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
 
 
-def _answer(link: native.RecordLink, answer: RecordsAnswer, slots: np.ndarray = _EMPTY, record_bytes: int = 0) -> None:
-    link.send(answer.pack(), slots.data, record_bytes, timeout_ms=int(STEP_TIMEOUT_S * 1000))
+def _answer(link: native.RecordLink, answer: RecordsAnswer) -> None:
+    link.send(answer.pack(), timeout_ms=int(STEP_TIMEOUT_S * 1000))
 
 
 def _outcomes(outcomes: np.ndarray) -> RecordsAnswer:
@@ -325,50 +339,57 @@ def _count(link: native.RecordLink, access: PeerAccess, request: LinkRequest) ->
     _answer(link, RecordsAnswer(outcomes=np.zeros(2, np.uint8), digests=np.array(access.count(), np.uint64)))
 
 
-def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
+def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, coder: RecordCoder) -> None:
     held = access.acquire(request.names, request.record_bytes, wait_s=_wait_s(request))
     try:
         outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
         digests = np.zeros(len(outcomes), np.uint64)
         digests[held.found] = held.digests
         answer = RecordsAnswer(outcomes=outcomes, digests=digests)
-        _answer(link, answer, np.ascontiguousarray(held.slots), request.record_bytes)
+        send_records(
+            link,
+            held.slots,
+            request.record_bytes,
+            head=lambda code: replace(answer, code=code).pack(),
+            coder=coder,
+            group=request.names.group,
+            purpose=Purpose.ANSWER if request.code == CODE else None,
+            timeout_s=STEP_TIMEOUT_S,
+        )
     finally:
         access.release(held)
 
 
-def _put(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
+def _put(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, coder: RecordCoder) -> None:
     names = request.names
     room = access.reserve(names, request.record_bytes)
     if room is None:
         _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
         return
+    claimed = np.frombuffer(request.digests, np.uint64)[room.wanted]
+    code = CODE if request.code == CODE and not coder.is_off else 0
     try:
-        _answer(link, _outcomes(room.outcomes))
-        found = _receive_wanted(link, request, room)
+        _answer(link, replace(_outcomes(room.outcomes), code=code))
+        code = code and read_code(link.receive(CODE_BYTES, timeout_ms=int(STEP_TIMEOUT_S * 1000)))
+        with coder.reading():
+            found = receive_records(
+                link,
+                replace(names, hashes=choose_rows(names.hashes, room.wanted)),
+                room.slots,
+                request.record_bytes,
+                claimed=claimed,
+                code=code,
+                coder=coder,
+                timeout_s=STEP_TIMEOUT_S,
+            )
     except BaseException:
         access.abort(room, names)
         raise
-    claimed = np.frombuffer(request.digests, np.uint64)[room.wanted]
     _answer(link, _outcomes(access.commit(room, names, claimed=claimed, found=found, parents=request.parents)))
 
 
 def _wait_s(request: LinkRequest) -> float:
     return min(request.wait_ms / 1000, STEP_TIMEOUT_S) * WAIT_SHARE
-
-
-def _receive_wanted(link: native.RecordLink, request: LinkRequest, room: Room) -> np.ndarray:
-    names = request.names
-    digests = link.receive_records(
-        np.ascontiguousarray(room.slots).data,
-        request.record_bytes,
-        fingerprint=names.fingerprint,
-        block_hashes=choose_rows(names.hashes, room.wanted),
-        group=names.group,
-        shard=names.shard,
-        timeout_ms=int(STEP_TIMEOUT_S * 1000),
-    )
-    return np.frombuffer(digests, np.uint64)
 
 
 def _tune(end: socket.socket) -> None:

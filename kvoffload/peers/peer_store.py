@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.hash_rows import choose_rows
+from kvoffload.peers.coded_records import receive_records, send_records
 from kvoffload.peers.control_link import ControlLink, LinkTicket
 from kvoffload.peers.link_hello import (
     ANSWER_BYTES,
@@ -31,17 +32,20 @@ from kvoffload.peers.requests import (
     ANSWER_BYTES as HEAD_BYTES,
 )
 from kvoffload.peers.requests import (
+    CODE,
     BadRequestError,
     LinkAnswer,
     LinkRequest,
     LinkStatus,
     LinkVerb,
+    pack_code,
     read_answer_head,
 )
 from kvoffload.peers.requests import read_answer as read_records
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import read_key
+from kvoffload.tiers.record_coder import Purpose, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError
 from kvoffload.types import HASH_BYTES
 
@@ -57,6 +61,8 @@ class PeerStoreTerms:
     spaces: SpaceTable
     is_sealed: bool = True
     timeout_s: float = 1.0
+    coder: RecordCoder = field(default_factory=RecordCoder)
+    """What all links to the peer share."""
 
 
 Connect = Callable[[LinkTicket, PeerStoreTerms], tuple[socket.socket, native.RecordLink]]
@@ -84,35 +90,49 @@ class PeerStore(SlotStore):
             record_bytes=batch.record_bytes,
             digests=np.ascontiguousarray(batch.digests).tobytes(),
             parents=batch.parents or bytes(len(batch.names) * HASH_BYTES),
+            code=0 if self._terms.coder.is_off else CODE,
         )
         with self._faults():
             told = self._ask(request)
             if told is None:
                 return np.full(len(batch.names), RecordOutcome.FAILED, np.uint8)
             wanted = told.outcomes == 0
-            self._send(b"", np.ascontiguousarray(batch.slots[wanted]), batch.record_bytes)
+            send_records(
+                self._link,
+                batch.slots[wanted],
+                batch.record_bytes,
+                head=pack_code if told.code else lambda _: b"",
+                coder=self._terms.coder,
+                group=batch.names.group,
+                purpose=Purpose.GIVE if told.code == CODE else None,
+                timeout_s=self._terms.timeout_s,
+            )
             return self._read_records(len(batch.names)).outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         with self._faults():
+            code = CODE if self._terms.coder.asks(len(names) * record_bytes) else 0
             told = self._ask(
-                LinkRequest(verb=LinkVerb.GET, names=names, record_bytes=record_bytes, wait_ms=self._timeout_ms)
+                LinkRequest(
+                    verb=LinkVerb.GET, names=names, record_bytes=record_bytes, wait_ms=self._timeout_ms, code=code
+                )
             )
             if told is None:
                 return _find_nothing(len(names))
             outcomes = told.outcomes.copy()
             found = outcomes == RecordOutcome.FOUND
-            came = self._link.receive_records(
-                np.ascontiguousarray(slots[found]).data,
+            came = receive_records(
+                self._link,
+                replace(names, hashes=choose_rows(names.hashes, found)),
+                slots[found],
                 record_bytes,
-                fingerprint=names.fingerprint,
-                block_hashes=choose_rows(names.hashes, found),
-                group=names.group,
-                shard=names.shard,
-                timeout_ms=self._timeout_ms,
+                claimed=told.digests[found],
+                code=told.code,
+                coder=self._terms.coder,
+                timeout_s=self._terms.timeout_s,
             )
         digests = np.zeros(len(names), np.uint64)
-        digests[found] = np.frombuffer(came, np.uint64)
+        digests[found] = came
         outcomes[found & (digests != told.digests)] = RecordOutcome.DAMAGED
         return FoundRecords(outcomes=outcomes, digests=digests, parents=b"")
 
@@ -128,7 +148,7 @@ class PeerStore(SlotStore):
 
     def probe(self) -> StoreFacts:
         with self._faults():
-            self._send(LinkRequest(verb=LinkVerb.COUNT, names=_NOTHING).pack())
+            self._send(LinkRequest(verb=LinkVerb.COUNT, names=_NOTHING))
             told = self._read_records(_COUNTS)
         return StoreFacts(capacity_bytes=int(told.digests[0]), used_bytes=int(told.digests[1]))
 
@@ -170,20 +190,21 @@ class PeerStore(SlotStore):
     def _ask(self, request: LinkRequest) -> LinkAnswer | None:
         """Asks the peer. None: the peer does not take records of this identity."""
         for is_introduced in (False, True):
-            self._send(request.pack())
-            told = self._read(len(request.names))
+            self._send(request)
+            told = self._read(len(request.names), code=request.code)
             if told.status is LinkStatus.OK:
                 return told
             if is_introduced or not self._introduce(request.names.fingerprint):
                 break
         return None
 
-    def _send(self, head: bytes, slots: Addresses | None = None, record_bytes: int = 0) -> None:
-        self._link.send(head, b"" if slots is None else slots.data, record_bytes, timeout_ms=self._timeout_ms)
+    def _send(self, request: LinkRequest) -> None:
+        self._link.send(request.pack(), timeout_ms=self._timeout_ms)
 
-    def _read(self, count: int) -> LinkAnswer:
-        status, rest = read_answer_head(self._link.receive(HEAD_BYTES, timeout_ms=self._timeout_ms), count)
-        return read_records(status, self._link.receive(rest, timeout_ms=self._timeout_ms) if rest else b"")
+    def _read(self, count: int, *, code: int = 0) -> LinkAnswer:
+        head = read_answer_head(self._link.receive(HEAD_BYTES, timeout_ms=self._timeout_ms), count, code=code)
+        rest = self._link.receive(head.rest_bytes, timeout_ms=self._timeout_ms) if head.rest_bytes else b""
+        return read_records(head, rest)
 
     def _read_records(self, count: int) -> LinkAnswer:
         """Reads an answer about records. BadRequestError: an answer about so many records was due, and this one says

@@ -2,6 +2,10 @@
 
 A get: request, answer, the records that were found. A put: request, answer with what is wanted, those records, answer
 with what became of them. A look, or a removal: request, answer.
+
+Records may be coded where the client says so in its request and the server in its answer: servers from before this send
+zeros in both places. In a get the server says so if some of them are. In a put it says that it takes them coded, and
+the client then says before the first record whether some are. Before each record come its length, if it is coded, or 0.
 """
 
 from __future__ import annotations
@@ -21,10 +25,14 @@ from kvoffload.units import GIB
 MAGIC: Final = b"KVPR"
 MAX_RECORDS: Final = 4096
 MAX_RECORD_BYTES: Final = GIB
-_HEAD = struct.Struct("<4sHxxIIIIQ32s")
+CODE: Final = 1
+"""The version of coded records (docs/format.md)."""
+_HEAD = struct.Struct("<4sHHIIIIQ32s")
 _ANSWER = struct.Struct("<4sHHI")
+_CODE = struct.Struct("<I")
 HEAD_BYTES: Final = _HEAD.size
 ANSWER_BYTES: Final = _ANSWER.size
+CODE_BYTES: Final = _CODE.size
 _DIGEST_BYTES: Final = 8
 _IS_OUTCOME = np.zeros(256, np.bool_)
 """0: to be sent."""
@@ -61,6 +69,8 @@ class LinkRequest:
     record_bytes: int = 0
     wait_ms: int = 0
     """How long the client waits for the answer."""
+    code: int = 0
+    """CODE: it takes records coded, or may code those that it puts."""
     digests: bytes = b""
     parents: bytes = b""
 
@@ -69,6 +79,7 @@ class LinkRequest:
         head = _HEAD.pack(
             MAGIC,
             self.verb,
+            self.code,
             names.group,
             names.shard,
             len(names),
@@ -90,6 +101,7 @@ class RequestHead:
     count: int
     record_bytes: int
     wait_ms: int
+    code: int
 
     @property
     def rest_bytes(self) -> int:
@@ -105,6 +117,7 @@ class RequestHead:
             names=RecordNames(fingerprint=self.fingerprint, hashes=rest[:hashes], group=self.group, shard=self.shard),
             record_bytes=self.record_bytes,
             wait_ms=self.wait_ms,
+            code=self.code,
             digests=rest[hashes:digests],
             parents=rest[digests:],
         )
@@ -112,7 +125,7 @@ class RequestHead:
 
 def read_head(frame: bytes) -> RequestHead:
     """Reads the head of a request. BadRequestError: it is none."""
-    magic, verb, group, shard, count, wait_ms, record_bytes, fingerprint = _HEAD.unpack(frame)
+    magic, verb, code, group, shard, count, wait_ms, record_bytes, fingerprint = _HEAD.unpack(frame)
     if magic != MAGIC or verb not in LinkVerb.__members__.values():
         raise BadRequestError("what came on a link is no request")
     if count > MAX_RECORDS or record_bytes > MAX_RECORD_BYTES:
@@ -127,19 +140,22 @@ def read_head(frame: bytes) -> RequestHead:
         count=count,
         record_bytes=record_bytes,
         wait_ms=wait_ms,
+        code=code,
     )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkAnswer:
-    """One outcome a record, a number of `RecordOutcome`; `digests` of what a get found, else zeros or none."""
+    """One outcome a record, a number of `RecordOutcome`; `digests` of what a get found, else zeros or none. `code`:
+    CODE if some of the records that follow are coded, or those of a put may be."""
 
     status: LinkStatus = LinkStatus.OK
+    code: int = 0
     outcomes: npt.NDArray[np.uint8]
     digests: Digests
 
     def pack(self) -> bytes:
-        head = _ANSWER.pack(MAGIC, self.status, 0, len(self.outcomes))
+        head = _ANSWER.pack(MAGIC, self.status, self.code, len(self.outcomes))
         return b"".join((head, self.outcomes.tobytes(), self.digests.tobytes()))
 
 
@@ -148,24 +164,50 @@ def answer_only(status: LinkStatus) -> LinkAnswer:
     return LinkAnswer(status=status, outcomes=np.empty(0, np.uint8), digests=np.empty(0, np.uint64))
 
 
-def read_answer_head(frame: bytes, wanted: int) -> tuple[LinkStatus, int]:
-    """Its status, and the bytes that come behind it. BadRequestError: it is none, or not about so many records."""
-    magic, status, _, count = _ANSWER.unpack(frame)
+@dataclass(frozen=True, kw_only=True)
+class AnswerHead:
+    """What the first bytes of an answer say: `rest_bytes` come behind them, and then records, coded or not."""
+
+    status: LinkStatus
+    code: int
+    rest_bytes: int
+
+
+def read_answer_head(frame: bytes, wanted: int, *, code: int = 0) -> AnswerHead:
+    """Reads the head of an answer. BadRequestError: it is none, or not about so many records, or in another code than
+    the request said."""
+    magic, status, answered, count = _ANSWER.unpack(frame)
     if magic != MAGIC or status not in LinkStatus.__members__.values():
         raise BadRequestError("what came on a link is no answer")
+    if answered not in (0, code):
+        raise BadRequestError(f"an answer in code {answered}, where {code} was asked for")
     if count != (wanted if status == LinkStatus.OK else 0):
         raise BadRequestError(f"an answer about {count} records, not {wanted}")
-    return LinkStatus(status), count * (1 + _DIGEST_BYTES)
+    return AnswerHead(status=LinkStatus(status), code=answered, rest_bytes=count * (1 + _DIGEST_BYTES))
 
 
-def read_answer(status: LinkStatus, rest: bytes) -> LinkAnswer:
+def read_answer(head: AnswerHead, rest: bytes) -> LinkAnswer:
     """Reads what follows an answer's head. BadRequestError: it has an outcome that this version does not know."""
     count = len(rest) // (1 + _DIGEST_BYTES)
     outcomes = np.frombuffer(rest, np.uint8, count)
     if not _IS_OUTCOME[outcomes].all():
         raise BadRequestError("an answer with outcomes that are none")
     return LinkAnswer(
-        status=status,
+        status=head.status,
+        code=head.code,
         outcomes=outcomes,
         digests=np.frombuffer(rest, np.uint64, count, offset=count),
     )
+
+
+def pack_code(code: int) -> bytes:
+    """Packs what goes before the records of a put that may be coded: whether some are."""
+    return _CODE.pack(code)
+
+
+def read_code(frame: bytes) -> int:
+    """Reads it. BadRequestError: it is none that the server has said it takes."""
+    (code,) = _CODE.unpack(frame)
+    if code not in (0, CODE):
+        raise BadRequestError(f"records in code {code}, where {CODE} was allowed")
+    return int(code)

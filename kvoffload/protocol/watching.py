@@ -54,10 +54,11 @@ class PlaceCounts:
     used_bytes: Annotated[U64, "of live records"]
     records: Annotated[U64, "live"]
     coded_records: Annotated[
-        U64, "of those written since the server has the tier, as many became shorter by a code"
+        U64,
+        "of those written since the server has the tier, or that came from a peer, as many became shorter by a code",
     ] = 0
     coded_bytes: Annotated[U64, "of these, as they are in memory"] = 0
-    coded_stored_bytes: Annotated[U64, "of these, as they were written"] = 0
+    coded_stored_bytes: Annotated[U64, "of these, as they were written or came"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from kvoffload.server.sessions.session import Connection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.requests import TierRequests
 from kvoffload.tiers import RecordNames
+from kvoffload.tiers.record_coder import Coding
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class PeeringPlan:
     spaces: SpaceTable
     """What the domain's tiers have learned."""
     is_sealed: bool = True
+    compress: Coding = Coding.OFF
     is_known: Callable[[str], bool] = lambda _: True
     """Whether that is (still) the name of a peer."""
 
@@ -88,7 +90,7 @@ class PeerLinks:
         self._plan = plan
         self._open_pidfd = open_pidfd
         self._clock = clock
-        self._server = PeerServer(plan.address, is_sealed=plan.is_sealed)
+        self._server = PeerServer(plan.address, is_sealed=plan.is_sealed, compress=plan.compress)
         self._queue = LoopQueue()
 
     @property

@@ -62,7 +62,7 @@ class CodingChoice:
         """Of all connections together, in bytes as they travel."""
         self.is_behind = False
         """More is to be sent than is sent meanwhile."""
-        self._asked_bytes = 0
+        self._sent_bytes = self._asked_bytes = self._given_bytes = 0
 
     def told_read(self, plain_bytes: int, coded_bytes: int, taken_s: float) -> None:
         """Is told that records of so many bytes were read in a period. One in which many of both kinds came says
@@ -77,11 +77,24 @@ class CodingChoice:
         """Says whether a record that is to be sent should be coded; `ratio`: by how much it would become shorter."""
         if not (self.plain.is_known or self.sending.is_known):
             return False
-        self._asked_bytes += size_bytes
+        self._sent_bytes += size_bytes
         if self.is_behind and self._sends_later():
             return False
-        is_trial = self._asked_bytes % TRIAL_EVERY_BYTES >= TRIAL_EVERY_BYTES - TRIAL_BYTES
-        return self.comes_sooner(ratio) is not is_trial
+        return self.comes_sooner(ratio) is not _is_trial(self._sent_bytes)
+
+    def asks(self, size_bytes: int, ratio: float) -> bool:
+        """Says whether records that somebody else would code now should be asked for coded."""
+        if not self.plain.is_known:
+            return False
+        self._asked_bytes += size_bytes
+        return self.comes_sooner(ratio) is not _is_trial(self._asked_bytes)
+
+    def gives(self, size_bytes: int) -> bool:
+        """Says whether a record should be coded for somebody who decodes it at once."""
+        if not self.sending.is_known:
+            return False
+        self._given_bytes += size_bytes
+        return self._sends_later() is _is_trial(self._given_bytes)
 
     def comes_sooner(self, ratio: float) -> bool:
         """Says whether a coded record would be read sooner. Before enough of them were read it is tried, where decoding
@@ -95,3 +108,7 @@ class CodingChoice:
     def _sends_later(self) -> bool:
         speeds = (self.sending, self.encoding)
         return all(speed.is_known for speed in speeds) and self.sending.rate >= _SEND_MARGIN * self.encoding.rate
+
+
+def _is_trial(size_bytes: int) -> bool:
+    return size_bytes % TRIAL_EVERY_BYTES >= TRIAL_EVERY_BYTES - TRIAL_BYTES

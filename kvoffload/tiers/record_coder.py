@@ -1,4 +1,5 @@
-"""Codes the records of a remote tier on their way to its store, and measures what decides which of them."""
+"""Codes the records of a remote tier on their way to its store, or of a server on their way to a peer, and measures what
+decides which of them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from kvoffload import native
 from kvoffload.tiers.coding_choice import KNOWN_BYTES, CodingChoice
@@ -30,6 +31,17 @@ class Coding(StrEnum):
     OFF = "off"
     ON = "on"
     AUTO = "auto"
+
+
+class Purpose(Enum):
+    """What a record is sent for."""
+
+    KEEP = "keep"
+    """To be kept as it comes, and read later."""
+    ANSWER = "answer"
+    """Somebody has asked for it to be coded."""
+    GIVE = "give"
+    """Whoever gets it decodes it at once."""
 
 
 @dataclass
@@ -76,10 +88,17 @@ class RecordCoder:
     """Codes records for all threads of one tier. One record is coded at a time, in a thread of a low priority, so that
     coding never takes more than one core, and this only where nothing else needs it."""
 
-    def __init__(self, coding: Coding = Coding.OFF, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        coding: Coding = Coding.OFF,
+        *,
+        encoder: native.BackgroundEncoder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`encoder`: one that other coders have, too, so that all of them together take one core at most."""
         self._coding = coding
         self._clock = clock
-        self._encoder = native.BackgroundEncoder()
+        self._encoder = encoder or native.BackgroundEncoder()
         self._turn = threading.Lock()
         """Has who codes."""
         self._lock = threading.Lock()
@@ -87,17 +106,24 @@ class RecordCoder:
         self._groups: defaultdict[int, _Group] = defaultdict(_Group)
         self._sending, self._reading = _Busy(), _Busy()
         self._counts: Counter[str] = Counter()
+        self._came_ratio = _FIRST_RATIO
+        """Of records that others have coded for us."""
 
-    def encode(self, group: int, record: Value) -> bytes | None:
+    @property
+    def is_off(self) -> bool:
+        return self._coding is Coding.OFF
+
+    def encode(self, group: int, record: Value, purpose: Purpose = Purpose.KEEP) -> bytes | None:
         """Codes a record. None: it is to be sent as it is."""
         if self._coding is Coding.OFF:
             return None
         is_auto, choice = self._coding is Coding.AUTO, self._choice
         with self._lock:
             found = self._groups[group % GROUPS]
-            if (is_auto and not choice.wants(len(record), found.ratio)) or not found.takes():
+            if (is_auto and not self._is_due(purpose, len(record), found.ratio)) or not found.takes():
                 return None
-            needs_trial = is_auto and not (choice.decoding.is_known and choice.comes_sooner(found.ratio))
+            is_kept = is_auto and purpose is Purpose.KEEP
+            needs_trial = is_kept and not (choice.decoding.is_known and choice.comes_sooner(found.ratio))
         with self._turn:
             begun_s = self._clock()
             coded = self._encoder.encode(record)
@@ -115,10 +141,15 @@ class RecordCoder:
             found.ratio += _LEARNING * (len(record) / len(coded) - found.ratio)
             if needs_trial:
                 choice.decoding.add(len(record), decoded_s - encoded_s)
-            self._counts["coded_records"] += 1
-            self._counts["coded_bytes"] += len(record)
-            self._counts["coded_stored_bytes"] += len(coded)
+            self._count(1, len(record), len(coded))
         return coded
+
+    def asks(self, size_bytes: int) -> bool:
+        """Says whether to ask somebody who can code records of so many bytes for us."""
+        if self._coding is not Coding.AUTO:
+            return self._coding is Coding.ON
+        with self._lock:
+            return self._choice.asks(size_bytes, self._came_ratio)
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -152,6 +183,14 @@ class RecordCoder:
         with self._lock:
             self._choice.is_behind = jobs >= connections or (self._choice.is_behind and jobs > 0)
 
+    def told_came(self, records: int, *, record_bytes: int, coded_bytes: int, taken_s: float) -> None:
+        """Is told within `reading` that somebody has coded so many records for us, with the bytes of all of them before
+        and after. They count as those that are coded here."""
+        self.told_read(record_bytes, decoding_s=taken_s)
+        with self._lock:
+            self._came_ratio += _LEARNING * (record_bytes / coded_bytes - self._came_ratio)
+            self._count(records, record_bytes, coded_bytes)
+
     @property
     def counts(self) -> dict[str, int]:
         """What was counted of records that were coded: how many, their bytes before and after."""
@@ -174,3 +213,13 @@ class RecordCoder:
                     self._choice.told_read(*done)
                 elif done is not None:
                     self._choice.sending.add(0, done[2])
+
+    def _is_due(self, purpose: Purpose, size_bytes: int, ratio: float) -> bool:
+        if purpose is Purpose.KEEP:
+            return self._choice.wants(size_bytes, ratio)
+        return purpose is Purpose.ANSWER or self._choice.gives(size_bytes)
+
+    def _count(self, records: int, record_bytes: int, coded_bytes: int) -> None:
+        self._counts["coded_records"] += records
+        self._counts["coded_bytes"] += record_bytes
+        self._counts["coded_stored_bytes"] += coded_bytes

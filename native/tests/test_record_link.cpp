@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "codec_records.hpp"
 
 using namespace kvo;
 using namespace std::chrono_literals;
@@ -217,4 +218,104 @@ TEST(a_wait_ends_when_it_is_shut_from_another_thread) {
     Bytes out(1);
     CHECK(pair.one->receive(out, soon()).code() == Code::failed);
     other.join();
+}
+
+namespace {
+
+Bytes length_of(std::size_t size) {
+    return {static_cast<std::uint8_t>(size), static_cast<std::uint8_t>(size >> 8),
+            static_cast<std::uint8_t>(size >> 16), static_cast<std::uint8_t>(size >> 24)};
+}
+
+// A record that becomes shorter, and what it becomes.
+struct Coded {
+    explicit Coded(std::size_t length) {
+        std::mt19937_64 random(length);
+        record = kvo::test::make_codec_record(kvo::test::RecordKind::bfloat16, length, 64, random);
+        RecordEncoder encoder;
+        const std::span<const std::uint8_t> made = encoder.encode(record);
+        coded.assign(made.begin(), made.end());
+    }
+    Bytes record, coded;
+};
+
+}  // namespace
+
+TEST(records_come_coded_or_as_they_are_in_one_call) {
+    for (const bool is_sealed : {false, true}) {
+        Pair pair = make_pair_of(is_sealed);
+        const Coded one(400'000);
+        const std::size_t size = one.record.size();
+        std::thread sender([&] {
+            CHECK(pair.one->send(length_of(one.coded.size()), {}, soon()).ok());
+            CHECK(pair.one->send(one.coded, {}, soon()).ok());
+            CHECK(pair.one->send(length_of(0), {}, soon()).ok());
+            CHECK(pair.one->send(one.record, {}, soon()).ok());
+            CHECK(pair.one->send(length_of(one.coded.size()), {}, soon()).ok());
+            CHECK(pair.one->send(one.coded, {}, soon()).ok());
+        });
+        Slots target(3, size, false);
+        std::vector<CameRecord> came(3);
+        const Result<CameCoded> told = pair.other->receive_coded_records(target.records(), came, soon());
+        sender.join();
+        CHECK(told.ok());
+        CHECK_EQUAL(told.value().records, 2U);
+        CHECK_EQUAL(told.value().coded_bytes, 2 * one.coded.size());
+        for (std::size_t at = 0; at < 3; ++at) {
+            const std::span slot(reinterpret_cast<const std::uint8_t*>(target.addresses[at]), size);
+            CHECK(std::equal(slot.begin(), slot.end(), one.record.begin()));
+            CHECK(came[at].is_whole && came[at].digest == digest_run(one.record, 0));
+        }
+    }
+}
+
+TEST(a_code_that_is_none_spoils_its_record_alone_and_writes_nowhere_else) {
+    Pair pair = make_pair_of(false);
+    const Coded one(8'000);
+    const std::size_t size = one.record.size();
+    Slots target(3, size, false);
+    // Between the first and the last, so that what is written beside it is seen.
+    target.addresses = {target.addresses[2], target.addresses[1], target.addresses[0]};
+    for (std::size_t bit = 0; bit < 8 * one.coded.size() + 97; bit += 97) {
+        Bytes changed = one.coded;
+        if (bit < 8 * changed.size()) {
+            changed[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
+        } else {
+            changed.pop_back();
+        }
+        for (const Bytes* coded : {&one.coded, static_cast<const Bytes*>(&changed), &one.coded}) {
+            CHECK(pair.one->send(length_of(coded->size()), {}, soon()).ok());
+            CHECK(pair.one->send(*coded, {}, soon()).ok());
+        }
+        std::vector<CameRecord> came(3);
+        CHECK(pair.other->receive_coded_records(target.records(), came, soon()).ok());
+        for (const std::size_t at : {0, 2}) {
+            CHECK(came[at].is_whole && came[at].digest == digest_run(one.record, 0));
+            CHECK(std::equal(one.record.begin(), one.record.end(), target.bytes.begin() + at * size));
+        }
+        CHECK(!came[1].is_whole || came[1].digest != digest_run(one.record, 0));
+    }
+}
+
+TEST(a_code_as_long_as_its_record_is_refused_unread) {
+    Pair pair = make_pair_of(false);
+    Slots target(1, 1000, false);
+    std::vector<CameRecord> came(1);
+    for (const std::size_t size : {std::size_t{1000}, std::size_t{0xffffffff}}) {
+        CHECK(pair.one->send(length_of(size), {}, soon()).ok());
+        const Result<CameCoded> told = pair.other->receive_coded_records(target.records(), came, soon());
+        CHECK(!told.ok() && told.fault().code() == Code::failed);
+    }
+}
+
+TEST(a_code_that_is_cut_off_ends_the_wait) {
+    Pair pair = make_pair_of(false);
+    Slots target(1, 1000, false);
+    std::vector<CameRecord> came(1);
+    CHECK(pair.one->send(length_of(500), {}, soon()).ok());
+    CHECK(pair.one->send(Bytes(499), {}, soon()).ok());
+    const auto ends = RecordLink::Clock::now() + 1ms;
+    CHECK(pair.other->receive_coded_records(target.records(), came, ends).fault().code() == Code::unavailable);
+    pair.one.reset();
+    CHECK(pair.other->receive_coded_records(target.records(), came, soon()).fault().code() == Code::failed);
 }

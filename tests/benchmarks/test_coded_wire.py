@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.coded_wire import compare, measure, wire
+from benchmarks.coded_wire import STORES, compare, measure, wire
 from kvoffload.bench.valkey import find_command
 from kvoffload.errors import BenchmarkError
 from tests.kit.tiers.tier_contract import Records
@@ -31,11 +31,13 @@ def _possible() -> None:
 
 
 @pytest.mark.usefixtures("_possible")
-def test_every_way_to_code_is_measured_on_the_same_records() -> None:
+@pytest.mark.parametrize("store", STORES)
+def test_every_way_to_code_is_measured_on_the_same_records(store: str) -> None:
     numbers = Records(0, 4, 1 << 20, filled=True, has_numbers=True).memory
-    found = measure([memoryview(record.tobytes()) for record in numbers], "1gbit", rounds=2)
+    found = measure([memoryview(record.tobytes()) for record in numbers], "1gbit", STORES[store], rounds=2)
     assert list(found) == ["off", "on", "auto"]
-    assert (found["off"]["coded"], found["on"]["coded"]) == (0, 1)
+    assert (found["off"]["send_coded"], found["on"]["send_coded"]) == (0, 1)
+    assert (found["off"]["read_coded"], found["on"]["read_coded"]) == (0, 0 if store == "valkey" else 1)
     assert all(one[f"{way}_ms"] > 0 for one in found.values() for way in ("send", "read"))
     assert (found["off"]["send_gain"], found["off"]["read_gain"]) == (1, 1)
 

@@ -16,6 +16,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
     "peer_link": (
         "kvoffload/peers/link_hello.py",
         "kvoffload/peers/requests.py",
+        "kvoffload/peers/coded_records.py",
         "kvoffload/peers/peer_server.py",
         "kvoffload/peers/peer_store.py",
     ),

@@ -20,6 +20,7 @@ from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_store import PeerStore
 from kvoffload.peers.requests import (
     ANSWER_BYTES,
+    CODE,
     HEAD_BYTES,
     BadRequestError,
     LinkAnswer,
@@ -27,12 +28,14 @@ from kvoffload.peers.requests import (
     LinkStatus,
     LinkVerb,
     answer_only,
+    pack_code,
     read_answer,
     read_answer_head,
     read_head,
 )
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tiers.base import RecordBatch, RecordNames, RecordOutcome
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.units import MIB
 from tests.fuzz.parts import Input, check_line
@@ -91,6 +94,15 @@ def make_seeds() -> Iterator[bytes]:
     answer = LinkAnswer(outcomes=outcomes, digests=np.array([7, 0], np.uint64)).pack()
     wanted = LinkAnswer(outcomes=np.zeros(2, np.uint8), digests=np.zeros(2, np.uint64)).pack()
     yield b"\3" + answer + bytes(_RECORD_BYTES)
+    coded = LinkAnswer(outcomes=outcomes, digests=np.array([7, 0], np.uint64), code=CODE).pack()
+    for length in (0, 40, _RECORD_BYTES):
+        yield b"\3" + coded + length.to_bytes(4, "little") + bytes(length or _RECORD_BYTES)
+    put = LinkRequest(
+        verb=LinkVerb.PUT, names=_NAMES, record_bytes=_RECORD_BYTES, digests=digests, parents=bytes(64), code=CODE
+    )
+    for code in (0, CODE, CODE + 1):
+        yield b"\2" + put.pack() + pack_code(code) + (40).to_bytes(4, "little") + bytes(2 * _RECORD_BYTES)
+    yield b"\4" + LinkAnswer(outcomes=np.zeros(2, np.uint8), digests=np.zeros(2, np.uint64), code=CODE).pack() + answer
     yield b"\4" + wanted + answer
     yield b"\5" + answer
     yield b"\6" + answer
@@ -119,9 +131,9 @@ def _read_hello(given: Input, way: int) -> None:
         head = read_head(given.take(HEAD_BYTES).ljust(HEAD_BYTES, b"\0"))
         assert len(head.read_rest(bytes(head.rest_bytes)).names) == head.count
     with contextlib.suppress(BadRequestError):
-        status, size = read_answer_head(given.take(ANSWER_BYTES).ljust(ANSWER_BYTES, b"\0"), 2)
-        assert size in (0, 18)
-        read_answer(status, given.take(size).ljust(size, b"\0"))
+        answer = read_answer_head(given.take(ANSWER_BYTES).ljust(ANSWER_BYTES, b"\0"), 2, code=CODE)
+        assert answer.rest_bytes in (0, 18)
+        read_answer(answer, given.take(answer.rest_bytes).ljust(answer.rest_bytes, b"\0"))
 
 
 def _serve(said: bytes) -> None:
@@ -131,7 +143,7 @@ def _serve(said: bytes) -> None:
     with ours, theirs:
         link = native.RecordLink(os.dup(ours.fileno()), None)
         try:
-            peer_server.serve_requests(ours, link, access)
+            peer_server.serve_requests(ours, link, access, RecordCoder(Coding.ON))
         except (OSError, ValueError) as fault:
             check_line(fault)
     stats = access.cache.stats
@@ -141,7 +153,7 @@ def _serve(said: bytes) -> None:
 def _ask(said: bytes, way: int) -> None:
     """A client whose peer answers so."""
     ours, theirs = _connect(said)
-    peer = _Peer(None, None, SpaceTable())  # type: ignore[arg-type]
+    peer = _Peer(None, None, SpaceTable(), coding=Coding.ON)  # type: ignore[arg-type]
     peer.here.learn(7, _FINGERPRINT, same_groups(_RECORD_BYTES))
     link = native.RecordLink(os.dup(ours.fileno()), None)
     store = PeerStore(peer.terms(), lambda ticket, terms: (ours, link))

@@ -7,7 +7,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
-#include "codec/background_encoder.hpp"
+#include "codec/background_codec.hpp"
 #include "codec/record_codec.hpp"
 
 namespace nb = nanobind;
@@ -59,8 +59,8 @@ void bind_encoder(nb::module_& module, const char* name, const char* text) {
 
 void bind_codec(nb::module_& module) {
     bind_encoder<RecordEncoder>(module, "RecordEncoder", "Codes records without loss (docs/format.md).");
-    bind_encoder<BackgroundEncoder>(module, "BackgroundEncoder",
-                                    "Codes records without loss, in a thread of its own that has a low priority.");
+    bind_encoder<BackgroundCodec>(module, "BackgroundEncoder",
+                                  "Codes records without loss, in a thread of its own that has a low priority.");
     module.def("decode_record", decode, nb::arg("coded"), nb::arg("record"),
                "Whether these bytes are a coded record of the length of `record`, which has what it says then. "
                "Otherwise what `record` has is worth nothing. The GIL is released, as for encode.");

@@ -52,6 +52,39 @@ LinkRecords read_records(const BufferView& slots, std::uint64_t record_bytes) {
         record_bytes};
 }
 
+// Records of these names that are to come to slots. Needs the GIL to be made and to end.
+class Wanted {
+public:
+    Wanted(nb::handle slots, std::uint64_t record_bytes, const nb::bytes& fingerprint, const nb::bytes& block_hashes,
+           std::uint32_t group, std::uint32_t shard)
+        : addresses_(slots),
+          records_(read_records(addresses_, record_bytes)),
+          fingerprint_(static_cast<const std::uint8_t*>(fingerprint.data())),
+          hashes_(static_cast<const std::uint8_t*>(block_hashes.data())),
+          group_(group),
+          shard_(shard) {
+        if (fingerprint.size() != kFingerprintBytes || block_hashes.size() != count() * kBlockHashBytes) {
+            throw nb::value_error("a fingerprint has 32 bytes, and each record a hash of 32");
+        }
+    }
+
+    std::size_t count() const { return records_.slots.size(); }
+    const LinkRecords& records() const { return records_; }
+
+    std::uint64_t finish_digest(std::size_t at, const RunDigest& total) const {
+        const std::span<const std::uint8_t, kFingerprintBytes> identity(fingerprint_, kFingerprintBytes);
+        const std::span<const std::uint8_t, kBlockHashBytes> hash(hashes_ + at * kBlockHashBytes, kBlockHashBytes);
+        return finish(total, {identity, hash, group_, shard_}, records_.record_bytes);
+    }
+
+private:
+    BufferView addresses_;
+    LinkRecords records_;
+    const std::uint8_t* fingerprint_;
+    const std::uint8_t* hashes_;
+    std::uint32_t group_, shard_;
+};
+
 class Link {
 public:
     Link(int socket, const Keys& keys) : link_(open(socket, keys)) {}
@@ -81,28 +114,42 @@ public:
     nb::bytes receive_records(nb::handle slots, std::uint64_t record_bytes, const nb::bytes& fingerprint,
                               const nb::bytes& block_hashes, std::uint32_t group, std::uint32_t shard,
                               std::uint32_t timeout_ms) {
-        const BufferView addresses(slots);
-        const LinkRecords records = read_records(addresses, record_bytes);
-        const std::size_t count = records.slots.size();
-        if (fingerprint.size() != kFingerprintBytes || block_hashes.size() != count * kBlockHashBytes) {
-            throw nb::value_error("a fingerprint has 32 bytes, and each record a hash of 32");
-        }
-        const std::span<const std::uint8_t, kFingerprintBytes> identity(
-            static_cast<const std::uint8_t*>(fingerprint.data()), kFingerprintBytes);
-        const std::span hashes(static_cast<const std::uint8_t*>(block_hashes.data()), block_hashes.size());
-        std::vector<RunDigest> totals(count);
-        std::vector<std::uint64_t> digests(count);
+        const Wanted wanted(slots, record_bytes, fingerprint, block_hashes, group, shard);
+        std::vector<RunDigest> totals(wanted.count());
+        std::vector<std::uint64_t> digests(wanted.count());
         Status status;
         {
             const WithoutGil unlocked;
-            status = link_.receive_records(records, totals, after(timeout_ms));
-            for (std::size_t at = 0; at < count; ++at) {
-                const auto hash = hashes.subspan(at * kBlockHashBytes).first<kBlockHashBytes>();
-                digests[at] = finish(totals[at], {identity, hash, group, shard}, record_bytes);
+            status = link_.receive_records(wanted.records(), totals, after(timeout_ms));
+            for (std::size_t at = 0; at < wanted.count(); ++at) {
+                digests[at] = wanted.finish_digest(at, totals[at]);
             }
         }
         raise_if_lost(status);
         return nb::bytes(digests.data(), digests.size() * sizeof(std::uint64_t));
+    }
+
+    std::tuple<nb::bytes, nb::bytes, std::uint64_t, std::uint64_t, double> receive_coded_records(
+        nb::handle slots, std::uint64_t record_bytes, const nb::bytes& fingerprint, const nb::bytes& block_hashes,
+        std::uint32_t group, std::uint32_t shard, std::uint32_t timeout_ms) {
+        const Wanted wanted(slots, record_bytes, fingerprint, block_hashes, group, shard);
+        std::vector<CameRecord> came(wanted.count());
+        std::vector<std::uint64_t> digests(wanted.count());
+        std::vector<std::uint8_t> whole(wanted.count());
+        Result<CameCoded> told = CameCoded();
+        {
+            const WithoutGil unlocked;
+            told = link_.receive_coded_records(wanted.records(), came, after(timeout_ms));
+            for (std::size_t at = 0; at < wanted.count(); ++at) {
+                whole[at] = came[at].is_whole;
+                digests[at] = wanted.finish_digest(at, came[at].digest);
+            }
+        }
+        raise_if_lost(told.ok() ? Status() : told.fault());
+        const CameCoded& coded = told.value();
+        return {nb::bytes(digests.data(), digests.size() * sizeof(std::uint64_t)),
+                nb::bytes(whole.data(), whole.size()), coded.records, coded.coded_bytes,
+                std::chrono::duration<double>(coded.decoding).count()};
     }
 
     void shut() noexcept { link_.shut(); }
@@ -160,6 +207,9 @@ void bind_link(nb::module_& module) {
         .def("receive", &Link::receive, nb::arg("size_bytes"), nb::kw_only(), nb::arg("timeout_ms"))
         .def("receive_records", &Link::receive_records, nb::arg("slots"), nb::arg("record_bytes"), nb::kw_only(),
              nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"), nb::arg("timeout_ms"))
+        .def("receive_coded_records", &Link::receive_coded_records, nb::arg("slots"), nb::arg("record_bytes"),
+             nb::kw_only(), nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"),
+             nb::arg("timeout_ms"))
         .def("shut", &Link::shut);
     module.def("time_sealing", &time_sealing, nb::arg("size_bytes"));
 }

@@ -25,6 +25,10 @@ std::span<const std::uint8_t> record_at(const LinkRecords& records, std::size_t 
     return {reinterpret_cast<const std::uint8_t*>(records.slots[at]), records.record_bytes};
 }
 
+std::span<std::uint8_t> slot_at(const LinkRecords& records, std::size_t at) {
+    return {reinterpret_cast<std::uint8_t*>(records.slots[at]), records.record_bytes};
+}
+
 Status gone() { return {Code::failed, "the other side has hung up"}; }
 
 Status late() { return {Code::unavailable, "the other side took too long"}; }
@@ -181,18 +185,70 @@ Status RecordLink::receive(std::span<std::uint8_t> out, Instant deadline) {
 
 Status RecordLink::receive_records(const LinkRecords& records, std::span<RunDigest> digests, Instant deadline) {
     for (std::size_t at = 0; at < records.slots.size(); ++at) {
-        const std::span<std::uint8_t> slot(reinterpret_cast<std::uint8_t*>(records.slots[at]), records.record_bytes);
-        RunDigest total;
-        for (std::size_t from = 0; from < slot.size(); from += kDigestBytes) {
-            const std::span<std::uint8_t> part = slot.subspan(from, std::min(kDigestBytes, slot.size() - from));
-            if (Status status = receive(part, deadline); !status.ok()) {
-                return status;
-            }
-            total = combine(total, digest_run(part, from));
+        const Result<RunDigest> digest = receive_record(slot_at(records, at), deadline);
+        if (!digest.ok()) {
+            return digest.fault();
         }
-        digests[at] = total;
+        digests[at] = digest.value();
     }
     return {};
+}
+
+Result<CameCoded> RecordLink::receive_coded_records(const LinkRecords& records, std::span<CameRecord> came,
+                                                    Instant deadline) {
+    CameCoded told;
+    std::unique_ptr<std::uint8_t[]> coming;
+    for (std::size_t at = 0; at < records.slots.size(); ++at) {
+        const std::span<std::uint8_t> slot = slot_at(records, at);
+        std::array<std::uint8_t, kLengthBytes> length{};
+        if (Status status = receive(length, deadline); !status.ok()) {
+            return status;
+        }
+        const std::size_t size = get_length(length.data());
+        if (size == 0) {
+            const Result<RunDigest> digest = receive_record(slot, deadline);
+            if (!digest.ok()) {
+                return digest.fault();
+            }
+            came[at] = {digest.value(), true};
+            continue;
+        }
+        // So nothing is ever read, or given room, that is longer than what was asked for.
+        if (size >= slot.size()) {
+            return Status{Code::failed, "the other side codes records of " + std::to_string(slot.size()) +
+                                            " bytes in " + std::to_string(size)};
+        }
+        if (!coming) {
+            coming = std::make_unique_for_overwrite<std::uint8_t[]>(slot.size());
+        }
+        const std::span<std::uint8_t> coded(coming.get(), size);
+        if (Status status = receive(coded, deadline); !status.ok()) {
+            return status;
+        }
+        if (!codec_) {
+            codec_ = std::make_unique<BackgroundCodec>();
+        }
+        const Instant begun = Clock::now();
+        const bool is_whole = codec_->decode(coded, slot);
+        told.decoding += Clock::now() - begun;
+        told.records += 1;
+        told.coded_bytes += size;
+        came[at] = {is_whole ? digest_run(slot, 0) : RunDigest(), is_whole};
+    }
+    return told;
+}
+
+// One record, and what its bytes sum to.
+Result<RunDigest> RecordLink::receive_record(std::span<std::uint8_t> slot, Instant deadline) {
+    RunDigest total;
+    for (std::size_t from = 0; from < slot.size(); from += kDigestBytes) {
+        const std::span<std::uint8_t> part = slot.subspan(from, std::min(kDigestBytes, slot.size() - from));
+        if (Status status = receive(part, deadline); !status.ok()) {
+            return status;
+        }
+        total = combine(total, digest_run(part, from));
+    }
+    return total;
 }
 
 Status RecordLink::read_all(std::span<std::uint8_t> out, Instant deadline) {

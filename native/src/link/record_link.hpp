@@ -4,11 +4,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "base/status.hpp"
+#include "codec/background_codec.hpp"
 #include "digest/digest.hpp"
 #include "link/sealing.hpp"
 #include "shim/file_descriptor.hpp"
@@ -24,6 +26,20 @@ struct LinkKeys {
 struct LinkRecords {
     std::span<const std::uint64_t> slots;
     std::uint64_t record_bytes = 0;
+};
+
+// What has come into one slot, of a record that may be coded. Where its code is none, what the slot holds is worth
+// nothing.
+struct CameRecord {
+    RunDigest digest;
+    bool is_whole = true;
+};
+
+// Of the records of one call that came coded: how many, their bytes as they came, and how long decoding them has taken.
+struct CameCoded {
+    std::uint64_t records = 0;
+    std::uint64_t coded_bytes = 0;
+    std::chrono::nanoseconds decoding{};
 };
 
 // For one thread at a time, but `shut`. After a call that failed the link is of no use any more.
@@ -49,6 +65,10 @@ public:
     // Records to their slots. What each one's bytes sum to is in `digests`.
     Status receive_records(const LinkRecords& records, std::span<RunDigest> digests, Instant deadline);
 
+    // The same of records that may be coded: before each come four bytes with the length of its code, 0 where it is not
+    // coded. They are decoded in a thread of a low priority. Code::failed: a length is none of a coded record.
+    Result<CameCoded> receive_coded_records(const LinkRecords& records, std::span<CameRecord> came, Instant deadline);
+
     // From any thread: what waits ends at once, as failed.
     void shut() noexcept;
 
@@ -60,6 +80,7 @@ private:
     Status send_piece(std::size_t size, Instant deadline);
     Status write_all(std::span<const std::uint8_t> bytes, Instant deadline);
     Status read_all(std::span<std::uint8_t> out, Instant deadline);
+    Result<RunDigest> receive_record(std::span<std::uint8_t> slot, Instant deadline);
     Status receive_sealed(std::span<std::uint8_t> out, Instant deadline);
     Status open_piece(std::span<std::uint8_t>& out, Instant deadline);
     Status wait(short events, Instant deadline);
@@ -71,6 +92,7 @@ private:
     std::vector<std::uint8_t> coming_;  // a piece on its way in, as it came
     std::vector<std::uint8_t> opened_;  // of a piece, what nobody has asked for yet
     std::size_t opened_from_ = 0;
+    std::unique_ptr<BackgroundCodec> codec_;  // begins with the first record that is coded
 };
 
 }  // namespace kvo

@@ -20,6 +20,7 @@ from kvoffload.peers.peer_server import PeerServer
 from kvoffload.peers.peer_store import PeerStoreTerms
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tiers.base import RecordNames
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.types import Fingerprint
 from kvoffload.units import MIB
 
@@ -50,6 +51,8 @@ class OnePeer:
     introduced: int = 0
     is_stuck: bool = False
     """The loop does nothing in time."""
+    coding: Coding = Coding.OFF
+    """Of its client."""
     is_lost: bool = False
     """The server has forgotten all sessions."""
 
@@ -87,16 +90,25 @@ class OnePeer:
         table.learn(number, fingerprint, geometry)
 
     def terms(self, *, is_sealed: bool = True, timeout_s: float = 30.0) -> PeerStoreTerms:
-        return PeerStoreTerms(control=self, spaces=self.here, is_sealed=is_sealed, timeout_s=timeout_s)  # type: ignore[arg-type]
+        return PeerStoreTerms(
+            control=self,  # type: ignore[arg-type]
+            spaces=self.here,
+            is_sealed=is_sealed,
+            timeout_s=timeout_s,
+            coder=RecordCoder(self.coding),
+        )
 
 
 @contextmanager
-def one_peer(*, is_sealed: bool = True, memory_bytes: int = 64 * MIB) -> Iterator[OnePeer]:
+def one_peer(
+    *, is_sealed: bool = True, memory_bytes: int = 64 * MIB, coding: Coding = Coding.OFF, there: Coding = Coding.OFF
+) -> Iterator[OnePeer]:
+    """`coding`: of the client; `there`: of the server."""
     terms = CacheTerms(memory_bytes=memory_bytes, segment_bytes=min(memory_bytes, 64 * MIB))
     with LocalCache.create(terms) as cache:
-        server = PeerServer(LOOPBACK, is_sealed=is_sealed)
+        server = PeerServer(LOOPBACK, is_sealed=is_sealed, compress=there)
         try:
-            peer = OnePeer(cache, server, SpaceTable())
+            peer = OnePeer(cache, server, SpaceTable(), coding=coding)
             access = PeerAccess(
                 cache,
                 peer.there,

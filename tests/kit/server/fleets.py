@@ -23,6 +23,7 @@ from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.terms import RemoteTerms
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.tiers.record_coder import Coding
 from tests.kit.cache.cache_model import HYBRID
 from tests.kit.cache.offload_contract import names_of, save
 from tests.kit.free_ports import free_port
@@ -37,12 +38,18 @@ class Fleet:
     """Servers that know each other by their keys. `strangers`: those whose keys the others do not have."""
 
     def __init__(
-        self, folder: Path, *names: str, is_sealed: bool = True, registry: RegistryTerms | None = None
+        self,
+        folder: Path,
+        *names: str,
+        is_sealed: bool = True,
+        compress: Coding = Coding.OFF,
+        registry: RegistryTerms | None = None,
     ) -> None:
         """Makes keys and addresses. `registry`: where they find each other; nobody is named then."""
         self.folder = folder
         self.registry = registry
         self.is_sealed = is_sealed
+        self.compress = compress
         self.keys: dict[str, KeyPair] = {name: make_keys() for name in names}
         self.members = {
             name: FleetMember(address=TcpAddress("127.0.0.1", free_port()), key=self.keys[name].public.decode())
@@ -58,7 +65,7 @@ class Fleet:
         terms = FleetTerms(
             own=own, others=others, keys=self.keys[name], is_sealed=self.is_sealed, timeout_s=5.0, probe_s=0.2
         )
-        terms = replace(terms, registry=self.registry, **changed.pop("fleet", {}))
+        terms = replace(terms, compress=self.compress, registry=self.registry, **changed.pop("fleet", {}))
         announced: dict[str, Guest] = {}
         place = self.places[name] = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, announced, ""))
         tier = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
@@ -67,7 +74,9 @@ class Fleet:
         options: dict[str, Any] = {
             "tiers": {"": [*below, TierPlan(place=place, terms=tier)]},
             "remote": RemoteTerms(address=own.address, keys=self.keys[name], guests=ChainMap(guests, announced)),
-            "peering": PeeringPlan(address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=self.is_sealed),
+            "peering": PeeringPlan(
+                address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=self.is_sealed, compress=self.compress
+            ),
             **changed,
         }
         with serving(self.folder / name, **options) as server:

@@ -213,7 +213,17 @@ def test_different_settings_and_keys_are_different_servers(tmp_path: Path) -> No
 
 NOT_SERVED = {
     # Of a shared server's doors, keys and fleet.
-    *("server", "listen", "key_file", "peer_listen", "peer_link", "fleet_registry", "fleet_name", "fleet_secret_file"),
+    *(
+        "server",
+        "listen",
+        "key_file",
+        "peer_listen",
+        "peer_link",
+        "peer_compress",
+        "fleet_registry",
+        "fleet_name",
+        "fleet_secret_file",
+    ),
     *("http", "http_token_file", "socket_mode", "socket_group"),
     # Of the engine's own processes.
     *(

@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
+from kvoffload import native
 from kvoffload.errors import ConfigError
 from kvoffload.peers import peer_server
 from kvoffload.peers.link_hello import ANSWER_BYTES, HelloVerdict, LinkHello, LinkSecret, read_answer
 from kvoffload.peers.peer_server import MAX_NEWCOMERS, MAX_OF_ONE_PEER, SESSIONS_OF_ONE_PEER, PeerServer
 from kvoffload.peers.peer_store import PeerStore
-from kvoffload.peers.requests import HEAD_BYTES
+from kvoffload.peers.requests import ANSWER_BYTES as ANSWER_HEAD_BYTES
+from kvoffload.peers.requests import CODE, HEAD_BYTES, LinkRequest, LinkVerb, pack_code, read_answer_head
+from kvoffload.peers.requests import read_answer as read_records
+from kvoffload.tiers.base import RecordOutcome
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.record_store import StoreFaultError
 from tests.kit.peers.one_peer import LOOPBACK, OnePeer, one_peer, same_groups
 from tests.kit.peers.stored import put
@@ -143,9 +148,6 @@ def test_bad_links_of_one_peer_make_one_line(peer: OnePeer, caplog: pytest.LogCa
 
 
 def test_a_put_that_is_cut_off_leaves_nothing_behind(peer: OnePeer) -> None:
-    from kvoffload.peers.requests import ANSWER_BYTES as HEAD
-    from kvoffload.peers.requests import LinkRequest, LinkVerb
-
     peer.teach(peer.there, FINGERPRINT, same_groups(5000))
     records = Records(0, 4, 5000, filled=True)
     request = LinkRequest(
@@ -157,7 +159,7 @@ def test_a_put_that_is_cut_off_leaves_nothing_behind(peer: OnePeer) -> None:
     )
     with open_link(peer) as end:
         end.sendall(request.pack())
-        end.recv(HEAD + 4 * 9, socket.MSG_WAITALL)
+        end.recv(ANSWER_HEAD_BYTES + 4 * 9, socket.MSG_WAITALL)
         assert peer.cache.stats.reserved == 4
         end.sendall(b"half of a record" * 100)
     await_that(lambda: peer.cache.stats.reserved == 0)
@@ -195,3 +197,126 @@ def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=f"nobody can listen for peers at {server.address}"):
         PeerServer(server.address, is_sealed=True)
     server.close()
+
+
+@pytest.fixture
+def coding_peer() -> Iterator[OnePeer]:
+    with one_peer(is_sealed=False, coding=Coding.ON, there=Coding.ON) as made:
+        made.teach(made.there, FINGERPRINT, same_groups(CODED_BYTES))
+        yield made
+
+
+CODED_BYTES = 20_000
+
+
+def ask_put(end: socket.socket, records: Records, *, code: int = CODE) -> Any:
+    """Asks to put records, and returns what the server says to it."""
+    request = LinkRequest(
+        verb=LinkVerb.PUT,
+        names=records.names,
+        record_bytes=CODED_BYTES,
+        digests=records.digests.tobytes(),
+        parents=records.parents,
+        code=code,
+    )
+    end.sendall(request.pack())
+    return hear(end, len(records.names), code=code)
+
+
+def hear(end: socket.socket, count: int, *, code: int = 0) -> Any:
+    head = read_answer_head(end.recv(ANSWER_HEAD_BYTES, socket.MSG_WAITALL), count, code=code)
+    return read_records(head, end.recv(head.rest_bytes, socket.MSG_WAITALL))
+
+
+def encode(record: Any) -> bytes:
+    made = native.RecordEncoder().encode(record)
+    assert made is not None
+    return made
+
+
+def packed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def numbers(count: int) -> Records:
+    return Records(0, count, CODED_BYTES, filled=True, has_numbers=True)
+
+
+def test_a_put_whose_code_is_spoiled_is_damaged_and_the_others_are_stored(coding_peer: OnePeer) -> None:
+    records = numbers(4)
+    codes = [encode(records.memory[at]) for at in range(4)]
+    flipped = bytearray(codes[1])
+    flipped[len(flipped) // 2] ^= 64
+    with open_link(coding_peer) as end:
+        assert ask_put(end, records).code == CODE
+        said = packed(codes[0]) + packed(bytes(flipped)) + packed(codes[2][:-1]) + packed(b"")
+        end.sendall(pack_code(CODE) + said + records.memory[3].tobytes())
+        outcomes = hear(end, 4).outcomes.tolist()
+    assert outcomes == [RecordOutcome.WRITTEN, RecordOutcome.DAMAGED, RecordOutcome.DAMAGED, RecordOutcome.WRITTEN]
+    assert coding_peer.cache.stats.reserved == 0
+    assert coding_peer.cache.stats.readable == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pack_code(CODE + 1),
+        pack_code(CODE) + packed(bytes(CODED_BYTES)),
+        pack_code(CODE) + b"\xff\xff\xff\xff",
+        pack_code(CODE) + packed(bytes(100))[:-1],
+        pack_code(CODE)[:2],
+        pack_code(0) + bytes(CODED_BYTES - 1),
+    ],
+    ids=["another version", "as long", "longer than any", "cut off", "half a word", "not coded, cut off"],
+)
+def test_a_put_that_lies_about_its_code_or_is_cut_off_leaves_nothing_behind(coding_peer: OnePeer, said: bytes) -> None:
+    with open_link(coding_peer) as end:
+        ask_put(end, numbers(1))
+        assert coding_peer.cache.stats.reserved == 1
+        with contextlib.suppress(OSError):  # it may have let go by then
+            end.sendall(said)
+            end.shutdown(socket.SHUT_WR)
+        assert is_let_go(end)
+    await_that(lambda: coding_peer.cache.stats.reserved == 0)
+    assert coding_peer.cache.stats.readable == 0
+    coding_peer.teach(coding_peer.here, FINGERPRINT, same_groups(CODED_BYTES))
+    store = PeerStore(coding_peer.terms(is_sealed=False))
+    assert put(store, numbers(1)) == [RecordOutcome.WRITTEN]
+    store.close()
+
+
+def test_a_client_that_ends_while_coded_records_are_on_their_way_to_it_holds_none(coding_peer: OnePeer) -> None:
+    """More than sockets hold, so that the server still sends."""
+    coding_peer.teach(coding_peer.here, FINGERPRINT, same_groups(CODED_BYTES))
+    store = PeerStore(coding_peer.terms(is_sealed=False))
+    records = numbers(700)
+    assert set(put(store, records)) == {RecordOutcome.WRITTEN}
+    store.close()
+    with open_link(coding_peer) as end:
+        asked = LinkRequest(verb=LinkVerb.GET, names=records.names, record_bytes=CODED_BYTES, code=CODE)
+        end.sendall(asked.pack())
+        assert hear(end, 700, code=CODE).code == CODE
+        assert coding_peer.cache.stats.leases == 1
+    await_that(lambda: coding_peer.cache.stats.leases == 0)
+
+
+@pytest.mark.parametrize("code", [0, CODE + 1])
+def test_a_client_of_another_version_gets_records_as_they_are(coding_peer: OnePeer, code: int) -> None:
+    """One from before says 0; a later one may know a code that this server does not."""
+    records = numbers(3)
+    with open_link(coding_peer) as end:
+        assert ask_put(end, records, code=code).code == 0
+        end.sendall(records.memory.tobytes())
+        assert hear(end, 3).outcomes.tolist() == [RecordOutcome.WRITTEN] * 3
+        asked = LinkRequest(verb=LinkVerb.GET, names=records.names, record_bytes=CODED_BYTES, code=code)
+        end.sendall(asked.pack())
+        assert hear(end, 3, code=code).code == 0
+        assert end.recv(3 * CODED_BYTES, socket.MSG_WAITALL) == records.memory.tobytes()
+
+
+def test_servers_with_off_answer_as_those_from_before(peer: OnePeer) -> None:
+    peer.teach(peer.there, FINGERPRINT, same_groups(CODED_BYTES))
+    with open_link(peer) as end:
+        assert ask_put(end, numbers(1)).code == 0
+        end.sendall(numbers(1).memory.tobytes())
+        assert hear(end, 1).outcomes.tolist() == [RecordOutcome.WRITTEN]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvoffload import native
 from kvoffload.peers.peer_store import PeerStore
-from kvoffload.peers.requests import ANSWER_BYTES, LinkAnswer, LinkStatus, answer_only
+from kvoffload.peers.requests import ANSWER_BYTES, CODE, LinkAnswer, LinkStatus, answer_only
 from kvoffload.tiers.base import RecordBatch, RecordNames, RecordOutcome, Tier
 from kvoffload.tiers.envelope import RecordName
-from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.record_coder import Coding
+from kvoffload.tiers.record_store import StoreFaultError, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import Fingerprint
 from tests.kit.peers.one_peer import OnePeer, one_peer, same_groups
 from tests.kit.peers.stored import put
+from tests.kit.tiers import tier_contract
 from tests.kit.tiers.tier_contract import FINGERPRINT, Records, TierContract, hashes_of
 
 TIMEOUT_S = 30.0
@@ -50,6 +55,15 @@ def peer(is_sealed: bool) -> Iterator[OnePeer]:
         yield made
 
 
+@contextmanager
+def tier_of(peer: OnePeer, *, is_sealed: bool) -> Iterator[Tier]:
+    store = peer.terms(is_sealed=is_sealed)
+    tier = RemoteTier(RemoteTierTerms(place="peer", open_store=lambda: PeerStore(store), coder=store.coder))
+    assert tier.wait_open(TIMEOUT_S)
+    yield Taught(tier, peer)  # type: ignore[misc]
+    tier.close()
+
+
 class TestPeerStore(TierContract):
     """A peer does not list its memory, and does not keep what came before a block."""
 
@@ -58,11 +72,22 @@ class TestPeerStore(TierContract):
 
     @pytest.fixture
     def tier(self, peer: OnePeer, is_sealed: bool) -> Iterator[Tier]:
-        terms = RemoteTierTerms(place="peer", open_store=lambda: PeerStore(peer.terms(is_sealed=is_sealed)))
-        tier = RemoteTier(terms)
-        assert tier.wait_open(TIMEOUT_S)
-        yield Taught(tier, peer)  # type: ignore[misc]
-        tier.close()
+        with tier_of(peer, is_sealed=is_sealed) as tier:
+            yield tier
+
+
+class TestPeerStoreThatCodes(TierContract):
+    has_numbers = True
+    knows_parents = False
+    is_listed = False
+
+    @pytest.fixture
+    def tier(self, is_sealed: bool) -> Iterator[Tier]:
+        with (
+            one_peer(is_sealed=is_sealed, coding=Coding.ON, there=Coding.ON) as peer,
+            tier_of(peer, is_sealed=is_sealed) as tier,
+        ):
+            yield tier
 
 
 def get(store: PeerStore, records: Records) -> list[int]:
@@ -160,8 +185,6 @@ def test_a_block_is_readable_when_all_its_shards_have_come(peer: OnePeer, is_sea
     def send(shard: int, *, is_good: bool = True) -> list[int]:
         slots = np.uint64(memory[shard].ctypes.data) + np.arange(3, dtype=np.uint64) * np.uint64(3000)
         digests = Records(0, 3, 3000, filled=False).digests.copy()
-        from kvoffload import native
-
         for at in range(3):
             digests[at] = native.digest_record(
                 memory[shard, at].data,
@@ -205,8 +228,6 @@ def test_both_sides_must_say_whether_it_is_sealed(peer: OnePeer, is_sealed: bool
 
 def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_sealed: bool) -> None:
     """It knows the protocol, and even our token."""
-    import threading
-
     from kvoffload.peers.link_hello import HELLO_BYTES, HelloVerdict, LinkAnswer
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -294,3 +315,143 @@ def test_it_says_how_much_memory_the_peer_has(peer: OnePeer, store: PeerStore) -
         peer.cache.stats.used_bytes,
     )
     assert facts.used_bytes > 0
+
+
+CODED_BYTES = 20_000
+
+
+def coded(count: int = 4, *, filled: bool = True) -> Records:
+    return Records(0, count, CODED_BYTES, filled=filled, has_numbers=True)
+
+
+@pytest.mark.parametrize("there", list(Coding))
+@pytest.mark.parametrize("here", list(Coding))
+def test_records_are_coded_where_both_sides_do_it_and_are_the_same_in_any_case(
+    is_sealed: bool, here: Coding, there: Coding
+) -> None:
+    """With `auto` nothing is coded before the link's speed is known, and whoever is asked to code does so."""
+    written, read = coded(), coded(filled=False)
+    with (
+        one_peer(is_sealed=is_sealed, coding=here, there=there) as peer,
+        tier_of(peer, is_sealed=is_sealed) as tier,
+    ):
+        assert tier_contract.put(tier, written).count(RecordOutcome.WRITTEN) == 4
+        sent = tier.health()[0].counts.get("coded_records", 0)
+        assert tier_contract.get(tier, read).count(RecordOutcome.FOUND) == 4
+        came = tier.health()[0].counts.get("coded_records", 0) - sent
+    assert np.array_equal(written.memory, read.memory)
+    assert sent == (4 if here is Coding.ON and there is not Coding.OFF else 0)
+    assert came == (4 if here is Coding.ON and there is not Coding.OFF else 0)
+
+
+def test_what_a_server_before_coded_records_says_is_taken_as_it_is(peer: OnePeer, is_sealed: bool) -> None:
+    """It answers with zeros where the code would be. Peers with `off` say the same."""
+    peer.coding = Coding.ON
+    with tier_of(peer, is_sealed=is_sealed) as tier:
+        tier_contract.put(tier, coded())
+        read = coded(filled=False)
+        assert tier_contract.get(tier, read).count(RecordOutcome.FOUND) == 4
+        assert np.array_equal(read.memory, coded().memory)
+        assert "coded_records" not in tier.health()[0].counts
+
+
+@contextmanager
+def hostile(*said: bytes, coding: Coding = Coding.ON) -> Iterator[PeerStore]:
+    """A store whose peer says that, and nothing more."""
+    ours, theirs = socket.socketpair()
+    with one_peer(is_sealed=False, coding=coding) as peer:
+        peer.teach(peer.here, FINGERPRINT, same_groups(CODED_BYTES))
+        link = native.RecordLink(os.dup(ours.fileno()), None)
+        store = PeerStore(peer.terms(is_sealed=False), lambda ticket, terms: (ours, link))
+
+        def speak() -> None:
+            theirs.sendall(b"".join(said))
+            theirs.shutdown(socket.SHUT_WR)
+
+        speaking = threading.Thread(target=speak)
+        speaking.start()
+        yield store
+        store.close()
+        speaking.join()
+        theirs.close()
+
+
+def answer_of(records: Records, *, code: int = CODE) -> bytes:
+    outcomes = np.full(len(records.names), RecordOutcome.FOUND, np.uint8)
+    return LinkAnswer(outcomes=outcomes, digests=records.digests, code=code).pack()
+
+
+def code_of(records: Records, at: int) -> bytes:
+    made = native.RecordEncoder().encode(records.memory[at])
+    assert made is not None
+    return made
+
+
+def packed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def test_a_record_whose_code_is_spoiled_is_a_miss_and_the_others_are_found() -> None:
+    records, read = coded(), coded(filled=False)
+    codes = [code_of(records, at) for at in range(4)]
+    flipped = bytearray(codes[1])
+    flipped[len(flipped) // 2] ^= 4
+    said = b"".join(map(packed, (codes[0], bytes(flipped), codes[2], codes[3][:-1])))
+    with hostile(answer_of(records), said) as store:
+        assert get(store, read) == [
+            RecordOutcome.FOUND,
+            RecordOutcome.DAMAGED,
+            RecordOutcome.FOUND,
+            RecordOutcome.DAMAGED,
+        ]
+    assert np.array_equal(read.memory[[0, 2]], records.memory[[0, 2]])
+
+
+def test_a_spoiled_record_is_removed_from_its_peer_and_counted(is_sealed: bool) -> None:
+    """As one that comes as it is."""
+    with (
+        one_peer(is_sealed=is_sealed, coding=Coding.ON, there=Coding.ON) as peer,
+        tier_of(peer, is_sealed=is_sealed) as tier,
+    ):
+        tier_contract.put(tier, coded())
+        spoil(peer, hashes_of(1, 1))
+        ended = tier_contract.get(tier, coded(filled=False))
+        assert (ended.outcomes == RecordOutcome.DAMAGED).tolist() == [False, True, False, False]
+        assert tier_contract.look(tier, coded().names) == [True, False, True, True]
+        assert tier.health()[0].counts["get_damaged"] == 1
+
+
+def spoil(peer: OnePeer, block_hash: bytes) -> None:
+    """Changes a record in the peer's memory."""
+    session = peer.cache.open_session()
+    space = peer.there.find(FINGERPRINT)
+    assert space is not None
+    acquired = peer.cache.acquire_entries(session, space.number, 0, block_hash)
+    address = int(peer.cache.pointers(acquired.groups[0].addresses)[0])
+    view_slot(address, CODED_BYTES)[77] ^= 1
+    peer.cache.release(session, acquired.lease)
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (packed(bytes(CODED_BYTES)), "codes records of 20000 bytes in 20000"),
+        (b"\xff\xff\xff\xff", "codes records of 20000 bytes in 4294967295"),
+        (packed(code_of(coded(), 0))[:-1], "hung up"),
+        (b"\1\0", "hung up"),
+        (b"", "hung up"),
+    ],
+    ids=["as long", "longer than any", "cut off", "half a length", "nothing"],
+)
+def test_a_length_that_lies_or_a_code_that_ends_early_costs_its_link(said: bytes, fault: str) -> None:
+    with hostile(answer_of(coded(1)), said) as store, pytest.raises(StoreFaultError, match=fault):
+        get(store, coded(1, filled=False))
+
+
+@pytest.mark.parametrize(("asked", "answered"), [(Coding.OFF, CODE), (Coding.ON, CODE + 1)])
+def test_a_code_that_nobody_asked_for_costs_its_link(asked: Coding, answered: int) -> None:
+    with (
+        hostile(answer_of(coded(1), code=answered), coding=asked) as store,
+        pytest.raises(StoreFaultError, match=f"an answer in code {answered}"),
+    ):
+        get(store, coded(1, filled=False))

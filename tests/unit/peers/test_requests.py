@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvoffload.peers.requests import (
     ANSWER_BYTES,
+    CODE,
     HEAD_BYTES,
     MAX_RECORD_BYTES,
     MAX_RECORDS,
@@ -20,8 +21,10 @@ from kvoffload.peers.requests import (
     LinkStatus,
     LinkVerb,
     answer_only,
+    pack_code,
     read_answer,
     read_answer_head,
+    read_code,
     read_head,
 )
 from kvoffload.tiers.base import RecordNames
@@ -78,9 +81,9 @@ def test_whatever_comes_is_a_request_or_refused(frame: bytes) -> None:
 def test_an_answer_is_about_what_was_asked() -> None:
     written = LinkAnswer(outcomes=np.array([4, 5, 4], np.uint8), digests=np.array([1, 0, 2**64 - 1], np.uint64))
     frame = written.pack()
-    status, rest = read_answer_head(frame[:ANSWER_BYTES], 3)
-    assert rest == len(frame) - ANSWER_BYTES
-    read = read_answer(status, frame[ANSWER_BYTES:])
+    head = read_answer_head(frame[:ANSWER_BYTES], 3)
+    assert head.rest_bytes == len(frame) - ANSWER_BYTES
+    read = read_answer(head, frame[ANSWER_BYTES:])
     assert read.outcomes.tolist() == [4, 5, 4]
     assert read.digests.tolist() == [1, 0, 2**64 - 1]
     with pytest.raises(BadRequestError, match="about 3 records, not 4"):
@@ -92,9 +95,49 @@ def test_an_answer_is_about_what_was_asked() -> None:
 def test_outcomes_that_are_none_are_refused() -> None:
     strange = LinkAnswer(outcomes=np.array([4, 99], np.uint8), digests=np.zeros(2, np.uint64)).pack()
     with pytest.raises(BadRequestError, match="outcomes that are none"):
-        read_answer(LinkStatus.OK, strange[ANSWER_BYTES:])
+        read_answer(read_answer_head(strange[:ANSWER_BYTES], 2), strange[ANSWER_BYTES:])
 
 
 def test_a_refusal_has_no_records() -> None:
     frame = answer_only(LinkStatus.UNKNOWN_IDENTITY).pack()
-    assert read_answer_head(frame, 3) == (LinkStatus.UNKNOWN_IDENTITY, 0)
+    head = read_answer_head(frame, 3)
+    assert (head.status, head.rest_bytes) == (LinkStatus.UNKNOWN_IDENTITY, 0)
+
+
+OLD_HEAD = struct.Struct("<4sHxxIIIIQ32s")
+"""As servers read and write requests that know nothing of coded records."""
+
+
+def test_servers_from_before_coded_records_read_requests_and_ask_for_none() -> None:
+    frame = request(LinkVerb.GET, 2, code=CODE, wait_ms=7).pack()
+    read = OLD_HEAD.unpack(frame[:HEAD_BYTES])
+    assert read == (b"KVPR", LinkVerb.GET, 3, 2, 2, 7, 5000, b"F" * 32)
+    assert read_head(OLD_HEAD.pack(*read)).code == 0
+    assert request(LinkVerb.GET, 2, wait_ms=7).pack()[:HEAD_BYTES] == OLD_HEAD.pack(*read)
+
+
+@pytest.mark.parametrize("code", [0, CODE, CODE + 1, 0xFFFF])
+def test_a_request_of_any_code_is_read(code: int) -> None:
+    """A later version may take others; it is answered without a code then."""
+    frame = request(LinkVerb.GET, 1, code=code).pack()
+    assert read_head(frame[:HEAD_BYTES]).read_rest(frame[HEAD_BYTES:]).code == code
+
+
+@pytest.mark.parametrize(("answered", "asked"), [(CODE, 0), (CODE + 1, CODE), (CODE + 1, 0)])
+def test_an_answer_in_a_code_that_nobody_asked_for_is_refused(answered: int, asked: int) -> None:
+    answer = LinkAnswer(outcomes=np.array([4], np.uint8), digests=np.array([1], np.uint64), code=answered).pack()
+    with pytest.raises(BadRequestError, match=f"in code {answered}, where {asked} was asked for"):
+        read_answer_head(answer[:ANSWER_BYTES], 1, code=asked)
+
+
+@pytest.mark.parametrize("asked", [0, CODE])
+def test_an_answer_says_whether_records_behind_it_are_coded(asked: int) -> None:
+    answer = LinkAnswer(outcomes=np.array([4], np.uint8), digests=np.array([1], np.uint64), code=asked).pack()
+    head = read_answer_head(answer[:ANSWER_BYTES], 1, code=CODE)
+    assert (head.code, read_answer(head, answer[ANSWER_BYTES:]).code) == (asked, asked)
+
+
+def test_records_of_a_put_are_in_a_code_that_is_known() -> None:
+    assert [read_code(pack_code(code)) for code in (0, CODE)] == [0, CODE]
+    with pytest.raises(BadRequestError, match="records in code 2, where 1 was allowed"):
+        read_code(pack_code(CODE + 1))

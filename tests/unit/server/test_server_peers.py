@@ -18,6 +18,7 @@ from kvoffload.peers.fleet_registry import RegistryTerms
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.terms import RemoteTerms
+from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import ValkeyTerms
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract
 from tests.kit.server.fleets import BLOCKS, Fleet
@@ -55,6 +56,22 @@ async def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Pat
         assert stats.traffic["peer"]["promoted"] > 0
         assert {(place.tier, place.state) for place in stats.places} == {("peer", "ready")}
         assert traffic_of(servers["b"]).counts.written == 0, "what came from a peer is not sent to it again"
+
+
+async def test_blocks_that_travel_coded_are_the_same_and_are_counted(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a", "b", compress=Coding.ON)
+    with fleet.serving("a") as one, fleet.serving("b") as two:
+        await_that(lambda: are_ready(one, two))
+        await fleet.save_at("a", one)
+        [sent] = traffic_of(one).health()
+        assert sent.counts["coded_records"] > 0
+        async with fleet.client("b") as client:
+            assert await client.wait_until_served(WAIT_S)
+            assert await load(client) == TOKENS
+            [place] = (await client.stats()).places
+        assert place.coded_records > 0
+        assert 0 < place.coded_stored_bytes < place.coded_bytes
+        assert traffic_of(two).counts.promoted > 0
 
 
 async def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Path) -> None:

@@ -122,3 +122,14 @@ def test_a_link_that_has_become_faster_is_seen() -> None:
     assert wants(choice)
     read(choice, plain=5.0 * GB, coded=3.0 * GB, times=100)
     assert not wants(choice)
+
+
+def test_others_are_asked_to_code_while_coded_records_come_sooner() -> None:
+    choice = CodingChoice()
+    assert not choice.asks(RECORD_BYTES, RATIO)
+    read(choice, plain=0.1 * GB)
+    assert choice.asks(RECORD_BYTES, RATIO)
+    read(choice, coded=0.05 * GB)
+    assert not choice.asks(RECORD_BYTES, RATIO)
+    asked = [choice.asks(RECORD_BYTES, RATIO) for _ in range(TRIAL_EVERY_BYTES // RECORD_BYTES)]
+    assert sum(asked) == TRIAL_BYTES // RECORD_BYTES, "once in a while, because that may have changed"

@@ -11,7 +11,7 @@ import pytest
 
 from kvoffload import native
 from kvoffload.tiers.coding_choice import KNOWN_BYTES
-from kvoffload.tiers.record_coder import FAILURE_LIMIT, GROUPS, SKIPS, Coding, RecordCoder
+from kvoffload.tiers.record_coder import FAILURE_LIMIT, GROUPS, SKIPS, Coding, Purpose, RecordCoder
 from tests.kit.tiers.tier_contract import Records
 
 NUMBERS = Records(0, 1, 100_000, filled=True, has_numbers=True).memory[0].tobytes()
@@ -179,3 +179,46 @@ def test_many_groups_take_no_more_room() -> None:
         assert not is_coded(coder, NOISE)
     # So many have one place: what is known of one is taken for known of the others.
     assert [group for group in range(1000) if not is_coded(coder, group=group)] == list(range(0, 1000, GROUPS))
+
+
+def test_others_are_asked_to_code_as_it_is_set() -> None:
+    assert make_coder(Coding.ON).asks(1)
+    assert not make_coder(Coding.OFF).asks(1)
+    coder = make_coder(Coding.AUTO)
+    assert not coder.asks(1), "nothing is known of the way"
+    read(coder, SLOW)
+    assert coder.asks(1), "how much sooner coded ones come is learned by it"
+    read(coder, 2 * SLOW, is_coded=True)
+    assert not coder.asks(1)
+
+
+def test_auto_codes_what_is_given_while_the_way_is_slower_than_the_code() -> None:
+    coder = make_coder(Coding.AUTO)
+    assert coder.encode(0, NUMBERS, Purpose.GIVE) is None
+    send(coder, SLOW)
+    for _ in range(KNOWN_BYTES // len(NUMBERS) + 1):
+        assert coder.encode(0, NUMBERS, Purpose.GIVE)
+    assert coder.encode(0, NUMBERS, Purpose.GIVE)
+    send(coder, FAST, size_bytes=16 * KNOWN_BYTES)
+    assert coder.encode(0, NUMBERS, Purpose.GIVE) is None
+    assert coder.encode(0, NUMBERS, Purpose.ANSWER), "whoever asks for it knows why"
+
+
+def test_what_others_have_coded_for_us_is_counted_with_our_own() -> None:
+    coder = make_coder(Coding.ON)
+    coder.told_came(4, record_bytes=KNOWN_BYTES, coded_bytes=KNOWN_BYTES * 2 // 3, taken_s=0.01)
+    assert coder.counts == {
+        "coded_records": 4,
+        "coded_bytes": KNOWN_BYTES,
+        "coded_stored_bytes": KNOWN_BYTES * 2 // 3,
+    }
+    assert is_coded(coder)
+    assert coder.counts["coded_records"] == 5
+
+
+def test_coders_that_share_an_encoder_share_its_thread() -> None:
+    before = find_coding_threads()
+    encoder = native.BackgroundEncoder()
+    assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
+    assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
+    assert len(find_coding_threads() - before) == 1

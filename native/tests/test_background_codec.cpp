@@ -1,4 +1,4 @@
-#include "codec/background_encoder.hpp"
+#include "codec/background_codec.hpp"
 
 #include <sys/resource.h>
 
@@ -42,7 +42,7 @@ std::vector<int> niceness_of(const std::string& name) {
 
 TEST(its_thread_alone_has_a_low_priority) {
     const int own = getpriority(PRIO_PROCESS, 0);
-    BackgroundEncoder background;
+    BackgroundCodec background;
     CHECK(niceness_of("kvoffload-code").empty());
     CHECK(!background.encode(numbers(100000)).empty());
     CHECK(niceness_of("kvoffload-code") == std::vector<int>{own + 5});
@@ -50,7 +50,7 @@ TEST(its_thread_alone_has_a_low_priority) {
 }
 
 TEST(records_are_coded_as_by_an_encoder_itself) {
-    BackgroundEncoder background;
+    BackgroundCodec background;
     RecordEncoder encoder;
     for (const std::size_t length : {300000, 0, 64, 5000, 300000}) {
         const CodecBytes record = numbers(length);
@@ -58,4 +58,17 @@ TEST(records_are_coded_as_by_an_encoder_itself) {
     }
     std::mt19937_64 random(1);
     CHECK(background.encode(make_codec_record(RecordKind::random, 100000, 64, random)).empty());
+}
+
+TEST(what_is_no_coded_record_is_told_and_others_are_decoded_afterwards) {
+    BackgroundCodec background;
+    const CodecBytes record = numbers(100000);
+    const std::span<const std::uint8_t> made = background.encode(record);
+    CodecBytes coded(made.begin(), made.end()), out(record.size());
+    CHECK(background.decode(coded, out));
+    CHECK(out == record);
+    CHECK(!background.decode(std::span(coded).first(coded.size() - 1), out));
+    CHECK(!background.decode(coded, std::span(out).first(out.size() - 1)));
+    CHECK(background.decode(coded, out));
+    CHECK(out == record);
 }

@@ -1,4 +1,4 @@
-#include "codec/background_encoder.hpp"
+#include "codec/background_codec.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@ constexpr int kNiceness = 5;  // as the disk's thread, which codes too
 
 }  // namespace
 
-BackgroundEncoder::~BackgroundEncoder() {
+BackgroundCodec::~BackgroundCodec() {
     if (thread_.joinable()) {
         {
             const std::lock_guard hold(lock_);
@@ -24,16 +24,29 @@ BackgroundEncoder::~BackgroundEncoder() {
     }
 }
 
-std::span<const std::uint8_t> BackgroundEncoder::encode(std::span<const std::uint8_t> record) {
+std::span<const std::uint8_t> BackgroundCodec::encode(std::span<const std::uint8_t> record) {
+    std::span<const std::uint8_t> coded;
+    run([&] { coded = encoder_.encode(record); });
+    return coded;
+}
+
+bool BackgroundCodec::decode(std::span<const std::uint8_t> coded, std::span<std::uint8_t> record) {
+    bool is_whole = false;
+    run([&] { is_whole = decode_record(coded, record); });
+    return is_whole;
+}
+
+void BackgroundCodec::run(const std::function<void()>& work) {
     if (!thread_.joinable()) {
         try {
-            thread_ = std::thread([this] { run(); });
+            thread_ = std::thread([this] { serve(); });
         } catch (const std::system_error&) {
-            return encoder_.encode(record);
+            work();
+            return;
         }
     }
     std::unique_lock hold(lock_);
-    record_ = record;
+    work_ = &work;
     state_ = State::wanted;
     changed_.notify_all();
     changed_.wait(hold, [this] { return state_ == State::done; });
@@ -41,10 +54,9 @@ std::span<const std::uint8_t> BackgroundEncoder::encode(std::span<const std::uin
     if (fault_) {
         std::rethrow_exception(std::exchange(fault_, nullptr));
     }
-    return coded_;
 }
 
-void BackgroundEncoder::run() {
+void BackgroundCodec::serve() {
     pthread_setname_np(pthread_self(), "kvoffload-code");
     static_cast<void>(!nice(kNiceness));  // a thread's own, on Linux
     std::unique_lock hold(lock_);
@@ -54,15 +66,13 @@ void BackgroundEncoder::run() {
             return;
         }
         hold.unlock();
-        std::span<const std::uint8_t> coded;
         std::exception_ptr fault;
         try {
-            coded = encoder_.encode(record_);
+            (*work_)();
         } catch (...) {
             fault = std::current_exception();
         }
         hold.lock();
-        coded_ = coded;
         fault_ = std::move(fault);
         state_ = State::done;
         changed_.notify_all();
