@@ -31,11 +31,14 @@ def send_records(
     may_code: bool,
     timeout_s: float,
 ) -> None:
-    """Sends records behind the head that says in which code they are; 0: in none. Raises what the link raises."""
+    """Sends records behind the head that says in which code they are; 0: in none. `may_code`: the coder wants it, and
+    the other side takes it. Raises what the link raises."""
     begun_s = time.monotonic()
     end_s = begun_s + timeout_s
     # Whether the first one is coded says it for all: where it is not, the others go at once, from their slots.
-    first = coder.encode(group, view_slot(int(slots[0]), record_bytes)) if may_code and len(slots) else None
+    first = None
+    if may_code and len(slots):
+        first = coder.encode(group, view_slot(int(slots[0]), record_bytes), is_wanted=True)
     if first is None:
         with coder.moving(Way.SEND):
             link.send(head(0), np.ascontiguousarray(slots).data, record_bytes, timeout_ms=_left_ms(end_s))

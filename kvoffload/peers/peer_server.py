@@ -340,6 +340,7 @@ def _count(link: native.RecordLink, access: PeerAccess, request: LinkRequest) ->
 
 
 def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, coder: RecordCoder) -> None:
+    wants = coder.wants(request.names.group)
     held = access.acquire(request.names, request.record_bytes, wait_s=_wait_s(request))
     try:
         outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
@@ -353,7 +354,7 @@ def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, c
             head=lambda code: replace(answer, code=code).pack(),
             coder=coder,
             group=request.names.group,
-            may_code=request.code == CODE,
+            may_code=wants and request.code == CODE,
             timeout_s=STEP_TIMEOUT_S,
         )
     finally:
@@ -367,7 +368,7 @@ def _put(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, c
         _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
         return
     claimed = np.frombuffer(request.digests, np.uint64)[room.wanted]
-    code = CODE if request.code == CODE and coder.asks() else 0
+    code = CODE if coder.asks() and request.code == CODE else 0
     try:
         _answer(link, replace(_outcomes(room.outcomes), code=code))
         found = receive_records(

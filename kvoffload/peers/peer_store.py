@@ -90,7 +90,7 @@ class PeerStore(SlotStore):
             record_bytes=batch.record_bytes,
             digests=np.ascontiguousarray(batch.digests).tobytes(),
             parents=batch.parents or bytes(len(batch.names) * HASH_BYTES),
-            code=0 if self._terms.coder.is_off else CODE,
+            code=CODE if self._terms.coder.wants(batch.names.group) else 0,
         )
         with self._faults():
             told = self._ask(request)

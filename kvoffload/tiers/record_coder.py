@@ -21,6 +21,8 @@ SKIPS = 255
 """Records of such a group that are not tried, for one that is."""
 SLOW_SKIPS = 63
 """The same where coding is measured to be too slow: that may have been other work of the machine."""
+AGAIN = 8
+"""Records or requests after which a trial is due again that the other side has not taken."""
 KNOWN_BYTES = 16 * MIB
 """What must have been moved, or coded, before its speed counts."""
 _FORGET_BYTES = 2 * KNOWN_BYTES
@@ -116,20 +118,26 @@ class RecordCoder:
         self._counts: Counter[str] = Counter()
         self._came_ratio = _FIRST_RATIO
         self._skipped = 0
-        """Times that nobody was asked to code, since the last one."""
+        """Requests in which nobody was asked to code, since something came coded."""
 
-    @property
-    def is_off(self) -> bool:
-        return self._coding is Coding.OFF
+    def wants(self, group: int) -> bool:
+        """Says whether a group's next record is one to code, if the other side takes it so."""
+        if self._coding is Coding.OFF:
+            return False
+        with self._lock:
+            found = self._group(group)
+            return self._takes(found, is_faster=self._may_gain(found), again=AGAIN)
 
-    def encode(self, group: int, record: Value) -> bytes | None:
-        """Codes a record. None: it is to be sent as it is."""
+    def encode(self, group: int, record: Value, *, is_wanted: bool = False) -> bytes | None:
+        """Codes a record. None: it is to be sent as it is. `is_wanted`: `wants` has said so."""
         if self._coding is Coding.OFF:
             return None
         with self._lock:
             found = self._group(group)
-            is_faster = self._coding is Coding.ON or self._is_faster(found.ratio)
-            if not self._takes(found, is_faster=is_faster):
+            is_faster = self._may_gain(found)
+            if is_wanted:
+                found.skipped = 0
+            elif not self._takes(found, is_faster=is_faster):
                 return None
             read = self._ways[Way.READ]
             needs_trial = self._coding is Coding.AUTO and not (is_faster and read.code.is_known)
@@ -161,8 +169,11 @@ class RecordCoder:
         with self._lock:
             if self._reads_faster(self._ways[Way.READ].link, self._came_ratio):
                 return True
-            self._skipped = (self._skipped + 1) % (SLOW_SKIPS + 1)
-            return not self._skipped
+            self._skipped += 1
+            if self._skipped <= SLOW_SKIPS:
+                return False
+            self._skipped -= AGAIN
+            return True
 
     @contextmanager
     def moving(self, way: Way) -> Iterator[None]:
@@ -195,6 +206,7 @@ class RecordCoder:
         """Is told that somebody has coded so many records for us, with the bytes of all of them before and after. They
         count as those that are coded here."""
         with self._lock:
+            self._skipped = 0
             self._ways[Way.READ].code.add(record_bytes, taken_s)
             self._came_ratio += _LEARNING * (record_bytes / coded_bytes - self._came_ratio)
             self._count(records, record_bytes, coded_bytes)
@@ -213,16 +225,19 @@ class RecordCoder:
     def _group(self, number: int) -> _Group:
         return self._groups[number % GROUPS]
 
-    def _takes(self, group: _Group, *, is_faster: bool) -> bool:
+    def _may_gain(self, group: _Group) -> bool:
+        return self._coding is Coding.ON or self._is_faster(group.ratio)
+
+    def _takes(self, group: _Group, *, is_faster: bool, again: int | None = None) -> bool:
         """Says whether a group's record is to be coded. What is of no use is tried rarely: it may have become of
-        use."""
+        use. `again`: after so many it is tried anew if it is not coded now."""
         if self._coding is Coding.AUTO and not any(way.link.is_known for way in self._ways.values()):
             return False
         skips = SKIPS if group.failures >= FAILURE_LIMIT else 0 if is_faster else SLOW_SKIPS
         if group.skipped < skips:
             group.skipped += 1
             return False
-        group.skipped = 0
+        group.skipped = 0 if again is None else max(skips - again, 0)
         return True
 
     def _is_faster(self, ratio: float) -> bool:

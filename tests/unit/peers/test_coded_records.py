@@ -119,8 +119,8 @@ def test_coded_records_are_fewer_bytes_on_the_wire_and_the_same_in_memory(
 
 @pytest.mark.parametrize(
     ("coding", "may_code", "has_numbers"),
-    [(Coding.OFF, True, True), (Coding.ON, False, True), (Coding.AUTO, True, True), (Coding.ON, True, False)],
-    ids=["off", "not agreed on", "a link that is not known yet", "no shorter"],
+    [(Coding.OFF, True, True), (Coding.ON, False, True), (Coding.ON, True, False)],
+    ids=["off", "not agreed on", "no shorter"],
 )
 def test_what_is_not_coded_goes_as_it_is_and_in_one_call(
     ends: tuple[socket.socket, native.RecordLink], coding: Coding, may_code: bool, has_numbers: bool

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from kvoffload import native
-from kvoffload.tiers.record_coder import FAILURE_LIMIT, GROUPS, KNOWN_BYTES, SKIPS, SLOW_SKIPS, Coding, RecordCoder, Way
+from kvoffload.tiers.record_coder import (
+    AGAIN,
+    FAILURE_LIMIT,
+    GROUPS,
+    KNOWN_BYTES,
+    SKIPS,
+    SLOW_SKIPS,
+    Coding,
+    RecordCoder,
+    Way,
+)
 from tests.kit.tiers.tier_contract import Records
 
 NUMBERS = Records(0, 1, 100_000, filled=True, has_numbers=True).memory[0].tobytes()
@@ -188,6 +198,10 @@ def test_auto_asks_others_to_code_while_records_come_sooner(read_s: float, asks:
     come(coder, taken_s=KNOWN_BYTES * 1e-9)
     assert [coder.asks() for _ in range(SLOW_SKIPS)] == [asks] * SLOW_SKIPS
     assert coder.asks(), "one of 64 is asked for all the same"
+    again = [coder.asks() for _ in range(AGAIN)]
+    assert again == [asks] * (AGAIN - 1) + [True], "and soon again if that is not heard"
+    come(coder, taken_s=KNOWN_BYTES * 1e-9)
+    assert [coder.asks() for _ in range(AGAIN)] == [asks] * AGAIN
 
 
 def test_auto_stops_asking_when_decoding_is_slow() -> None:
@@ -215,3 +229,29 @@ def test_coders_that_share_an_encoder_share_its_thread() -> None:
     assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
     assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
     assert len(find_coding_threads() - before) == 1
+
+
+def test_what_it_wants_to_code_is_coded_if_the_other_side_takes_it() -> None:
+    assert not make_coder(Coding.OFF).wants(0)
+    assert not make_coder(Coding.AUTO).wants(0), "nothing is known of the link"
+    coder = make_coder(Coding.ON)
+    assert coder.wants(0)
+    assert coder.encode(0, NUMBERS, is_wanted=True) is not None
+
+
+def test_a_trial_that_the_other_side_did_not_take_is_due_again_soon() -> None:
+    """Both sides try rarely; a trial needs both at once."""
+    coder = make_coder(Coding.AUTO)
+    move(coder, Way.SEND, FAST)
+    learn(coder)
+    assert any(coder.wants(0) for _ in range(SLOW_SKIPS + 1))
+    assert [coder.wants(0) for _ in range(AGAIN + 1)] == [False] * AGAIN + [True]
+    assert coder.encode(0, NUMBERS, is_wanted=True) is not None
+    assert [coder.wants(0) for _ in range(SLOW_SKIPS + 1)] == [False] * SLOW_SKIPS + [True]
+
+
+def test_a_group_that_does_not_become_shorter_is_hardly_wanted() -> None:
+    coder = make_coder(Coding.ON)
+    for _ in range(FAILURE_LIMIT):
+        assert coder.encode(0, NOISE, is_wanted=True) is None
+    assert [coder.wants(0) for _ in range(SKIPS + 1)] == [False] * SKIPS + [True]
