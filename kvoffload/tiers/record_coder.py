@@ -1,5 +1,5 @@
-"""Codes the records of a remote tier on their way to its store, or of a server on their way to a peer, and measures what
-decides which of them."""
+"""Codes the records of a remote tier on their way to its store, or of a server on their way to a peer, and measures
+what decides which of them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def numbers(count: int = COUNT) -> Records:
     return Records(0, count, RECORD_BYTES, filled=True, has_numbers=True)
 
 
-def send(link: native.RecordLink, records: Records, coder: RecordCoder, *, purpose: Purpose | None = Purpose.GIVE) -> None:
+def send(
+    link: native.RecordLink, records: Records, coder: RecordCoder, *, purpose: Purpose | None = Purpose.GIVE
+) -> None:
     send_records(
         link,
         records.slots,
