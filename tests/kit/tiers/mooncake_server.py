@@ -99,9 +99,9 @@ def serve_mooncake(folder: Path, segment_bytes: int = 128 << 20, **place: Any) -
         master.kill()
 
 
-def make_tier(terms: MooncakeTerms) -> RemoteTier:
+def make_tier(terms: MooncakeTerms, coder: RecordCoder | None = None) -> RemoteTier:
     """One that looks often whether the master is back."""
-    coder = RecordCoder(terms.compress)
+    coder = coder or RecordCoder(terms.compress)
     tier = RemoteTier(
         RemoteTierTerms(
             place=str(terms.address),

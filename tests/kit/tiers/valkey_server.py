@@ -144,9 +144,9 @@ def await_told(server: Server, wanted: str, *words: str) -> None:
         time.sleep(0.05)
 
 
-def make_tier(terms: ValkeyTerms) -> RemoteTier:
+def make_tier(terms: ValkeyTerms, coder: RecordCoder | None = None) -> RemoteTier:
     """One that looks often whether the server is back."""
-    coder = RecordCoder(terms.compress)
+    coder = coder or RecordCoder(terms.compress)
     tier = RemoteTier(
         RemoteTierTerms(
             place=str(terms.address),

@@ -22,6 +22,7 @@ from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.record_store import StoreFaultError, view_slot
+from tests.kit.tiers.learning_coder import check_learning
 from tests.kit.tiers.mooncake_server import Master, add_libraries, make_tier, serve_mooncake
 from tests.kit.tiers.tier_contract import (
     FINGERPRINT,
@@ -117,6 +118,14 @@ def test_coded_records_come_back_as_they_were_beside_others(master: Master, read
         assert np.array_equal(read.memory, before.memory)
     one.close()
     other.close()
+
+
+def test_what_is_read_decides_what_is_coded(master: Master) -> None:
+    terms = MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S)
+    tier = make_tier(terms)
+    empty(tier)
+    tier.close()
+    check_learning(lambda coder: make_tier(terms, coder))
 
 
 def test_a_store_that_is_killed_is_a_miss(tmp_path: Path, libraries: None) -> None:

@@ -16,13 +16,19 @@ from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from tests.kit.tiers.dict_store import Place
 from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.learning_coder import check_learning
 from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 
 UNAVAILABLE, LATE = RecordOutcome.UNAVAILABLE, RecordOutcome.LATE
 
 
 def make_tier(
-    place: Place, *, connections: int = 3, call_bytes: int = 1 << 20, coding: Coding = Coding.OFF
+    place: Place,
+    *,
+    connections: int = 3,
+    call_bytes: int = 1 << 20,
+    coding: Coding = Coding.OFF,
+    coder: RecordCoder | None = None,
 ) -> RemoteTier:
     terms = RemoteTierTerms(
         place="dictionary",
@@ -31,7 +37,7 @@ def make_tier(
         call_bytes=call_bytes,
         first_probe_s=0.005,
         last_probe_s=0.02,
-        coder=RecordCoder(coding),
+        coder=coder or RecordCoder(coding),
     )
     tier = RemoteTier(terms)
     assert tier.wait_open(TIMEOUT_S)
@@ -315,4 +321,35 @@ def test_a_coded_record_that_is_damaged_is_a_miss_and_removed(place: Place) -> N
         RecordOutcome.FOUND
     ]
     assert len(place.values) == 1
+    tier.close()
+
+
+def test_what_is_read_decides_what_is_coded(place: Place) -> None:
+    check_learning(lambda coder: make_tier(place, coder=coder))
+
+
+class HearingCoder(RecordCoder):
+    """Notes what it is told of jobs that wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[int, int]] = []
+
+    def told_waiting(self, jobs: int, connections: int) -> None:
+        self.waiting.append((jobs, connections))
+
+
+def test_who_codes_hears_how_much_waits_to_be_sent(place: Place) -> None:
+    coder = HearingCoder()
+    tier = make_tier(place, connections=1, coder=coder)
+    place.gate.clear()
+    written = [Records(4 * at, 4, 1000, filled=True) for at in range(3)]
+    for one in written:
+        tier.put(one.batch(), timeout_s=TIMEOUT_S)
+    place.gate.set()
+    ended = 0
+    while ended < 3:
+        ended += len(tier.poll())
+        time.sleep(0.001)
+    assert coder.waiting[-2:] == [(1, 1), (0, 1)]
     tier.close()

@@ -12,6 +12,7 @@ from kvoffload.tiers.base import RecordOutcome, Tier
 from kvoffload.tiers.envelope import HEAD_BYTES
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import PREFIX
+from tests.kit.tiers.learning_coder import check_learning
 from tests.kit.tiers.tier_contract import Records, TierContract, get, put
 from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, terms_of
 
@@ -121,6 +122,11 @@ def test_coded_records_are_shorter_there_and_come_back_as_they_were(server: Serv
     assert np.array_equal(read.memory, written.memory)
     one.close()
     other.close()
+
+
+def test_what_is_read_decides_what_is_coded(server: Server) -> None:
+    ask(server, "flushall")
+    check_learning(lambda coder: make_tier(terms_of(server), coder))
 
 
 def test_a_coded_record_that_is_damaged_there_is_a_miss_and_removed(server: Server) -> None:
