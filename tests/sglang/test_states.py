@@ -41,10 +41,10 @@ def server(zeroed: Path) -> Iterator[SharedServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def engine(zeroed: Path, server: SharedServer) -> Iterator[SGLangEngine]:
-    folder = zeroed.parent
-    model = build_model("gdn", folder / "model")
+@pytest.fixture(scope="module", params=["gdn", "mamba2"])
+def engine(request: pytest.FixtureRequest, zeroed: Path, server: SharedServer) -> Iterator[SGLangEngine]:
+    folder = zeroed.parent / request.param
+    model = build_model(request.param, folder / "model")
     settings = {"server": str(server.socket), "zeroed_file": str(zeroed)}
     with SGLangEngine(model, folder / "log", linker=settings, kind=ZEROING, **RECURRENT) as engine:
         yield engine

@@ -127,6 +127,32 @@ def build_gdn(folder: Path, seed: int) -> None:
     Qwen3NextForCausalLM(config).save_pretrained(folder)
 
 
+def build_mamba2(folder: Path, seed: int) -> None:
+    """Granite 4: three state spaces to one layer of attention."""
+    import torch
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    torch.manual_seed(seed)
+    config = GraniteMoeHybridConfig(
+        **_shape(),
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["mamba"] * 3 + ["attention"],
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+        mamba_chunk_size=64,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=256,
+        attention_multiplier=32**-0.5,
+        position_embedding_type="nope",
+    )
+    GraniteMoeHybridForCausalLM(config).save_pretrained(folder)
+
+
 def build_adapter(folder: Path, seed: int) -> None:
     """LoRA of `build_mha`: what queries and values are made of, strong enough to change tokens."""
     import json
@@ -161,7 +187,14 @@ def _shape() -> dict[str, object]:
     }
 
 
-BUILDERS = {"mha": build_mha, "mla": build_mla, "swa": build_swa, "gdn": build_gdn, "adapter": build_adapter}
+BUILDERS = {
+    "mha": build_mha,
+    "mla": build_mla,
+    "swa": build_swa,
+    "gdn": build_gdn,
+    "mamba2": build_mamba2,
+    "adapter": build_adapter,
+}
 
 if __name__ == "__main__":
     BUILDERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

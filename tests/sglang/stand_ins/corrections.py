@@ -64,6 +64,13 @@ def copy_on_processors(module: ModuleType) -> None:
     correct(module)
 
 
+def scan_on_processors(module: ModuleType) -> None:
+    """Of Mamba 2."""
+    from state_spaces import correct
+
+    correct(module)
+
+
 def pin_nothing(module: ModuleType) -> None:
     """Of adapters: without an accelerator torch pins no memory, and has no need to."""
     import torch
@@ -84,6 +91,7 @@ CORRECTIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "sglang.srt.mem_cache.pool_host.mla": copy_on_processors,
     "sglang.srt.mem_cache.swa_memory_pool": read_windows_in_order,
     "sglang.srt.lora.layers": pin_nothing,
+    "sglang.srt.layers.attention.mamba.mamba": scan_on_processors,
     "sglang.kernels.ops.elementwise.elementwise": add_shared_experts_on_processors,
     "sglang.kernels.ops.attention.fla.fused_norm_gate": norm_on_processors,
 }
