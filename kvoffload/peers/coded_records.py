@@ -73,19 +73,28 @@ def receive_records(
 ) -> Digests:
     """Receives records to their slots. Returns their digests; where what came is no record, another one than `claimed`,
     which is what it should be. `coder` is `reading`. Raises what the link raises."""
-    room = np.ascontiguousarray(slots).data, record_bytes
-    terms = {
-        "fingerprint": names.fingerprint,
-        "block_hashes": names.hashes,
-        "group": names.group,
-        "shard": names.shard,
-        "timeout_ms": _to_ms(timeout_s),
-    }
+    room = np.ascontiguousarray(slots).data
     if code == 0:
-        came = link.receive_records(*room, **terms)
+        came = link.receive_records(
+            room,
+            record_bytes,
+            fingerprint=names.fingerprint,
+            block_hashes=names.hashes,
+            group=names.group,
+            shard=names.shard,
+            timeout_ms=_to_ms(timeout_s),
+        )
         coder.told_read(len(slots) * record_bytes)
         return np.frombuffer(came, np.uint64)
-    came, whole, count, coded_bytes, decoding_s = link.receive_coded_records(*room, **terms)
+    came, whole, count, coded_bytes, decoding_s = link.receive_coded_records(
+        room,
+        record_bytes,
+        fingerprint=names.fingerprint,
+        block_hashes=names.hashes,
+        group=names.group,
+        shard=names.shard,
+        timeout_ms=_to_ms(timeout_s),
+    )
     coder.told_read((len(slots) - count) * record_bytes)
     if count:
         coder.told_came(count, record_bytes=count * record_bytes, coded_bytes=coded_bytes, taken_s=decoding_s)
