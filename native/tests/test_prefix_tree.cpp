@@ -158,6 +158,26 @@ TEST(blocks_behind_a_boundary_in_use_are_not_taken_away_from_under_the_request) 
     CHECK(std::ranges::find(gone, Hybrid::block(4)) == gone.end());
 }
 
+// The same where nobody can tell which of several continuations the request has: whoever saves behind one tells.
+TEST(what_is_spared_is_not_taken_away_from_under_the_request) {
+    Hybrid at;
+    at.admit(0, 6, kNoEntry, 4);
+    at.admit(100, 102, Hybrid::block(3), 0);
+    at.let_time_pass();
+    at.policy.touch(std::vector<EntryNumber>{Hybrid::block(0), Hybrid::block(1), Hybrid::block(2), Hybrid::block(3),
+                                             Hybrid::window(2), Hybrid::window(3), Hybrid::state(3)});
+    for (const EntryNumber entry : {Hybrid::block(4), Hybrid::block(5), Hybrid::window(5)}) {
+        at.policy.spare(entry);
+    }
+    at.policy.spare(Hybrid::state(3));  // of use as it is: nothing changes
+    const std::vector<EntryNumber> others = {Hybrid::window(0),  Hybrid::window(1),   Hybrid::window(4),  //
+                                             Hybrid::block(100), Hybrid::window(100), Hybrid::block(101),
+                                             Hybrid::window(101)};
+    CHECK(sorted(at.evict(7)) == sorted(others));
+    at.let_time_pass();
+    CHECK(sorted(at.evict(3)) == sorted({Hybrid::block(4), Hybrid::block(5), Hybrid::window(5)}));
+}
+
 TEST(entry_without_its_block_goes_first_until_it_is_used) {
     Hybrid at;
     at.admit(0, 4, kNoEntry, 4);

@@ -49,12 +49,14 @@ public:
         touches.emplace_back(entries.begin(), entries.end());
         lru_.touch(entries);
     }
+    void spare(EntryNumber entry) override { spared.push_back(entry); }
     EntryNumber choose_victim() override { return lru_.choose_victim(); }
     void keep(EntryNumber entry) override { lru_.keep(entry); }
     void remove(EntryNumber entry, bool was_evicted) override { lru_.remove(entry, was_evicted); }
 
     std::vector<Admission> admissions;
     std::vector<std::vector<EntryNumber>> touches;
+    std::vector<EntryNumber> spared;
 
 private:
     LruPolicy lru_;
@@ -140,6 +142,9 @@ TEST(hybrid_admits_what_a_run_computes) {
     leased.push_back(35);
     CHECK_EQUAL(policy.touches.size(), 1U);
     CHECK_EQUAL(policy.touches[0], leased);
+
+    // Block 16 and its window were there behind the hit.
+    CHECK_EQUAL(policy.spared, std::vector<EntryNumber>({16, 33}));
 
     for (std::size_t at = 0; at < 17; ++at) {
         const Admission& prefix = policy.admissions[at];

@@ -1,9 +1,43 @@
 #include "cache/reservations.hpp"
 
 #include "cache_fixture.hpp"
+#include "replay/lru.hpp"
 
 using namespace kvo;
 using namespace kvo::test;
+
+namespace {
+
+// An LRU list that counts what it is told to spare.
+class Sparing final : public EvictionPolicy {
+public:
+    explicit Sparing(std::size_t& spared) : spared_(spared) {}
+    void admit(const Admission& made) override { lru_.admit(made); }
+    void touch(std::span<const EntryNumber> entries) override { lru_.touch(entries); }
+    void spare(EntryNumber) override { spared_ += 1; }
+    EntryNumber choose_victim() override { return lru_.choose_victim(); }
+    void keep(EntryNumber entry) override { lru_.keep(entry); }
+    void remove(EntryNumber entry, bool was_evicted) override { lru_.remove(entry, was_evicted); }
+
+private:
+    std::size_t& spared_;
+    LruPolicy lru_;
+};
+
+}  // namespace
+
+TEST(what_a_request_saves_behind_is_spared) {
+    std::size_t spared = 0;
+    CacheOptions options = small_options();
+    options.policy = [&](PolicyBounds) { return std::make_unique<Sparing>(spared); };
+    SmallCache cache(options);
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 3)), 3u);
+    CHECK_EQUAL(spared, 0u);
+    CHECK_EQUAL(cache.reserve(session, space, chain(1, 8)).size(), 8u);
+    CHECK_EQUAL(spared, 3u);
+}
 
 TEST(a_session_reserves_at_most_its_limit) {
     SmallCache cache;

@@ -160,6 +160,13 @@ void EntryStore::end_quarantine(EntryNumber number) {
     give_back(number);
 }
 
+void EntryStore::spare(EntryNumber number) {
+    // It may have gone since it was found; another one in its place is spared for nothing.
+    if (word(number).is_readable()) {
+        tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed)).spare(number);
+    }
+}
+
 void EntryStore::touch(std::span<const EntryNumber> entries) {
     EvictionPolicy* policy = nullptr;
     known_.clear();

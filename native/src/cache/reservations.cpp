@@ -62,7 +62,8 @@ bool Reservations::reserve_next(Reserving& reserving) {
     state_.drain_touches();
     for (; reserving.next < reserving.end; ++reserving.next) {
         Ticket& ticket = reserving.tickets[reserving.next];
-        if (reserving.found[reserving.next - reserving.begin].entry != kNoEntry) {
+        if (const EntryNumber present = reserving.found[reserving.next - reserving.begin].entry; present != kNoEntry) {
+            state_.store.spare(present);
             ticket = 0;
             continue;
         }

@@ -51,6 +51,10 @@ public:
     // Entries that one acquire leased, in the order of the request, groups one after the other. All are known.
     virtual void touch(std::span<const EntryNumber> entries) = 0;
 
+    // A request saves what comes behind this entry, but makes no use of it: it has computed the entry's block anew.
+    // What comes is of no use without it.
+    virtual void spare(EntryNumber entry) { (void)entry; }
+
     // The entry to go next, still known after the call; kNoEntry if none is known. The same answer until something
     // else is called.
     virtual EntryNumber choose_victim() = 0;

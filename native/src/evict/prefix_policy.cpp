@@ -73,15 +73,27 @@ void PrefixPolicy::touch_one(EntryNumber entry) {
     }
 }
 
+// As what came just now: the state that makes it of use is under way.
+void PrefixPolicy::spare(EntryNumber entry) {
+    PrefixNode& node = nodes_[entry];
+    if (node.kind < kClassCount || node.epoch == epoch()) {
+        return;
+    }
+    const bool was_queued = node.is_queued != 0;
+    unfile(entry);
+    node.epoch = epoch();
+    if (was_queued) {
+        file(entry, QueueEnd::newest);
+    }
+}
+
 EntryNumber PrefixPolicy::choose_victim() {
     if (!queues_.is_ranked()) {
         rank();
     }
     EntryNumber victim = queues_.choose();
     while (victim != kNoEntry && nodes_[victim].epoch != epoch() && is_growing(victim)) {
-        unfile(victim);
-        nodes_[victim].epoch = epoch();
-        file(victim, QueueEnd::newest);
+        spare(victim);
         victim = queues_.choose();
     }
     return victim == kNoEntry && known_count_ > 0 ? find_stranded() : victim;

@@ -40,6 +40,7 @@ public:
     void expect_admission(std::uint64_t name) const override;
     void admit(const Admission& admission) override;
     void touch(std::span<const EntryNumber> entries) override;
+    void spare(EntryNumber entry) override;
     EntryNumber choose_victim() override;
     EntryNumber expect_victim() const override;
     void keep(EntryNumber entry) override;

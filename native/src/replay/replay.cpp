@@ -43,6 +43,7 @@ private:
     std::size_t find_boundary(Blocks blocks) const;
     void touch(std::size_t boundary, Blocks blocks);
     void list_missing(std::size_t boundary, Blocks blocks);
+    void spare_present(std::size_t boundary, Blocks blocks);
     std::uint64_t cut_missing();
     Status evict_until_free(std::uint64_t size_bytes);
     void evict(EntryNumber entry);
@@ -158,6 +159,17 @@ void Replay::list_missing(std::size_t boundary, Blocks blocks) {
     }
 }
 
+// What it computes and is here already, of no use to it: what is missing hangs on that.
+void Replay::spare_present(std::size_t boundary, Blocks blocks) {
+    for (std::uint32_t group = 0; group < shape_.size(); ++group) {
+        for (std::size_t at = boundary; at < blocks.size(); ++at) {
+            if (holds(group, blocks[at])) {
+                policy_.spare(residents_[group][blocks[at]]);
+            }
+        }
+    }
+}
+
 // Leaves the first ones that fit beside what is leased, and returns their size.
 std::uint64_t Replay::cut_missing() {
     std::uint64_t size_bytes = 0;
@@ -246,6 +258,7 @@ Status Replay::run() {
         outcome_.hit_squares += std::uint64_t{boundary} * boundary;
         touch(boundary, blocks);
         list_missing(boundary, blocks);
+        spare_present(boundary, blocks);
         if (Status status = evict_until_free(cut_missing()); !status.ok()) {
             return status;
         }

@@ -1,7 +1,7 @@
 // Drives a policy with a trace: what share of its blocks would this much memory have served?
 //
 //     request ──► longest boundary that all groups accept ──► touch what it needs
-//             ──► evict until what is missing fits ──► admit it
+//             ──► spare what else of it is here ──► evict until what is missing fits ──► admit it
 //
 // One request after the other: nobody else holds leases, and what the running request leased is never evicted.
 #pragma once

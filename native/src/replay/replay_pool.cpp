@@ -39,9 +39,13 @@ Result<ReplayAdmission> ReplayPool::admit(Records records, std::span<const std::
     std::uint64_t size_bytes = 0;
     std::size_t count = 0;
     while (count < records.size()) {
-        const std::uint64_t more = holds(records[count]) ? 0 : shape_[records[count].group].size_bytes;
+        const EntryNumber present = find(records[count].group, records[count].name);
+        const std::uint64_t more = present != kNoEntry ? 0 : shape_[records[count].group].size_bytes;
         if (size_bytes + more > capacity_bytes_) {
             break;
+        }
+        if (present != kNoEntry) {
+            policy_->spare(present);
         }
         size_bytes += more;
         count += 1;
