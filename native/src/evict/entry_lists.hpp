@@ -29,7 +29,7 @@ public:
     std::size_t size() const noexcept { return chunks_.size() * kChunkItems; }
 
 private:
-    static constexpr std::size_t kChunkItems = std::size_t{1} << 14;
+    static constexpr std::size_t kChunkItems = std::size_t{1} << 12;
 
     std::vector<std::unique_ptr<Item[]>> chunks_;
 };

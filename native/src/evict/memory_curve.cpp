@@ -1,0 +1,138 @@
+#include "evict/memory_curve.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace kvo {
+namespace {
+
+constexpr std::uint32_t kMostLevels = 20;
+// Pools of all sizes together hold so many quarters of what the pool itself holds.
+constexpr std::uint64_t kAllQuarters = 1 + 2 + 4 + 8 + 16;
+
+// A few blocks that are used very often, as those that all prompts begin with, are in the sample or not. They are hits
+// in a pool of any size, so what the sample has too few of is counted as hits, and what it has too many of is not.
+std::uint64_t scale_hits(std::uint64_t hits, std::uint64_t sampled, std::uint64_t asked, std::uint32_t level) {
+    const std::uint64_t others = (sampled << level) - (hits << level);
+    return asked - std::min(asked, others);
+}
+
+}  // namespace
+
+MemoryCurve::MemoryCurve(MemoryCurveTerms terms) : terms_(std::move(terms)) { begin(0); }
+
+// Empty pools, and nothing counted.
+void MemoryCurve::begin(std::uint32_t level) {
+    level_ = std::min(level, kMostLevels);
+    pools_.clear();
+    for (const std::uint32_t quarters : kQuarters) {
+        const std::uint64_t entries = std::uint64_t{terms_.pool.entry_limit} * quarters / 4 >> level_;
+        pools_.emplace_back(
+            terms_.make_policy,
+            PolicyBounds{.entry_limit = static_cast<EntryNumber>(std::clamp<std::uint64_t>(entries, 1, kNoEntry - 1)),
+                         .capacity_bytes = terms_.pool.capacity_bytes / 4 * quarters >> level_});
+    }
+    asked_ = sampled_ = {};
+    hits_ = {};
+    since_fade_ = 0;
+}
+
+void MemoryCurve::take(const PoolNote& note) {
+    if (note.sample <= sample_limit()) {
+        choose_sample(note);
+    }
+    asked_.add(note.passed);
+    if (note.sample > sample_limit()) {
+        return;
+    }
+    const ShadowRecord& record = note.record;
+    if (note.kind == PoolNote::Kind::removal) {
+        for (ShadowPool& pool : pools_) {
+            pool.remove(record.name);
+        }
+        return;
+    }
+    const bool is_prefix = record.reuse == Reuse::prefix;
+    const bool begins = note.kind == PoolNote::Kind::use ? note.begins : is_prefix && record.parent != last_prefix_;
+    if (begins) {
+        for (ShadowPool& pool : pools_) {
+            pool.begin_request();
+        }
+    }
+    last_prefix_ = is_prefix ? record.name : last_prefix_;
+    if (note.kind == PoolNote::Kind::promotion || note.kind == PoolNote::Kind::adoption) {
+        for (ShadowPool& pool : pools_) {
+            pool.bring(record, note.kind == PoolNote::Kind::promotion);
+        }
+        return;
+    }
+    // What not even the largest knows of came before anything was followed: it says nothing.
+    count(record, note.kind == PoolNote::Kind::save || pools_.back().holds(record.name));
+}
+
+// At first as if records like this one filled the pool. Where they are smaller and too many, all begins anew.
+void MemoryCurve::choose_sample(const PoolNote& note) {
+    if (std::exchange(has_begun_, true)) {
+        if (records() > terms_.record_limit + terms_.record_limit / 4 && level_ < kMostLevels) {
+            begin(level_ + 1);
+        }
+        return;
+    }
+    const std::uint64_t fit = std::min<std::uint64_t>(
+        terms_.pool.entry_limit, terms_.pool.capacity_bytes / std::max<std::uint64_t>(note.record.size_bytes, 1));
+    std::uint32_t level = 0;
+    while (fit * kAllQuarters / 4 >> level > terms_.record_limit && level < kMostLevels) {
+        level += 1;
+    }
+    begin(level);
+}
+
+void MemoryCurve::count(const ShadowRecord& record, bool is_counted) {
+    for (std::size_t at = 0; at < pools_.size(); ++at) {
+        if (pools_[at].use(record) && is_counted) {
+            hits_[at].add(record);
+        }
+    }
+    if (is_counted) {
+        sampled_.add(record);
+        since_fade_ += 1;
+        fade();
+        return;
+    }
+    PoolShare unknown;
+    unknown.add(record);
+    asked_.blocks -= std::min(asked_.blocks, unknown.blocks << level_);
+    asked_.bytes -= std::min(asked_.bytes, unknown.bytes << level_);
+}
+
+void MemoryCurve::fade() {
+    static_assert(kQuarters[2] == 4, "the pool's own size");
+    if (!terms_.fades || since_fade_ < std::max(kLeastPerFade, kTurnoversPerFade * pools_[2].count())) {
+        return;
+    }
+    since_fade_ = 0;
+    const auto halve = [](PoolShare& share) { share = {.blocks = share.blocks / 2, .bytes = share.bytes / 2}; };
+    halve(asked_);
+    halve(sampled_);
+    std::ranges::for_each(hits_, halve);
+}
+
+std::size_t MemoryCurve::records() const noexcept {
+    std::size_t count = 0;
+    for (const ShadowPool& pool : pools_) {
+        count += pool.count();
+    }
+    return count;
+}
+
+MemoryCurve::Counts MemoryCurve::counts() const {
+    Counts counts{.one_in = 1U << level_, .asked = asked_};
+    std::ranges::transform(hits_, counts.hits.begin(), [this](const PoolShare& hits) {
+        return PoolShare{scale_hits(hits.blocks, sampled_.blocks, asked_.blocks, level_),
+                         scale_hits(hits.bytes, sampled_.bytes, asked_.bytes, level_)};
+    });
+    return counts;
+}
+
+}  // namespace kvo

@@ -1,0 +1,232 @@
+#include "evict/memory_curve.hpp"
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "evict/prefix_policy.hpp"
+#include "replay/make_policy.hpp"
+#include "replay/replay.hpp"
+#include "replay/replay_memory.hpp"
+
+using namespace kvo;
+
+namespace {
+
+constexpr std::uint64_t kNoBound = 1'000'000;
+
+MemoryCurveTerms terms_of(EntryNumber capacity, std::uint64_t record_limit = kNoBound, std::uint64_t seed = 1) {
+    return {.pool = {.entry_limit = capacity, .capacity_bytes = capacity},
+            .make_policy = make_prefix_policy,
+            .seed = seed,
+            .record_limit = record_limit,
+            .fades = false};
+}
+
+std::uint64_t name_of(std::uint64_t block) { return spread_bits(block) | 1; }
+
+// Conversations behind one block, which go on now and then.
+ReplayTrace make_trace(std::size_t requests, std::uint64_t seed = 5) {
+    std::mt19937_64 random(seed);
+    std::vector<std::vector<std::uint64_t>> talks;
+    std::uint64_t next = 1;
+    ReplayTrace trace;
+    for (std::size_t at = 0; at < requests; ++at) {
+        if (talks.empty() || random() % 4 == 0) {
+            talks.push_back({0});
+        }
+        // The latest go on most often.
+        std::vector<std::uint64_t>& talk = talks[talks.size() - 1 - random() % (random() % talks.size() + 1)];
+        for (std::uint64_t more = 1 + random() % 6; more > 0; --more) {
+            talk.push_back(next++);
+        }
+        CHECK(trace.add(talk).ok());
+    }
+    return trace;
+}
+
+// A pool of this capacity serves the trace, and the curve is told.
+void follow(MemoryCurve& curve, const ReplayTrace& trace, EntryNumber capacity) {
+    ReplayMemory memory(trace, capacity, make_prefix_policy({.entry_limit = capacity, .capacity_bytes = capacity}));
+    PoolShare passed;
+    for (std::size_t at = 0; at < trace.request_count(); ++at) {
+        const std::span<const BlockNumber> blocks = trace.request(at);
+        const std::size_t hits = memory.count_prefix(blocks);
+        if (hits > 0) {
+            memory.touch(blocks.first(hits));
+        }
+        CHECK(memory.admit(blocks, blocks.first(hits)).ok());
+        std::uint64_t parent = 0;
+        for (std::size_t i = 0; i < blocks.size() && memory.holds(blocks[i]); ++i) {
+            const std::uint64_t name = name_of(blocks[i]);
+            passed.add({.blocks = 1, .bytes = 1});
+            if (curve.sample_of(name) > curve.sample_limit()) {
+                continue;
+            }
+            curve.take({.record = {.name = name, .parent = parent, .size_bytes = 1},
+                        .sample = curve.sample_of(name),
+                        .kind = i < hits ? PoolNote::Kind::use : PoolNote::Kind::save,
+                        .begins = parent == 0,
+                        .passed = std::exchange(passed, {})});
+            parent = name;
+        }
+    }
+}
+
+double hit_rate(const MemoryCurve::Counts& counts, std::size_t at) {
+    return static_cast<double>(counts.hits[at].blocks) / static_cast<double>(counts.asked.blocks);
+}
+
+double replayed_rate(const ReplayTrace& trace, EntryNumber capacity) {
+    const auto policy = make_prefix_policy({.entry_limit = capacity, .capacity_bytes = capacity});
+    const auto outcome = replay(trace, plain_shape(), capacity, *policy);
+    CHECK(outcome.ok());
+    return static_cast<double>(outcome.value().hits) / static_cast<double>(trace.reference_count());
+}
+
+PoolNote save(const MemoryCurve& curve, std::uint64_t name, std::uint64_t parent = 0) {
+    return {.record = {.name = name, .parent = parent, .size_bytes = 1},
+            .sample = curve.sample_of(name),
+            .kind = PoolNote::Kind::save,
+            .passed = {.blocks = 1, .bytes = 1}};
+}
+
+PoolNote use(const MemoryCurve& curve, std::uint64_t name) {
+    PoolNote note = save(curve, name);
+    note.kind = PoolNote::Kind::use;
+    note.begins = true;
+    return note;
+}
+
+}  // namespace
+
+TEST(with_all_blocks_it_says_what_replays_at_each_size_say) {
+    const ReplayTrace trace = make_trace(2000);
+    MemoryCurve curve(terms_of(800));
+    follow(curve, trace, 800);
+    const MemoryCurve::Counts counts = curve.counts();
+    CHECK_EQUAL(counts.one_in, 1U);
+    for (std::size_t at = 0; at < MemoryCurve::kQuarters.size(); ++at) {
+        const double replayed = replayed_rate(trace, 200 * MemoryCurve::kQuarters[at]);
+        CHECK(std::abs(hit_rate(counts, at) - replayed) < 0.005);
+    }
+    CHECK(hit_rate(counts, 4) > hit_rate(counts, 0) + 0.1);
+}
+
+TEST(with_a_sample_it_is_close_although_all_begin_with_one_block) {
+    const ReplayTrace trace = make_trace(12000);
+    for (const std::uint64_t seed : {1, 2, 3}) {
+        MemoryCurve curve(terms_of(8000, 16000, seed));
+        follow(curve, trace, 8000);
+        const MemoryCurve::Counts counts = curve.counts();
+        CHECK_EQUAL(counts.one_in, 4U);
+        for (std::size_t at = 0; at < MemoryCurve::kQuarters.size(); ++at) {
+            const double replayed = replayed_rate(trace, 2000 * MemoryCurve::kQuarters[at]);
+            CHECK(std::abs(hit_rate(counts, at) - replayed) < 0.03);
+        }
+    }
+}
+
+TEST(the_same_seed_says_the_same) {
+    const ReplayTrace trace = make_trace(3000);
+    MemoryCurve one(terms_of(1000, 2000));
+    MemoryCurve same(terms_of(1000, 2000));
+    MemoryCurve other(terms_of(1000, 2000, 2));
+    for (MemoryCurve* curve : {&one, &same, &other}) {
+        follow(*curve, trace, 1000);
+    }
+    CHECK_EQUAL(one.counts().hits[2].blocks, same.counts().hits[2].blocks);
+    CHECK_EQUAL(one.counts().asked.blocks, same.counts().asked.blocks);
+    CHECK(one.counts().hits[2].blocks != other.counts().hits[2].blocks);
+}
+
+TEST(records_smaller_than_the_first_make_the_sample_smaller) {
+    MemoryCurve curve({.pool = {.entry_limit = 1'000'000, .capacity_bytes = 1'000'000},
+                       .make_policy = make_prefix_policy,
+                       .record_limit = 1000});
+    PoolNote large = save(curve, name_of(1));
+    large.record.size_bytes = 100'000;
+    curve.take(large);
+    CHECK_EQUAL(curve.counts().one_in, 1U);
+    for (std::uint64_t block = 2; block < 40'000; ++block) {
+        curve.take(save(curve, name_of(block)));
+    }
+    // Five pools hold up to 8 blocks in 250 each, whatever comes.
+    CHECK(curve.counts().one_in >= 32 && curve.counts().one_in <= 256);
+}
+
+TEST(what_was_there_before_is_not_counted) {
+    MemoryCurve curve(terms_of(100));
+    curve.take(use(curve, 1));
+    CHECK_EQUAL(curve.counts().asked.blocks, 0U);
+    curve.take(use(curve, 1));
+    CHECK_EQUAL(curve.counts().asked.blocks, 1U);
+    CHECK_EQUAL(curve.counts().hits[0].blocks, 1U);
+    PoolNote adopted = save(curve, 2);
+    adopted.kind = PoolNote::Kind::adoption;
+    adopted.passed = {};
+    curve.take(adopted);
+    CHECK_EQUAL(curve.counts().asked.blocks, 1U);
+    curve.take(use(curve, 2));
+    CHECK_EQUAL(curve.counts().hits[0].blocks, 2U);
+}
+
+TEST(a_promotion_and_its_use_are_one_miss) {
+    MemoryCurve curve(terms_of(100));
+    PoolNote promoted = save(curve, 1);
+    promoted.kind = PoolNote::Kind::promotion;
+    promoted.passed = {};
+    curve.take(promoted);
+    curve.take(use(curve, 1));
+    CHECK_EQUAL(curve.counts().asked.blocks, 1U);
+    CHECK_EQUAL(curve.counts().hits[4].blocks, 0U);
+}
+
+TEST(what_was_removed_is_asked_for_in_vain_at_every_size) {
+    MemoryCurve curve(terms_of(100));
+    curve.take(save(curve, 1));
+    PoolNote removed = save(curve, 1);
+    removed.kind = PoolNote::Kind::removal;
+    removed.passed = {};
+    curve.take(removed);
+    curve.take(save(curve, 1));
+    CHECK_EQUAL(curve.counts().asked.blocks, 2U);
+    CHECK_EQUAL(curve.counts().hits[4].blocks, 0U);
+}
+
+TEST(what_is_long_ago_counts_less) {
+    MemoryCurveTerms terms = terms_of(16);
+    terms.fades = true;
+    MemoryCurve curve(std::move(terms));
+    for (int turn = 0; turn < 100'000; ++turn) {
+        curve.take(use(curve, 1));
+    }
+    for (std::uint64_t block = 2; block < 50'000; ++block) {
+        curve.take(save(curve, name_of(block)));
+    }
+    CHECK(curve.counts().asked.blocks < 20'000);
+    CHECK(hit_rate(curve.counts(), 2) < 0.1);
+}
+
+TEST(names_and_sizes_that_somebody_chose_keep_the_bounds) {
+    std::mt19937_64 random(11);
+    MemoryCurve curve(terms_of(64, 300));
+    for (int step = 0; step < 50'000; ++step) {
+        PoolNote note;
+        note.record = {.name = random() % 40 << (random() % 60),
+                       .parent = random() % 40 << (random() % 60),
+                       .size_bytes = random() % 3 == 0 ? random() : random() % 9,
+                       .window_blocks = static_cast<std::uint32_t>(random() % 5),
+                       .group = static_cast<std::uint32_t>(random() % 64),
+                       .reuse = static_cast<Reuse>(random() % 3),
+                       .needs_state = random() % 2 == 0};
+        note.sample = random();
+        note.kind = static_cast<PoolNote::Kind>(random() % 5);
+        note.begins = random() % 2 == 0;
+        note.passed = {.blocks = 1, .bytes = note.record.size_bytes};
+        curve.take(note);
+        const MemoryCurve::Counts counts = curve.counts();
+        CHECK(counts.hits[4].blocks <= counts.asked.blocks && counts.hits[4].bytes <= counts.asked.bytes);
+    }
+}
