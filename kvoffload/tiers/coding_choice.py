@@ -9,8 +9,10 @@ from kvoffload.units import MIB
 KNOWN_BYTES = 16 * MIB
 """What must have been moved, or coded, before its speed counts."""
 TRIAL_BYTES = KNOWN_BYTES
+FIRST_TRIAL_BYTES = 16 * TRIAL_BYTES
+"""After so many bytes that were sent, TRIAL_BYTES go the other way: what is faster may have been measured at a bad
+moment. Then after twice as many, and so on, up to every TRIAL_EVERY_BYTES: it may have changed."""
 TRIAL_EVERY_BYTES = 128 * TRIAL_BYTES
-"""Of so many bytes that are sent, TRIAL_BYTES go the other way: what is faster may have changed."""
 _FORGET_BYTES = 2 * KNOWN_BYTES
 """So many bytes are worth half when more come."""
 _ONE_KIND = 7 / 8
@@ -63,6 +65,7 @@ class CodingChoice:
         self.is_behind = False
         """More is to be sent than is sent meanwhile."""
         self._asked_bytes = 0
+        self._trial_at_bytes = FIRST_TRIAL_BYTES
 
     def told_read(self, plain_bytes: int, coded_bytes: int, taken_s: float) -> None:
         """Is told that records of so many bytes were read in a period. One in which many of both kinds came says
@@ -78,10 +81,10 @@ class CodingChoice:
         if not (self.plain.is_known or self.sending.is_known):
             return False
         self._asked_bytes += size_bytes
-        if self.is_behind and self._sends_later():
-            return False
-        is_trial = self._asked_bytes % TRIAL_EVERY_BYTES >= TRIAL_EVERY_BYTES - TRIAL_BYTES
-        return self.comes_sooner(ratio) is not is_trial
+        if self._asked_bytes > self._trial_at_bytes + TRIAL_BYTES:
+            self._trial_at_bytes += min(self._trial_at_bytes, TRIAL_EVERY_BYTES)
+        is_trial = self._asked_bytes > self._trial_at_bytes
+        return not (self.is_behind and self._sends_later()) and self.comes_sooner(ratio) is not is_trial
 
     def comes_sooner(self, ratio: float) -> bool:
         """Says whether a coded record would be read sooner. Before enough of them were read it is tried, where decoding
