@@ -9,8 +9,10 @@ from kvoffload.units import MIB
 KNOWN_BYTES = 16 * MIB
 """What must have been moved, or coded, before its speed counts."""
 TRIAL_BYTES = KNOWN_BYTES
+FIRST_TRIAL_BYTES = 16 * TRIAL_BYTES
+"""After so many bytes that were sent, TRIAL_BYTES go the other way: what is faster may have been measured at a bad
+moment. Then after twice as many, and so on, up to every TRIAL_EVERY_BYTES: it may have changed."""
 TRIAL_EVERY_BYTES = 128 * TRIAL_BYTES
-"""Of so many bytes that are sent, TRIAL_BYTES go the other way: what is faster may have changed."""
 _FORGET_BYTES = 2 * KNOWN_BYTES
 """So many bytes are worth half when more come."""
 _ONE_KIND = 7 / 8
@@ -47,6 +49,21 @@ class Speed:
         return self.bytes >= KNOWN_BYTES
 
 
+@dataclass
+class _Trials:
+    """Knows which of the bytes that are sent go the other way: what is faster may have changed."""
+
+    sent_bytes: int = 0
+    at_bytes: int = FIRST_TRIAL_BYTES
+
+    def take(self, size_bytes: int) -> bool:
+        """Says whether the next bytes do."""
+        self.sent_bytes += size_bytes
+        if self.sent_bytes > self.at_bytes + TRIAL_BYTES:
+            self.at_bytes += min(self.at_bytes, TRIAL_EVERY_BYTES)
+        return self.sent_bytes > self.at_bytes
+
+
 class CodingChoice:
     """Is a planner: it is told what was measured, and has neither a clock nor a lock."""
 
@@ -62,7 +79,7 @@ class CodingChoice:
         """Of all connections together, in bytes as they travel."""
         self.is_behind = False
         """More is to be sent than is sent meanwhile."""
-        self._sent_bytes = self._asked_bytes = self._given_bytes = 0
+        self._keeping, self._asking, self._giving = _Trials(), _Trials(), _Trials()
 
     def told_read(self, plain_bytes: int, coded_bytes: int, taken_s: float) -> None:
         """Is told that records of so many bytes were read in a period. One in which many of both kinds came says
@@ -77,24 +94,16 @@ class CodingChoice:
         """Says whether a record that is to be sent should be coded; `ratio`: by how much it would become shorter."""
         if not (self.plain.is_known or self.sending.is_known):
             return False
-        self._sent_bytes += size_bytes
-        if self.is_behind and self._sends_later():
-            return False
-        return self.comes_sooner(ratio) is not _is_trial(self._sent_bytes)
+        is_trial = self._keeping.take(size_bytes)
+        return not (self.is_behind and self._sends_later()) and self.comes_sooner(ratio) is not is_trial
 
     def asks(self, size_bytes: int, ratio: float) -> bool:
         """Says whether records that somebody else would code now should be asked for coded."""
-        if not self.plain.is_known:
-            return False
-        self._asked_bytes += size_bytes
-        return self.comes_sooner(ratio) is not _is_trial(self._asked_bytes)
+        return self.plain.is_known and self.comes_sooner(ratio) is not self._asking.take(size_bytes)
 
     def gives(self, size_bytes: int) -> bool:
         """Says whether a record should be coded for somebody who decodes it at once."""
-        if not self.sending.is_known:
-            return False
-        self._given_bytes += size_bytes
-        return self._sends_later() is _is_trial(self._given_bytes)
+        return self.sending.is_known and self._sends_later() is self._giving.take(size_bytes)
 
     def comes_sooner(self, ratio: float) -> bool:
         """Says whether a coded record would be read sooner. Before enough of them were read it is tried, where decoding
@@ -108,7 +117,3 @@ class CodingChoice:
     def _sends_later(self) -> bool:
         speeds = (self.sending, self.encoding)
         return all(speed.is_known for speed in speeds) and self.sending.rate >= _SEND_MARGIN * self.encoding.rate
-
-
-def _is_trial(size_bytes: int) -> bool:
-    return size_bytes % TRIAL_EVERY_BYTES >= TRIAL_EVERY_BYTES - TRIAL_BYTES

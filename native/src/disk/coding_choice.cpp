@@ -1,5 +1,7 @@
 #include "disk/coding_choice.hpp"
 
+#include <algorithm>
+
 namespace kvo {
 namespace {
 
@@ -43,7 +45,10 @@ bool CodingChoice::chooses(const Group& group, std::uint64_t length) {
         return false;
     }
     asked_bytes_ += length;
-    const bool is_trial = asked_bytes_ % kTrialEveryBytes >= kTrialEveryBytes - kKnownBytes;
+    if (asked_bytes_ > trial_at_bytes_ + kKnownBytes) {
+        trial_at_bytes_ += std::min(trial_at_bytes_, kTrialEveryBytes);
+    }
+    const bool is_trial = asked_bytes_ > trial_at_bytes_;
     return !is_behind_ && comes_sooner(group) != is_trial;
 }
 

@@ -19,7 +19,9 @@ public:
     using Time = std::chrono::nanoseconds;
 
     static constexpr std::uint64_t kKnownBytes = std::uint64_t{16} << 20;  // of what was read, before its speed counts
-    // Of so many bytes, kKnownBytes go the other way: what is faster may have changed.
+    // After so many bytes kKnownBytes go the other way: what is faster may have been measured at a bad moment. Then
+    // after twice as many, and so on, up to every kTrialEveryBytes: it may have changed.
+    static constexpr std::uint64_t kFirstTrialBytes = 16 * kKnownBytes;
     static constexpr std::uint64_t kTrialEveryBytes = 128 * kKnownBytes;
     static constexpr std::uint64_t kBehindBytes = std::uint64_t{32} << 20;
 
@@ -61,7 +63,7 @@ private:
     std::array<Group, 64> groups_{};
     Speed plain_, coded_;  // of reading until records are verified and decoded, in bytes of records
     Speed decoding_;
-    std::uint64_t asked_bytes_ = 0;
+    std::uint64_t asked_bytes_ = 0, trial_at_bytes_ = kFirstTrialBytes;
     bool is_behind_ = false;
 };
 

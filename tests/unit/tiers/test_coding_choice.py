@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.tiers.coding_choice import KNOWN_BYTES, TRIAL_BYTES, TRIAL_EVERY_BYTES, CodingChoice, Speed
+from kvoffload.tiers.coding_choice import (
+    FIRST_TRIAL_BYTES,
+    KNOWN_BYTES,
+    TRIAL_BYTES,
+    TRIAL_EVERY_BYTES,
+    CodingChoice,
+    Speed,
+)
 
 RECORD_BYTES = 1 << 20
 RATIO = 1.5
@@ -107,13 +114,13 @@ def test_periods_with_records_of_both_kinds_say_nothing() -> None:
 def test_now_and_then_some_go_the_other_way(codes: bool) -> None:
     choice = CodingChoice()
     read(choice, plain=1.0 * GB, coded=(1.4 if codes else 0.9) * GB)
-    asked = [wants(choice) for _ in range(2 * TRIAL_EVERY_BYTES // RECORD_BYTES)]
+    asked = [wants(choice) for _ in range(5 * TRIAL_EVERY_BYTES // RECORD_BYTES)]
     trials = TRIAL_BYTES // RECORD_BYTES
-    assert asked.count(not codes) == 2 * trials
-    # All of a trial together, so that they are read together; and none in the beginning.
-    first = asked.index(not codes)
-    assert asked[first : first + trials] == [not codes] * trials
-    assert first > len(asked) // 2 - 2 * trials
+    begun = [at for at in range(1, len(asked)) if asked[at] is not codes and asked[at - 1] is codes]
+    assert begun == [FIRST_TRIAL_BYTES * times // RECORD_BYTES for times in (1, 2, 4, 8, 16, 24, 32)]
+    # All of a trial together, so that they are read together.
+    assert all(asked[at : at + trials] == [not codes] * trials for at in begun)
+    assert asked.count(not codes) == trials * len(begun)
 
 
 def test_a_link_that_has_become_faster_is_seen() -> None:
@@ -131,5 +138,5 @@ def test_others_are_asked_to_code_while_coded_records_come_sooner() -> None:
     assert choice.asks(RECORD_BYTES, RATIO)
     read(choice, coded=0.05 * GB)
     assert not choice.asks(RECORD_BYTES, RATIO)
-    asked = [choice.asks(RECORD_BYTES, RATIO) for _ in range(TRIAL_EVERY_BYTES // RECORD_BYTES)]
+    asked = [choice.asks(RECORD_BYTES, RATIO) for _ in range((FIRST_TRIAL_BYTES + TRIAL_BYTES) // RECORD_BYTES)]
     assert sum(asked) == TRIAL_BYTES // RECORD_BYTES, "once in a while, because that may have changed"
