@@ -227,6 +227,36 @@ class CacheStats:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """Says what a pool of another size would have had of what was asked for."""
+
+    memory: float
+    """As a multiple of the pool's: 0.5 is half of it."""
+    hit_blocks: int
+    hit_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCurve:
+    """Says what less and more memory would bring. What was asked for are blocks that engines loaded, and those that
+    they computed and saved. What is long ago counts less."""
+
+    asked_blocks: int = 0
+    """Of groups that keep prefixes."""
+    asked_bytes: int = 0
+    """Of all groups."""
+    one_in: int = 1
+    """Of so many blocks one is followed."""
+    points: tuple[CurvePoint, ...] = ()
+    """From the least memory to the most."""
+
+    @property
+    def hit_rates(self) -> dict[float, float]:
+        """Shares of the blocks, by memory. Empty: nothing was asked for."""
+        return {one.memory: one.hit_blocks / self.asked_blocks for one in self.points} if self.asked_blocks else {}
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdoptionReport:
     """What a new process found in the memory of a dead one."""
 

@@ -18,6 +18,7 @@ from kvoffload.cache.answers import (
     Addresses,
     AdoptionReport,
     CacheStats,
+    CurvePoint,
     Departed,
     FoundEntries,
     LeasedGroup,
@@ -25,6 +26,7 @@ from kvoffload.cache.answers import (
     LeaseId,
     Leaving,
     ListedBlocks,
+    MemoryCurve,
     RemovedBlocks,
     Reservation,
     Residence,
@@ -505,6 +507,20 @@ class LocalCache:
         bounds, buckets, sum_s = found["residence"]
         residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)
         return CacheStats(tenants=tenants, residence=residence, used_by=found["used_by"], **counts)
+
+    @property
+    def memory_curve(self) -> MemoryCurve:
+        """What less and more memory would bring."""
+        return _read_curve(self._core.memory_curve())
+
+
+def _read_curve(found: tuple[int, int, int, tuple[tuple[int, int, int], ...]]) -> MemoryCurve:
+    one_in, asked_blocks, asked_bytes, sizes = found
+    points = tuple(
+        CurvePoint(memory=quarters / 4, hit_blocks=blocks, hit_bytes=size_bytes)
+        for quarters, blocks, size_bytes in sizes
+    )
+    return MemoryCurve(asked_blocks=asked_blocks, asked_bytes=asked_bytes, one_in=one_in, points=points)
 
 
 def _numbers(data: bytes) -> Addresses:

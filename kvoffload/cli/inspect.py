@@ -139,6 +139,19 @@ def retained(
         typer.echo(f"{size_bytes:,} bytes of {limit_bytes:,} that may be retained")
 
 
+@inspect_app.command(short_help="What less and more memory would hit.")
+def memory(
+    file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
+) -> None:
+    """What share of the blocks that were asked for a quarter to four times the memory would have had."""
+    with _inspecting(file, assignments, token) as inspector:
+        rows, asked, one_in = inspector.list_memories()
+    _show(rows, as_json=as_json, nothing="nothing was asked for yet")
+    if rows and not as_json:
+        followed = "each is followed" if one_in == 1 else f"one of {one_in:,} is followed"
+        typer.echo(f"of {asked:,} blocks that engines loaded, or computed and saved; {followed}")
+
+
 def parse_hash(text: str) -> bytes:
     """Reads the bytes of a hash or its beginning. ConfigError: it is none."""
     try:

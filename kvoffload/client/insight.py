@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvoffload.cache import CacheStats, PlaceUsage, TenantUsage
+from kvoffload.cache import CacheStats, CurvePoint, MemoryCurve, PlaceUsage, TenantUsage
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Counts, Error, Insight, ModelUse, NamedCount, ServerMessage, Timing
 from kvoffload.protocol.message import Reply, Request
@@ -68,6 +68,8 @@ class ServerInsight:
     retained: int = 0
     retained_bytes: int = 0
     retained_limit_bytes: int = 0
+    curve: MemoryCurve = field(default_factory=MemoryCurve)
+    """What less and more memory would bring."""
 
     @property
     def ceiling(self) -> float | None:
@@ -129,6 +131,19 @@ def read_insight(answer: ServerMessage | None) -> ServerInsight:
         retained=message.retained,
         retained_bytes=message.retained_bytes,
         retained_limit_bytes=message.retained_limit_bytes,
+        curve=_read_curve(message),
+    )
+
+
+def _read_curve(message: Insight) -> MemoryCurve:
+    points = tuple(
+        CurvePoint(memory=one.quarters / 4, hit_blocks=one.hit_blocks, hit_bytes=one.hit_bytes) for one in message.curve
+    )
+    return MemoryCurve(
+        asked_blocks=message.curve_blocks,
+        asked_bytes=message.curve_bytes,
+        one_in=message.curve_one_in,
+        points=points,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvoffload.cache import Leaving
+from kvoffload.client.insight import read_insight
 from kvoffload.errors import ServerError
-from kvoffload.protocol import AgentSession, AgentSessions, ListAgentSessions
+from kvoffload.protocol import AgentSession, AgentSessions, Counts, Insight, Inspect, ListAgentSessions, Stats
 from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
 from kvoffload.protocol.message import Reply, Request
 from kvoffload.protocol.survey import (
@@ -105,6 +106,23 @@ class Inspector:
             told.append(self._ask(ListRetained(first=first, token=self._token), Retained))
         rows = [_describe_retained(prefix) for one in told for prefix in one.prefixes]
         return rows, told[-1].size_bytes, told[-1].limit_bytes
+
+    def list_memories(self) -> tuple[list[Row], int, int]:
+        """A row for each size that the server follows, none if nothing was asked for; of how many blocks the shares
+        are, those of long ago counting less, and of how many blocks one is followed."""
+        curve = read_insight(self._ask(Inspect(), Insight)).curve
+        memory_bytes = self._ask(Stats(), Counts).capacity_bytes
+        shown = curve.points if curve.asked_blocks else ()
+        rows: list[Row] = [
+            {
+                "memory": one.memory,
+                "size_bytes": round(one.memory * memory_bytes),
+                "blocks_hit": round(one.hit_blocks / curve.asked_blocks, 4),
+                "bytes_hit": round(one.hit_bytes / max(curve.asked_bytes, 1), 4),
+            }
+            for one in shown
+        ]
+        return rows, curve.asked_blocks, curve.one_in
 
     def follow_block(self, block_hash: bytes) -> list[Row]:
         """A row for each group of each identity that knows anything of it."""

@@ -76,6 +76,10 @@ SHOWN: Mapping[str, Label] = {
     "calls": Label("calls", "Since the server began."),
     "mean": Label("mean", "Time that the server took."),
     "p99": Label("99 % within", "All but one of a hundred took no longer."),
+    "times_memory": Label("memory", "In pools like this one: 0.5 x is half of its memory."),
+    "would_hit": Label(
+        "would be hits", "Of the blocks that engines loaded, or computed and saved. What is long ago counts less."
+    ),
     "times": Label("times", "Since the server began."),
 }
 

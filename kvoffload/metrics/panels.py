@@ -137,6 +137,13 @@ _PROMPTS = PanelRow(
             queries=(Query("kvoffload_hit_ceiling_ratio", "ceiling"),),
         ),
         Panel(
+            title="Hits with less and more memory",
+            help="Of the blocks that engines loaded, or computed and saved: the share that a pool of so many times "
+            "this one's memory would have had.",
+            shown=Shown.SHARE,
+            queries=(Query("kvoffload_memory_hit_ratio", "{{memory}} x"),),
+        ),
+        Panel(
             title="Blocks that were asked for",
             help="That engines did not have themselves.",
             shown=Shown.PER_SECOND,

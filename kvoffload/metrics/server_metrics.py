@@ -188,6 +188,14 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_memory_hit_ratio",
+        kind=Kind.GAUGE,
+        unit=Unit.RATIO,
+        help="Share of the blocks that engines loaded, or computed and saved, that so much memory would have had.",
+        labels={"memory": "0.25, 0.5, 1, 2 or 4: so many times the server's"},
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_memory_ready_bytes",
         kind=Kind.GAUGE,
         unit=Unit.BYTES,

@@ -8,7 +8,15 @@ from typing import Annotated
 
 from kvoffload.protocol.answers import Done
 from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Line, Name, OptionalDigest, Several
-from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_MODELS, MAX_NAMED_COUNTS, MAX_QUERIES, MAX_TIERS, MAX_TIMINGS
+from kvoffload.protocol.limits import (
+    ARRAY_ITEMS,
+    MAX_MEMORY_SIZES,
+    MAX_MODELS,
+    MAX_NAMED_COUNTS,
+    MAX_QUERIES,
+    MAX_TIERS,
+    MAX_TIMINGS,
+)
 from kvoffload.protocol.message import Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
 
@@ -116,6 +124,15 @@ class ModelUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemorySize:
+    """What a pool of another size would have had of what was asked for."""
+
+    quarters: Annotated[U32, "of the pool's memory: 4 is as much as it has"]
+    hit_blocks: Annotated[U64, "of groups that keep prefixes"]
+    hit_bytes: Annotated[U64, "of all groups"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Insight(Reply):
     """What came of prompts, and how long what took."""
 
@@ -140,6 +157,10 @@ class Insight(Reply):
     retained: Annotated[U32, "prefixes that are retained now"] = 0
     retained_bytes: Annotated[U64, "of their blocks, each counted for every prefix that has it"] = 0
     retained_limit_bytes: Annotated[U64, "that they may have"] = 0
+    curve_blocks: Annotated[U64, "that engines loaded, or computed and saved; of groups that keep prefixes"] = 0
+    curve_bytes: Annotated[U64, "of them and of other groups"] = 0
+    curve_one_in: Annotated[U32, "so many blocks, one is followed at each size"] = 1
+    curve: Annotated[tuple[MemorySize, ...], Several(Shape(MemorySize), MAX_MEMORY_SIZES), "the smallest first"] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

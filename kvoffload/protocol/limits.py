@@ -23,6 +23,7 @@ MAX_TIERS = 8
 MAX_QUERIES = 32
 MAX_MODELS = 32
 MAX_NAMED_COUNTS = 64
+MAX_MEMORY_SIZES = 16
 MAX_TIMINGS = 64
 MAX_REPORT = 64 << 10
 """Bytes of what a worker says of the tensors that it registered."""

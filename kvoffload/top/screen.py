@@ -28,6 +28,7 @@ def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
         _draw_memory(view),
         _draw_requests(view),
         *([] if view.insight is None else [_draw_prompts(view, view.insight)]),
+        *([] if view.insight is None or not view.insight.curve.hit_rates else [_draw_curve(view.insight)]),
         *([_draw_tiers(view)] if view.tiers else []),
         *([_draw_tenants(view)] if len(view.stats.tenants) > 1 else []),
     )
@@ -76,6 +77,11 @@ def _draw_prompts(view: View, insight: ServerInsight) -> Text:
     line = ", ".join(f"{number(count)} {_say(name)}" for count, name in rows) or "nothing was asked yet"
     ceiling = "" if insight.ceiling is None else f"; with endless memory: {insight.ceiling:.1%} of blocks"
     return Text(f"tokens    {'a second' if per_second else 'so far'}: {line}{ceiling}")
+
+
+def _draw_curve(insight: ServerInsight) -> Text:
+    rates = (f"{share:.1%} with {memory:g}x" for memory, share in insight.curve.hit_rates.items())
+    return Text(f"hits      {', '.join(rates)} the memory")
 
 
 def _say(outcome: str) -> str:

@@ -71,6 +71,8 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
     yield reading("kvoffload_engines_saved_seconds_total", insight.saved_s)
     if insight.ceiling is not None:
         yield reading("kvoffload_hit_ceiling_ratio", insight.ceiling)
+    for memory, share in insight.curve.hit_rates.items():
+        yield reading("kvoffload_memory_hit_ratio", share, memory=f"{memory:g}")
     for hint, count in insight.hints.items():
         action, _, outcome = hint.partition(".")
         yield reading("kvoffload_hint_requests_total", count, action=action, outcome=outcome)

@@ -195,6 +195,53 @@ TEST(what_was_removed_is_asked_for_in_vain_at_every_size) {
     CHECK_EQUAL(curve.counts().hits[4].blocks, 0U);
 }
 
+TEST(where_a_hit_needs_a_state_blocks_count_up_to_the_last_one_that_has_its_state) {
+    MemoryCurve curve(terms_of(100));
+    const auto block = [&](std::uint64_t name, PoolNote::Kind kind) {
+        PoolNote note = save(curve, name, name - 1);
+        note.record.needs_state = true;
+        note.record.state = name + 100;
+        note.kind = kind;
+        note.begins = name == 1;
+        return note;
+    };
+    const auto state = [&](std::uint64_t of, PoolNote::Kind kind) {
+        PoolNote note = save(curve, of + 100, of);
+        note.record.reuse = Reuse::exact;
+        note.passed = {.bytes = 1};
+        note.kind = kind;
+        return note;
+    };
+    for (std::uint64_t name = 1; name <= 5; ++name) {
+        curve.take(block(name, PoolNote::Kind::save));
+    }
+    curve.take(state(2, PoolNote::Kind::save));
+    curve.take(state(4, PoolNote::Kind::save));
+    CHECK_EQUAL(curve.counts().hits[4].blocks, 0U);
+    // A request of five blocks: what was loaded, and what this pool did not have any more.
+    curve.take(block(1, PoolNote::Kind::use));
+    curve.take(block(2, PoolNote::Kind::use));
+    curve.take(state(2, PoolNote::Kind::use));
+    CHECK_EQUAL(curve.counts().hits[4].blocks, 2U);
+    for (std::uint64_t name = 3; name <= 5; ++name) {
+        curve.take(block(name, PoolNote::Kind::save));
+    }
+    CHECK_EQUAL(curve.counts().hits[4].blocks, 4U);
+    CHECK_EQUAL(curve.counts().asked.blocks, 10U);
+}
+
+TEST(a_sample_says_nothing_where_a_hit_needs_a_state) {
+    MemoryCurve curve(terms_of(1000, 1000));
+    for (std::uint64_t block = 1; block < 100; ++block) {
+        PoolNote note = save(curve, name_of(block));
+        note.record.needs_state = true;
+        note.record.state = name_of(block + 1000);
+        curve.take(note);
+    }
+    CHECK(curve.counts().one_in > 1);
+    CHECK_EQUAL(curve.counts().asked.blocks, 0U);
+}
+
 TEST(what_is_long_ago_counts_less) {
     MemoryCurveTerms terms = terms_of(16);
     terms.fades = true;

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from kvoffload.protocol import (
     Insight,
     Inspect,
     ListAgentSessions,
+    MemorySize,
     ModelUse,
     NamedCount,
     Query,
@@ -162,6 +163,7 @@ class OperatorCalls:
             retained=len(hints.retentions),
             retained_bytes=hints.retentions.size_bytes,
             retained_limit_bytes=hints.retentions.limit_bytes,
+            **_describe_curve(domain),
         )
 
     def _count_errors(self) -> dict[str, int]:
@@ -209,6 +211,21 @@ def _describe_speeds(domain: Domain) -> Iterator[NamedCount]:
     for tier in () if domain.traffic is None else domain.traffic.tiers:
         if tier.reads.rate.is_measured:
             yield NamedCount(name=tier.terms.name, count=int(tier.reads.rate.bytes_per_s))
+
+
+def _describe_curve(domain: Domain) -> dict[str, Any]:
+    assert domain.cache is not None
+    curve = domain.cache.memory_curve
+    sizes = (
+        MemorySize(quarters=round(4 * one.memory), hit_blocks=one.hit_blocks, hit_bytes=one.hit_bytes)
+        for one in curve.points
+    )
+    return {
+        "curve_blocks": curve.asked_blocks,
+        "curve_bytes": curve.asked_bytes,
+        "curve_one_in": curve.one_in,
+        "curve": tuple(sizes),
+    }
 
 
 def _name(counts: Mapping[str, int]) -> tuple[NamedCount, ...]:

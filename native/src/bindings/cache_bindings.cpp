@@ -309,6 +309,17 @@ nb::dict stats(const Cache& cache) {
     return found;
 }
 
+// In how many blocks one is followed, blocks and bytes that were asked for, and for each size its quarters of the
+// pool's and what would have been hits.
+nb::tuple memory_curve(const Cache& cache) {
+    const MemoryCurve::Counts counts = without_gil(cache, [](CacheCore& core) { return core.curve().counts(); });
+    nb::list sizes;
+    for (std::size_t at = 0; at < counts.hits.size(); ++at) {
+        sizes.append(nb::make_tuple(MemoryCurve::kQuarters[at], counts.hits[at].blocks, counts.hits[at].bytes));
+    }
+    return nb::make_tuple(counts.one_in, counts.asked.blocks, counts.asked.bytes, nb::tuple(sizes));
+}
+
 Status add_member(CacheCore& core, SessionId session, Result<ProcessHandle> process) {
     return process.ok() ? core.sessions().add_member(session, std::move(process.value())) : process.fault();
 }
@@ -376,6 +387,7 @@ void bind_files(nb::class_<Cache>& cache) {
         .def("version", [](const Cache& self) { return self.core()->version(); })
         .def("view", view_bytes, nb::rv_policy::reference)
         .def("stats", stats)
+        .def("memory_curve", memory_curve)
         .def("close", &Cache::close);
 }
 

@@ -70,7 +70,8 @@ LeftHandle<LeftCommit> leave_commit(const Cache& cache, SessionId session, std::
                      .tickets = copy_of<Ticket>(tickets),
                      .hashes = copy_of<std::uint8_t>(hashes),
                      .parents = copy_of<std::uint8_t>(parents),
-                     .digests = copy_of<std::uint64_t>(digests)};
+                     .digests = copy_of<std::uint64_t>(digests),
+                     .was_promoted = true};
     return {
         without_gil(cache, [&](CacheCore& core) { return core.commits().leave_commit(session, std::move(batch)); })};
 }

@@ -12,6 +12,9 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
+// Of all sizes of the curve together, which takes 4 MB with them.
+constexpr std::uint64_t kCurveRecords = std::uint64_t{1} << 15;
+
 Status check_owner(const CacheOwner& owner) {
     if (owner.domain.size() >= kDomainBytes || owner.domain.find('\0') != std::string::npos) {
         return {Code::invalid, "a domain's name has at most " + std::to_string(kDomainBytes - 1) +
@@ -120,13 +123,20 @@ Result<std::unique_ptr<CacheCore>> CacheCore::assemble(std::unique_ptr<CacheMemo
 
 CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& options, TenantTable tenants, Arena arena)
     : memory_(std::move(memory)),
+      curve_({.pool = {.entry_limit = memory_->index().view().header->entry_limit,
+                       .capacity_bytes = memory_->capacity_bytes()},
+              .make_policy = options.policy,
+              .seed = memory_->index().view().header->seed,
+              .record_limit = kCurveRecords}),
       state_(*memory_, std::move(tenants), std::move(arena)),
       growth_(*memory_, state_.writer, state_.store, options),
       leases_(state_, options.verify),
       reservations_(state_),
       commits_(state_, reservations_),
       removals_(state_, memory_->capacity_bytes()),
-      search_(state_) {}
+      search_(state_) {
+    state_.store.follow_by(curve_);
+}
 
 Result<FileDescriptor> CacheCore::open_index(SessionId session) {
     auto file = memory_->index().open_signed(session_place(session));

@@ -82,6 +82,8 @@ public:
     Commits& commits() noexcept { return commits_; }
     Removals& removals() noexcept { return removals_; }
     const EntrySearch& search() const noexcept { return search_; }
+    // How many hits less and more memory would bring.
+    CurveFeed& curve() noexcept { return curve_; }
     RemovedLog& removed() noexcept { return state_.store.removed(); }
     SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from
@@ -104,6 +106,7 @@ private:
     bool reclaim(SessionId session);
 
     const std::unique_ptr<CacheMemory> memory_;
+    CurveFeed curve_;
     CacheState state_;
     AdoptionReport adoption_;
 

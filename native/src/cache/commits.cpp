@@ -100,7 +100,8 @@ std::shared_ptr<const LeftCommit> Commits::leave_commit(SessionId session, Owned
                                  .tickets = job->owned.tickets,
                                  .hashes = job->owned.hashes,
                                  .parents = job->owned.parents,
-                                 .digests = job->owned.digests},
+                                 .digests = job->owned.digests,
+                                 .was_promoted = job->owned.was_promoted},
                        .outcomes = job->outcomes};
     job->status = job->owned.digests.size() == job->owned.tickets.size()
                       ? begin(job->committing)
@@ -170,7 +171,7 @@ CommitOutcome Commits::commit_one(const CommitBatch& batch, std::size_t item, st
         state_.store.charge(number, *batch.tenant);
     }
     const EntryNumber parent = find_parent(batch, item, name_space);
-    if (!state_.store.publish(number, hash, parent, find_parent_tag(batch, item)).ok()) {
+    if (!state_.store.publish(number, hash, parent, find_parent_tag(batch, item), batch.was_promoted).ok()) {
         state_.store.abort(number);
         return CommitOutcome::refused;
     }

@@ -31,6 +31,7 @@ struct CommitBatch {
     std::span<const std::uint8_t> parents;
     std::span<const std::uint64_t> digests;
     std::optional<TenantNumber> tenant = {};  // whose quota pays from here on; none: whoever reserved pays on
+    bool was_promoted = false;                // from a slower tier
 };
 
 // The same, with what it points to.
@@ -41,6 +42,7 @@ struct OwnedBatch {
     std::vector<std::uint8_t> hashes = {};
     std::vector<std::uint8_t> parents = {};
     std::vector<std::uint64_t> digests = {};
+    bool was_promoted = false;
 };
 
 // What became of a call that was left at the writer's lock. All else is to be read once it is done.

@@ -14,11 +14,6 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 
-// What a policy calls an entry.
-constexpr std::uint64_t name_of(Space space, std::uint64_t hash_word) {
-    return hash_word ^ (std::uint64_t{space} << 32 | space) * 0x9e3779b97f4a7c15;
-}
-
 constexpr std::size_t kDepartureLimit = std::size_t{1} << 20;
 
 std::uint32_t now_s() {
@@ -84,7 +79,8 @@ EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumbe
     return number;
 }
 
-Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumber parent, std::uint16_t tag) {
+Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumber parent, std::uint16_t tag,
+                           bool was_promoted) {
     Entry& entry = view_.entries[number];
     assert(word(number).state() == EntryState::reserved);
     for (std::size_t i = 0; i < hash.size(); ++i) {
@@ -103,6 +99,7 @@ Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumbe
     counts_.readable.fetch_add(1, kRelaxed);
     stored_at_.grow_to(number) = StoredAt(now_s());
     admit(number);
+    note(number, was_promoted ? PoolNote::Kind::promotion : PoolNote::Kind::save);
     if (orphans_ != 0) {
         find_orphans(number, hash);
     }
@@ -139,6 +136,7 @@ bool EntryStore::remove(EntryNumber number, Leaving why) {
             continue;
         }
         unlink(number, false);
+        note(number, PoolNote::Kind::removal);
         note_departure(number, why);
         if (is_leased) {
             counts_.quarantined.fetch_add(1, kRelaxed);
@@ -190,6 +188,7 @@ void EntryStore::touch(std::span<const EntryNumber> entries) {
         known_.push_back(entry);
     }
     tell();
+    note_uses(entries);
 }
 
 std::span<std::byte> EntryStore::slot_bytes(EntryNumber number) const {

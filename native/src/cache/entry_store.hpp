@@ -14,6 +14,7 @@
 
 #include "arena/arena.hpp"
 #include "arena/segment.hpp"
+#include "cache/curve_feed.hpp"
 #include "cache/departures.hpp"
 #include "cache/namespace_table.hpp"
 #include "cache/removed_log.hpp"
@@ -88,6 +89,11 @@ struct Departed {
     std::uint64_t missing_bytes = 0;  // more memory that would have kept it, about
 };
 
+// What a policy calls an entry.
+constexpr std::uint64_t name_of(Space space, std::uint64_t hash_word) {
+    return hash_word ^ (std::uint64_t{space} << 32 | space) * 0x9e3779b97f4a7c15;
+}
+
 struct AdoptionReport {
     std::uint64_t readable = 0;
     std::uint64_t reserved = 0;  // of sessions that may still write to them
@@ -99,6 +105,9 @@ class EntryStore {
 public:
     EntryStore(IndexFile& index, std::vector<Segment>& segments, const NamespaceTable& namespaces, TenantTable tenants,
                Arena arena);
+
+    // From here on what happens is noted there. It must outlive this.
+    void follow_by(CurveFeed& curve) noexcept { curve_ = &curve; }
 
     // A new index: an empty table.
     Status start();
@@ -115,8 +124,9 @@ public:
     void charge(EntryNumber entry, TenantNumber tenant);
 
     // Makes a reserved entry readable under its name, which must not be taken. A fault leaves it reserved. `tag` says
-    // what its parent is called, whether that is here or not.
-    Status publish(EntryNumber entry, const HashWords& hash, EntryNumber parent, std::uint16_t tag);
+    // what its parent is called, whether that is here or not. One that `was_promoted` came from a slower tier.
+    Status publish(EntryNumber entry, const HashWords& hash, EntryNumber parent, std::uint16_t tag,
+                   bool was_promoted = false);
 
     // Another entry like this one, whose hash begins with this word, will be published soon.
     void expect(EntryNumber entry, std::uint64_t hash_word);
@@ -181,6 +191,8 @@ private:
     static constexpr std::uint64_t kEvictedShare = 32;
     static constexpr std::uint64_t kEvictedSpans = 4;
     static constexpr int kEvictedAtOnce = 512;
+    // So far back a block's followed ancestor is looked for.
+    static constexpr int kAncestors = 4096;
     // Memory that was once too small for all has room again when this share of it is free.
     static constexpr std::uint64_t kRoomShare = 4;
 
@@ -212,6 +224,10 @@ private:
     EntryNumber usable_parent(EntryNumber entry) const;
     bool is_orphan(EntryNumber entry) const;
     void admit(EntryNumber entry);
+    void note(EntryNumber entry, PoolNote::Kind kind);
+    void note_uses(std::span<const EntryNumber> entries);
+    ShadowRecord shadow_of(EntryNumber entry) const;
+    std::uint64_t followed_ancestor(EntryNumber entry) const;
     void find_orphans(EntryNumber block, const HashWords& hash);
     void admit_in_order(const std::vector<Survivor>& survivors, std::vector<bool>& is_waiting);
     bool adopt_entry(EntryNumber entry, std::uint32_t leases, const std::function<bool(std::uint16_t)>& may_write);
@@ -232,6 +248,7 @@ private:
     StoreCounts counts_;
     Departures departures_;
     RemovedLog removed_;
+    CurveFeed* curve_ = nullptr;
     ChunkedArray<StoredAt> stored_at_;  // by entry
 };
 

@@ -122,6 +122,7 @@ void EntryStore::admit_in_order(const std::vector<Survivor>& survivors, std::vec
         }
         for (; !ancestors.empty(); ancestors.pop_back()) {
             admit(ancestors.back());
+            note(ancestors.back(), PoolNote::Kind::adoption);
         }
     }
 }

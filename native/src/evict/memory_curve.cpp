@@ -59,6 +59,7 @@ void MemoryCurve::take(const PoolNote& note) {
         for (ShadowPool& pool : pools_) {
             pool.begin_request();
         }
+        runs_ = {};
     }
     last_prefix_ = is_prefix ? record.name : last_prefix_;
     if (note.kind == PoolNote::Kind::promotion || note.kind == PoolNote::Kind::adoption) {
@@ -90,8 +91,8 @@ void MemoryCurve::choose_sample(const PoolNote& note) {
 
 void MemoryCurve::count(const ShadowRecord& record, bool is_counted) {
     for (std::size_t at = 0; at < pools_.size(); ++at) {
-        if (pools_[at].use(record) && is_counted) {
-            hits_[at].add(record);
+        if (const PoolShare found = use(at, record); is_counted) {
+            hits_[at].add(found);
         }
     }
     if (is_counted) {
@@ -104,6 +105,26 @@ void MemoryCurve::count(const ShadowRecord& record, bool is_counted) {
     unknown.add(record);
     asked_.blocks -= std::min(asked_.blocks, unknown.blocks << level_);
     asked_.bytes -= std::min(asked_.bytes, unknown.bytes << level_);
+}
+
+// What the request finds with this record: where boundaries need states, all blocks up to one that has its state.
+PoolShare MemoryCurve::use(std::size_t at, const ShadowRecord& record) {
+    Run& run = runs_[at];
+    const bool has_state = record.needs_state && pools_[at].holds(record.state);
+    PoolShare found;
+    if (pools_[at].use(record)) {
+        found.add(record);
+    }
+    if (!record.needs_state) {
+        return found;
+    }
+    has_states_ = true;
+    run.is_broken = run.is_broken || found.blocks == 0;
+    if (run.is_broken) {
+        return {};
+    }
+    run.behind.add(found);
+    return has_state ? std::exchange(run.behind, {}) : PoolShare{};
 }
 
 void MemoryCurve::fade() {
@@ -128,6 +149,10 @@ std::size_t MemoryCurve::records() const noexcept {
 
 MemoryCurve::Counts MemoryCurve::counts() const {
     Counts counts{.one_in = 1U << level_, .asked = asked_};
+    if (has_states_ && level_ > 0) {
+        counts.asked = {};
+        return counts;
+    }
     std::ranges::transform(hits_, counts.hits.begin(), [this](const PoolShare& hits) {
         return PoolShare{scale_hits(hits.blocks, sampled_.blocks, asked_.blocks, level_),
                          scale_hits(hits.bytes, sampled_.bytes, asked_.bytes, level_)};

@@ -80,15 +80,23 @@ public:
     // Of others only what has passed is counted.
     void take(const PoolNote& note);
 
+    // Nothing, where a sample of blocks does not tell at which of them a hit may end: with states.
     Counts counts() const;
 
 private:
+    // Of the running request and one pool, where boundaries need states.
+    struct Run {
+        PoolShare behind;  // blocks since the last state, all of them here
+        bool is_broken = false;
+    };
+
     static constexpr std::uint64_t kLeastPerFade = 8192;
     static constexpr std::uint64_t kTurnoversPerFade = 4;
 
     void begin(std::uint32_t level);
     void choose_sample(const PoolNote& note);
     void count(const ShadowRecord& record, bool is_counted);
+    PoolShare use(std::size_t at, const ShadowRecord& record);
     void fade();
     std::size_t records() const noexcept;
 
@@ -96,6 +104,8 @@ private:
     bool has_begun_ = false;
     std::uint32_t level_ = 0;  // of 2**level_ blocks one is followed
     std::vector<ShadowPool> pools_;
+    std::array<Run, kQuarters.size()> runs_ = {};
+    bool has_states_ = false;
     std::uint64_t last_prefix_ = 0;  // name of the latest block that was used or saved
     std::uint64_t since_fade_ = 0;
     PoolShare asked_;    // of all blocks

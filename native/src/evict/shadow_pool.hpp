@@ -18,6 +18,7 @@ struct ShadowRecord {
     std::uint32_t group = 0;
     Reuse reuse = Reuse::prefix;
     bool needs_state = false;
+    std::uint64_t state = 0;  // name of the state that ends with this block, of a block that `needs_state`
 };
 
 // One thread.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvoffload.cache import CacheStats, PlaceUsage, TenantUsage
+from kvoffload.cache import CacheStats, CurvePoint, MemoryCurve, PlaceUsage, TenantUsage
 from kvoffload.client.insight import ServerInsight, TimedCalls
 from kvoffload.units import GIB
 
@@ -46,6 +46,15 @@ INSIGHT = ServerInsight(
     retained=3,
     retained_bytes=3 << 20,
     retained_limit_bytes=8 << 20,
+    curve=MemoryCurve(
+        asked_blocks=400,
+        asked_bytes=400 << 20,
+        one_in=2,
+        points=(
+            CurvePoint(memory=0.5, hit_blocks=100, hit_bytes=100 << 20),
+            CurvePoint(memory=1.0, hit_blocks=200, hit_bytes=200 << 20),
+        ),
+    ),
 )
 DISK = PlaceUsage(
     tier="disk",

@@ -89,6 +89,18 @@ def test_what_is_retained(place: Place) -> None:
     assert place.ask("retained") == []
 
 
+def test_what_other_memories_would_hit(place: Place) -> None:
+    place.load.turn()
+    rows = place.ask("memory")
+    assert [row["memory"] for row in rows] == [0.25, 0.5, 1.0, 2.0, 4.0]
+    assert rows[3]["size_bytes"] == 2 * rows[2]["size_bytes"]
+    assert all(0 <= row["blocks_hit"] <= 1 for row in rows)
+    assert (
+        "blocks that engines loaded, or computed and saved; each is followed"
+        in run("inspect", "memory", *place.flags).stdout
+    )
+
+
 def test_blocks_and_the_life_of_one(place: Place) -> None:
     rows = place.ask("blocks")
     assert len(rows) == place.load.client.stats().readable

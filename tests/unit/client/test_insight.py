@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvoffload.cache import CurvePoint, MemoryCurve
 from kvoffload.client.insight import TimedCalls, read_insight, read_stats
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Error, ErrorCode, Insight, NamedCount, Timing
+from kvoffload.protocol import Error, ErrorCode, Insight, MemorySize, NamedCount, Timing
 from tests.kit.top.made_up import INSIGHT
 
 
@@ -25,6 +26,39 @@ def test_a_message_is_read_as_it_was_meant() -> None:
     assert found.timings == (TimedCalls(name="call", label="acquire", counts=(1, 2), sum_s=1.5),)
     assert (found.outcomes, found.errors, found.saved_s) == ({"hit_memory": 30, "evicted": 10}, {"busy": 1}, 2.5)
     assert (found.hit_rate, found.ceiling) == (0.75, pytest.approx(0.6))
+
+
+def test_the_memory_curve_has_multiples_of_the_memory_and_shares() -> None:
+    message = Insight(
+        outcomes=(),
+        errors=(),
+        timings=(),
+        asked_blocks=0,
+        distinct_blocks=0,
+        saved_us=0,
+        curve_blocks=200,
+        curve_bytes=2000,
+        curve_one_in=4,
+        curve=(
+            MemorySize(quarters=2, hit_blocks=50, hit_bytes=400),
+            MemorySize(quarters=16, hit_blocks=150, hit_bytes=1500),
+        ),
+    )
+    curve = read_insight(message).curve
+    assert curve == MemoryCurve(
+        asked_blocks=200,
+        asked_bytes=2000,
+        one_in=4,
+        points=(
+            CurvePoint(memory=0.5, hit_blocks=50, hit_bytes=400),
+            CurvePoint(memory=4.0, hit_blocks=150, hit_bytes=1500),
+        ),
+    )
+    assert curve.hit_rates == {0.5: 0.25, 4.0: 0.75}
+
+
+def test_a_curve_of_nothing_has_no_rates() -> None:
+    assert MemoryCurve(points=(CurvePoint(memory=1.0, hit_blocks=0, hit_bytes=0),)).hit_rates == {}
 
 
 def test_a_rate_of_nothing_is_none() -> None:

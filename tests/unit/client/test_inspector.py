@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from kvoffload.client.inspector import Inspector
 from kvoffload.errors import ServerError
-from kvoffload.protocol import AgentSession, AgentSessions, GroupTerms, IdentityField, ListAgentSessions, Reuse, Role
+from kvoffload.protocol import (
+    AgentSession,
+    AgentSessions,
+    Counts,
+    GroupTerms,
+    IdentityField,
+    Insight,
+    Inspect,
+    ListAgentSessions,
+    MemorySize,
+    Reuse,
+    Role,
+    Stats,
+)
 from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
 from kvoffload.protocol.limits import ARRAY_ITEMS
 from kvoffload.protocol.message import Reply, Request
@@ -40,6 +53,26 @@ MODEL = IdentityRead(
     groups=(GroupTerms(record_bytes=64, block_size=16, reuse=Reuse.WINDOW, window=40, shards=2),),
     identity=(IdentityField(name="model", value="made-up"),),
 )
+COUNTS = Counts(
+    capacity_bytes=4000,
+    used_bytes=0,
+    readable=0,
+    reserved=0,
+    quarantined=0,
+    leases=0,
+    sessions=0,
+    namespaces=0,
+    index_bytes=0,
+    hits=0,
+    misses=0,
+    refused=0,
+    duplicates=0,
+    evicted=0,
+    mismatches=0,
+    moved_bytes=0,
+    lost_touches=0,
+)
+NOTHING_ASKED = Insight(outcomes=(), errors=(), timings=(), asked_blocks=0, distinct_blocks=0, saved_us=0)
 OTHER = IdentityRead(total=2, name_space=4, fingerprint=b"\xcd" * 32)
 
 
@@ -53,6 +86,7 @@ class PlayedServer:
     identities: tuple[IdentityRead, ...] = (MODEL, OTHER)
     agents: tuple[AgentSession, ...] = ()
     retained: tuple[RetainedPrefix, ...] = ()
+    insight: Insight = NOTHING_ASKED
     asked: list[Request] = field(default_factory=list)
 
     def look_into(self, message: Request) -> Reply:
@@ -71,6 +105,10 @@ class PlayedServer:
             case ListRetained():
                 shown = self.retained[message.first : message.first + ARRAY_ITEMS]
                 return Retained(total=len(self.retained), size_bytes=5, limit_bytes=9, prefixes=shown)
+            case Inspect():
+                return self.insight
+            case Stats():
+                return COUNTS
             case FindBlocks():
                 return BlocksFound(
                     total=9,
@@ -198,3 +236,18 @@ def test_all_that_is_retained_is_asked_for_in_parts() -> None:
     }
     assert [message.token for message in server.asked if isinstance(message, ListRetained)] == [TOKEN] * 2
     assert Inspector(PlayedServer().look_into).list_retained() == ([], 5, 9)
+
+
+def test_other_memories_are_rows_with_shares() -> None:
+    sizes = (
+        MemorySize(quarters=1, hit_blocks=10, hit_bytes=5),
+        MemorySize(quarters=16, hit_blocks=20, hit_bytes=40),
+    )
+    told = replace(NOTHING_ASKED, curve_blocks=30, curve_bytes=50, curve_one_in=8, curve=sizes)
+    rows, asked, one_in = Inspector(PlayedServer(insight=told).look_into).list_memories()
+    assert (asked, one_in) == (30, 8)
+    assert rows == [
+        {"memory": 0.25, "size_bytes": 1000, "blocks_hit": 0.3333, "bytes_hit": 0.1},
+        {"memory": 4.0, "size_bytes": 16_000, "blocks_hit": 0.6667, "bytes_hit": 0.8},
+    ]
+    assert Inspector(PlayedServer().look_into).list_memories() == ([], 0, 1)

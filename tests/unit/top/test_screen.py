@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kvoffload.cache import TenantUsage
+from kvoffload.cache import MemoryCurve, TenantUsage
 from kvoffload.top.samples import Sample, compare
 from kvoffload.top.screen import draw, number, size
 from kvoffload.units import GIB, KIB, MIB
@@ -54,6 +54,13 @@ def test_what_became_of_prompts_is_said_so_far_where_nothing_is_asked() -> None:
     assert "tokens    so far: 600 from memory, 250 never seen, 100 from slower tiers, 50 evicted" in idle
     nobody = replace(INSIGHT, outcomes={}, asked_blocks=0)
     assert "nothing was asked yet" in show(Sample(time_s=0.0, stats=stats(), insight=nobody))
+
+
+def test_hits_with_other_memory_are_one_line_where_something_was_asked() -> None:
+    text = show(Sample(time_s=0.0, stats=stats(), insight=INSIGHT))
+    assert "hits      25.0% with 0.5x, 50.0% with 1x the memory" in text
+    nothing = show(Sample(time_s=0.0, stats=stats(), insight=replace(INSIGHT, curve=MemoryCurve())))
+    assert "the memory" not in nothing
 
 
 def test_no_server_is_said() -> None:

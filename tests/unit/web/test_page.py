@@ -32,6 +32,7 @@ def read_told(stats: dict[str, Any]) -> dict[str, str]:
     told |= {"namespaces": stats["namespaces"]}
     told |= {f"prompts.totals.{name}": count for name, count in stats["prompts"]["totals"].items() if count}
     told |= {f"tiers.{tier['name']}.used_bytes": tier["used_bytes"] for tier in stats["tiers"]}
+    told |= {f"prompts.hit_rate_by_memory.{key}": rate for key, rate in stats["prompts"]["hit_rate_by_memory"].items()}
     told |= {f"models.{model['fingerprint']}": model["used_bytes"] for model in stats["models"]}
     told |= {f"tenants.{tenant['name']}": tenant["used_bytes"] for tenant in stats["tenants"]}
     told |= {f"calls.{call['name']}.{call['label']}": call["count"] for call in stats["calls"] if call["count"]}

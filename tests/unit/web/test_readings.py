@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvoffload.cache import CacheStats
+from kvoffload.cache import CacheStats, MemoryCurve
 from kvoffload.client.insight import TimedCalls
 from kvoffload.metrics.engine_metrics import ENGINE_METRICS
 from kvoffload.metrics.exposition import Distribution, expose
@@ -83,6 +83,14 @@ def test_histograms_arrive_as_prometheus_has_them() -> None:
 def test_what_a_newer_server_times_is_not_known_here() -> None:
     newer = replace(INSIGHT, timings=(TimedCalls(name="guesses", label="", counts=(1,), sum_s=1.0),))
     assert not [one for one in read_insight(newer) if isinstance(one, Distribution)]
+
+
+def test_hits_with_other_memory_are_shares_by_multiples_of_it() -> None:
+    text = expose(read_insight(INSIGHT), is_open=False).decode()
+    assert 'kvoffload_memory_hit_ratio{memory="0.5"} 0.25' in text
+    assert 'kvoffload_memory_hit_ratio{memory="1"} 0.5' in text
+    nothing = expose(read_insight(replace(INSIGHT, curve=MemoryCurve())), is_open=False).decode()
+    assert "kvoffload_memory_hit_ratio{" not in nothing
 
 
 def test_without_questions_there_is_no_ceiling() -> None:

@@ -1,0 +1,83 @@
+#include "cache/curve_feed.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <system_error>
+#include <utility>
+
+namespace kvo {
+
+CurveFeed::CurveFeed(MemoryCurveTerms terms) : curve_(std::move(terms)), sample_limit_(curve_.sample_limit()) {}
+
+CurveFeed::~CurveFeed() {
+    if (thread_.joinable() && getpid() != process_) {
+        thread_.detach();  // a forked child has it not
+    } else if (thread_.joinable()) {
+        is_ending_.store(true);
+        woken_.fetch_add(1);
+        woken_.notify_one();
+        thread_.join();
+    }
+}
+
+void CurveFeed::add(std::uint64_t hash_word, PoolNote note) {
+    const std::uint32_t written = written_.load(std::memory_order_relaxed);
+    const std::uint32_t waiting = written - read_.load(std::memory_order_acquire);
+    if (waiting == kNotes) {
+        return;
+    }
+    note.sample = curve_.sample_of(hash_word);
+    note.passed = std::exchange(passed_, {});
+    notes_[written % kNotes] = note;
+    written_.store(written + 1, std::memory_order_release);
+    if (written == 0) {
+        drain();  // by the first note the curve chooses its sample
+    } else if (waiting == kNotes / 4) {
+        wake();
+    }
+}
+
+// Without a thread the notes wait for whoever asks, and what finds no place is lost.
+void CurveFeed::wake() {
+    if (!thread_.joinable()) {
+        try {
+            thread_ = std::thread([this] { run(); });
+            process_ = getpid();
+        } catch (const std::system_error&) {
+            return;
+        }
+    }
+    woken_.fetch_add(1);
+    woken_.notify_one();
+}
+
+void CurveFeed::run() {
+    pthread_setname_np(pthread_self(), "kvoffload-curve");
+    static_cast<void>(!nice(kNiceness));  // a thread's own, on Linux
+    for (std::uint32_t seen = 0; !is_ending_.load(); seen = woken_.load()) {
+        while (read_.load() != written_.load()) {
+            drain();
+        }
+        woken_.wait(seen);
+    }
+}
+
+// What is noted meanwhile comes the next time.
+void CurveFeed::drain() {
+    const std::lock_guard lock(mutex_);
+    std::uint32_t read = read_.load(std::memory_order_relaxed);
+    for (const std::uint32_t end = written_.load(std::memory_order_acquire); read != end; ++read) {
+        curve_.take(notes_[read % kNotes]);
+        read_.store(read + 1, std::memory_order_release);
+    }
+    sample_limit_.store(curve_.sample_limit(), std::memory_order_relaxed);
+}
+
+MemoryCurve::Counts CurveFeed::counts() {
+    drain();
+    const std::lock_guard lock(mutex_);
+    return curve_.counts();
+}
+
+}  // namespace kvo

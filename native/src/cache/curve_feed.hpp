@@ -1,0 +1,60 @@
+// What happens in a pool, on its way to the curve that follows it: whoever has the writer's lock only leaves a note.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "evict/memory_curve.hpp"
+
+namespace kvo {
+
+class CurveFeed {
+public:
+    explicit CurveFeed(MemoryCurveTerms terms);
+    CurveFeed(const CurveFeed&) = delete;
+    CurveFeed& operator=(const CurveFeed&) = delete;
+    ~CurveFeed();
+
+    // Whether notes of this block are wanted; from any thread.
+    bool follows(std::uint64_t hash_word) const noexcept {
+        return curve_.sample_of(hash_word) <= sample_limit_.load(std::memory_order_relaxed);
+    }
+
+    // The next two under the writer's lock. Neither waits.
+    // Was used or saved, whether it is followed or not.
+    void pass(const PoolShare& share) noexcept { passed_.add(share); }
+    // Of a block that is followed. A note that finds kNotes waiting is lost: the curve is less exact then.
+    void add(std::uint64_t hash_word, PoolNote note);
+
+    // From any thread; includes what was noted before the call.
+    MemoryCurve::Counts counts();
+
+private:
+    static constexpr std::uint32_t kNotes = 4096;  // a power of two
+    static constexpr int kNiceness = 5;            // as other threads that nobody waits for
+
+    void wake();
+    void run();
+    void drain();
+
+    std::vector<PoolNote> notes_{kNotes};  // a ring: one writes, by the writer's lock, and one reads, by `mutex_`
+    std::atomic<std::uint32_t> written_ = 0;
+    std::atomic<std::uint32_t> read_ = 0;
+    PoolShare passed_;  // since the last note that was written
+
+    std::mutex mutex_;
+    MemoryCurve curve_;  // under it; what decides about samples never changes
+    std::atomic<std::uint64_t> sample_limit_;
+
+    std::thread thread_;  // begins when many notes wait
+    pid_t process_ = 0;   // that has it
+    std::atomic<std::uint32_t> woken_ = 0;
+    std::atomic<bool> is_ending_ = false;
+};
+
+}  // namespace kvo
