@@ -51,6 +51,10 @@ public:
     // Entries that one acquire leased, in the order of the request, groups one after the other. All are known.
     virtual void touch(std::span<const EntryNumber> entries) = 0;
 
+    // Whether a tier below memory has a known entry, too: then its loss costs a load from there, and no computing. Any
+    // policy may take no notice.
+    virtual void note_tier(EntryNumber entry, bool has) { (void)entry, (void)has; }
+
     // The entry to go next, still known after the call; kNoEntry if none is known. The same answer until something
     // else is called.
     virtual EntryNumber choose_victim() = 0;
