@@ -453,6 +453,11 @@ class LocalCache:
         """Forgets blocks whose bytes are not to be trusted, without waiting, like `leave_reserve`."""
         self._core.leave_invalidate(name_space, group, hashes)
 
+    def leave_tier_notes(self, name_space: int, group: int, hashes: Buffer, has: npt.NDArray[np.bool_]) -> None:
+        """Tells eviction which of these blocks a tier below memory has, too, without waiting, like `leave_reserve`:
+        there is less to lose by them. Blocks that are not readable are passed over."""
+        self._core.leave_tier_notes(name_space, group, hashes, has.tobytes())
+
     def leave_evict(self, name_spaces: Iterable[int]) -> bool:
         """Evicts all readable blocks of these identities without waiting, like `leave_reserve`. Those that are leased
         stay for as long. False: it is not over yet, or others are being evicted so and these have not begun."""

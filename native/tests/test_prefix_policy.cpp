@@ -116,6 +116,40 @@ TEST(untaught_policy_evicts_the_least_recently_used) {
     CHECK(out_of_order < 60);
 }
 
+TEST(what_a_tier_has_goes_before_what_is_alike) {
+    PrefixPolicy policy({100, 100 * kBytes});
+    for (EntryNumber entry = 0; entry < 20; ++entry) {
+        policy.admit({.entry = entry, .name = entry, .size_bytes = kBytes});
+    }
+    policy.note_tier(17, true);
+    policy.note_tier(18, true);
+    policy.note_tier(18, true);
+    policy.note_tier(19, true);
+    policy.note_tier(19, false);
+    const std::vector<EntryNumber> hits{17};
+    policy.touch(hits);  // what it is known by stays
+    for (const EntryNumber expected : {18U, 17U, 0U}) {
+        CHECK_EQUAL(policy.choose_victim(), expected);
+        policy.remove(expected, true);
+    }
+    // Its number is another's now.
+    policy.admit({.entry = 18, .name = 98, .size_bytes = kBytes});
+    CHECK_EQUAL(policy.choose_victim(), 1U);
+}
+
+TEST(a_block_that_others_need_stays_though_a_tier_has_it) {
+    PrefixPolicy policy({100, 100 * kBytes});
+    for (EntryNumber entry = 0; entry < 3; ++entry) {
+        policy.admit(
+            {.entry = entry, .parent = entry == 0 ? kNoEntry : entry - 1, .name = entry, .size_bytes = kBytes});
+    }
+    policy.note_tier(0, true);
+    for (const EntryNumber expected : {2U, 1U, 0U}) {
+        CHECK_EQUAL(policy.choose_victim(), expected);
+        policy.remove(expected, true);
+    }
+}
+
 TEST(kept_victim_makes_way_for_all_others) {
     PrefixPolicy policy({10, 10 * kBytes});
     for (EntryNumber entry = 0; entry < 4; ++entry) {

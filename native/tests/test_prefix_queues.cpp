@@ -44,6 +44,22 @@ TEST(lowest_value_goes_first_and_in_a_list_its_oldest_end) {
     CHECK(at.drain() == std::vector<EntryNumber>({4, 2, 3, 1}));
 }
 
+TEST(what_a_tier_has_counts_less_and_stays_apart_while_steps_merge) {
+    Queues at;
+    for (const EntryNumber entry : {1U, 2U, 3U, 4U}) {
+        at.nodes[entry].is_in_tier = entry > 2;
+        at.queues.push(entry, entry % 2 == 0 ? 1 : 2, slot_now(at.ages), QueueEnd::newest);
+    }
+    // Classes 1 and 2 are worth 10 and 20, in a tier 3 and 6.
+    at.queues.rank(at.ages, [](EntryClass kind, std::uint32_t) { return 10.0 * kind; });
+    CHECK_EQUAL(at.queues.choose(), 4U);
+    for (int epoch = 0; epoch < 100; ++epoch) {
+        at.ages.advance([&](std::size_t from, std::size_t into) { at.queues.merge(from, into); });
+    }
+    at.queues.rank(at.ages, [](EntryClass kind, std::uint32_t) { return 10.0 * kind; });
+    CHECK(at.drain() == std::vector<EntryNumber>({4, 3, 2, 1}));
+}
+
 TEST(entry_pushed_after_ranking_is_in_its_place) {
     Queues at;
     at.queues.push(1, 1, slot_now(at.ages), QueueEnd::newest);

@@ -16,6 +16,7 @@ from kvoffload.server.tiering.looks import Found
 from kvoffload.server.tiering.promotion import OnStored
 from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
 from kvoffload.server.tiering.terms import TierPlan, TierSpace
+from kvoffload.server.tiering.tier_notes import TierNotes
 from kvoffload.server.tiering.traffic import PREFETCH_WAIT_MS, TierTraffic
 from kvoffload.tiers import RecordNames
 
@@ -75,6 +76,7 @@ class TierChain:
 
     def __init__(self, tiers: Sequence[TierTraffic]) -> None:
         self.tiers = tuple(tiers)
+        self._notes = TierNotes(self.tiers)
         self._cache: LocalCache | None = None
         self._is_closing = False
 
@@ -208,6 +210,8 @@ class TierChain:
         """Is called now and then."""
         for tier in self.tiers:
             tier.look()
+        if self._cache is not None:
+            self._notes.sweep(self._cache)
 
     def close(self, now_s: Callable[[], float]) -> None:
         """Closes all tiers: the server ends. After it no slot of the memory is touched."""

@@ -415,6 +415,8 @@ class Promotions:
         self._counts.promoted_bytes += count * space.block_bytes(group)
         if count:
             hashes, parents = storing.hashes[stored].tobytes(), storing.parents[stored].tobytes()
+            assert self._cache is not None
+            self._cache.leave_tier_notes(space.number, group, hashes, np.ones(count, np.bool_))
             self._on_stored(space, StoredBlocks(group, hashes, parents))
 
     def _end(self, piece: Piece, now_s: float) -> None:

@@ -122,6 +122,11 @@ class TierTraffic:
         return self._spaces.get(name_space)
 
     @property
+    def spaces(self) -> list[TierSpace]:
+        """Returns all identities of which it is known what their blocks are."""
+        return list(self._spaces.values())
+
+    @property
     def knows_all(self) -> bool:
         """Nobody else writes there."""
         return self._tier.knows_all

@@ -193,6 +193,7 @@ class TierWrites:
                 self._bad.add(names)
             good = int(writing.is_good.sum())
             kept = noted.part(writing.is_good & ~writing.forgotten)
+            self._note_there(kept)
             self.on_written(noted.space, StoredBlocks(noted.group, kept.hashes.tobytes(), kept.parents.tobytes()))
             self._counts.written += good
             self._counts.written_bytes += good * noted.space.block_bytes(noted.group)
@@ -200,6 +201,12 @@ class TierWrites:
         return True
 
     # ---- inside ----
+
+    def _note_there(self, noted: _Noted) -> None:
+        """There is less to lose by evicting what the tier has."""
+        if len(noted.hashes) and self._cache is not None:
+            there = np.ones(len(noted.hashes), np.bool_)
+            self._cache.leave_tier_notes(noted.space.number, noted.group, noted.hashes.tobytes(), there)
 
     def _take_kept(self, limit_bytes: int, *, is_bounded: bool = True) -> None:
         while self._kept and self._kept_bytes > limit_bytes:
@@ -233,7 +240,9 @@ class TierWrites:
         cache = self._cache
         assert cache is not None
         space, group = noted.space, noted.group
-        noted = noted.part(~space.find_whole(self._tier, group, noted.hashes.tobytes()))
+        is_written = space.find_whole(self._tier, group, noted.hashes.tobytes())
+        self._note_there(noted.part(is_written))
+        noted = noted.part(~is_written)
         for _ in range(_LOOKS):
             if not len(noted.hashes):
                 return True

@@ -116,6 +116,18 @@ void bind_left(nb::module_& module, nb::class_<Cache>& cache) {
                  const auto keys = hashes_of(view);
                  without_gil(self, [&](CacheCore& core) { core.removals().leave_invalidate(space, keys); });
              })
+        .def("leave_tier_notes",
+             [](const Cache& self, std::uint32_t name_space, std::uint32_t group, nb::handle hashes, nb::handle has) {
+                 const Space space = space_to_look_in(self, name_space, group);
+                 const BufferView names(hashes);
+                 const BufferView notes(has);
+                 const auto keys = hashes_of(names);
+                 const auto flags = notes.bytes();
+                 if (keys.size() != flags.size() * kHashBytes) {
+                     throw nb::value_error("there must be a byte for each hash");
+                 }
+                 without_gil(self, [&](CacheCore& core) { core.removals().leave_tier_notes(space, keys, flags); });
+             })
         .def("leave_evict",
              [](const Cache& self, const std::vector<std::uint32_t>& name_spaces) {
                  return without_gil(self, [&](CacheCore& core) { return core.removals().leave_evict(name_spaces); });

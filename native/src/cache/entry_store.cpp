@@ -191,6 +191,12 @@ void EntryStore::touch(std::span<const EntryNumber> entries) {
     note_uses(entries);
 }
 
+void EntryStore::note_tier(EntryNumber entry, bool has) {
+    if (word(entry).is_readable()) {
+        tenants_.policy_of(view_.entries[entry].tenant.load(kRelaxed)).note_tier(entry, has);
+    }
+}
+
 std::span<std::byte> EntryStore::slot_bytes(EntryNumber number) const {
     const Entry& entry = view_.entries[number];
     return bytes_at(entry.space.load(std::memory_order_acquire),

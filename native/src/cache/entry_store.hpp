@@ -158,6 +158,8 @@ public:
     void touch(std::span<const EntryNumber> entries);
     // Somebody saves what comes behind it, and found it here.
     void spare(EntryNumber entry);
+    // Whether a tier below memory has it, too. It may have gone by now.
+    void note_tier(EntryNumber entry, bool has);
 
     // Makes everything anew from what a dead process left. `leases(entry)` is how often it is leased by right;
     // `may_write(session)` says whether somebody of that session may still write to what it reserved.

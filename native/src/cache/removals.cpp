@@ -1,6 +1,7 @@
 #include "cache/removals.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "index/lookup.hpp"
@@ -68,6 +69,24 @@ void Removals::leave_invalidate(Space space, std::span<const std::uint8_t> hashe
         const auto part = hashes.subspan(begin, std::min(CacheState::kPart * kHashBytes, hashes.size() - begin));
         state_.writer.leave(
             [this, space, own = std::vector<std::uint8_t>(part.begin(), part.end())] { invalidate_part(space, own); });
+    }
+}
+
+void Removals::leave_tier_notes(Space space, std::span<const std::uint8_t> hashes, std::span<const std::uint8_t> has) {
+    assert(hashes.size() == has.size() * kHashBytes);
+    for (std::size_t begin = 0; begin < has.size(); begin += CacheState::kPart) {
+        const std::size_t count = std::min(CacheState::kPart, has.size() - begin);
+        const auto names = hashes.subspan(begin * kHashBytes, count * kHashBytes);
+        const auto notes = has.subspan(begin, count);
+        state_.writer.leave([this, space, names = std::vector<std::uint8_t>(names.begin(), names.end()),
+                             notes = std::vector<std::uint8_t>(notes.begin(), notes.end())] {
+            for (std::size_t at = 0; at < notes.size(); ++at) {
+                const HashWords hash = read_hash(names.data() + at * kHashBytes);
+                if (const EntryNumber entry = find_entry(state_.view, {hash, space}).entry; entry != kNoEntry) {
+                    state_.store.note_tier(entry, notes[at] != 0);
+                }
+            }
+        });
     }
 }
 

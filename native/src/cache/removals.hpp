@@ -31,6 +31,9 @@ public:
     // For a thread that never waits for the writer's lock: what is done under it is done at once where nobody has it,
     // else by whoever has it, soon and in this order.
     void leave_invalidate(Space space, std::span<const std::uint8_t> hashes);
+    // Whether a tier below memory has these blocks, too, where they are readable: then there is less to lose by
+    // evicting them. As long as there are hashes; left in the same way.
+    void leave_tier_notes(Space space, std::span<const std::uint8_t> hashes, std::span<const std::uint8_t> has);
     // All readable entries of these namespaces are evicted, beside whatever others do; false: it is not over yet, and
     // these wait until it is asked for again.
     bool leave_evict(std::span<const std::uint32_t> name_spaces);

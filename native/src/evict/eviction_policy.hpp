@@ -55,6 +55,10 @@ public:
     // What comes is of no use without it.
     virtual void spare(EntryNumber entry) { (void)entry; }
 
+    // Whether a tier below memory has a known entry, too: then its loss costs a load from there, and no computing. Any
+    // policy may take no notice.
+    virtual void note_tier(EntryNumber entry, bool has) { (void)entry, (void)has; }
+
     // The entry to go next, still known after the call; kNoEntry if none is known. The same answer until something
     // else is called.
     virtual EntryNumber choose_victim() = 0;

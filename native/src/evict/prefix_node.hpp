@@ -17,6 +17,8 @@ namespace kvo {
 // | `extra`        | with states: how many need its    | same    | next one of its block   |
 // |                | window; else: home of its ghost   |         |                         |
 struct PrefixNode {
+    static constexpr std::uint16_t kNotKnown = 3;  // no Reuse
+
     EntryNumber parent = kNoEntry;
     std::uint32_t name = 0;
     EntryNumber older = 0;  // links hold the number of a list, too: where it ends
@@ -24,9 +26,9 @@ struct PrefixNode {
     std::uint32_t extra = 0;
     std::uint16_t epoch = 0;  // of its last use
     std::uint16_t kind : 5 = kNoClass;
-    std::uint16_t reuse : 2 = 0;
+    std::uint16_t reuse : 2 = kNotKnown;
     std::uint16_t needs_state : 1 = 0;
-    std::uint16_t is_known : 1 = 0;
+    std::uint16_t is_in_tier : 1 = 0;  // a tier below memory has it, too
     std::uint16_t is_queued : 1 = 0;
     // A child belongs to its parent only if these agree: a number is used again while children of the old entry live.
     std::uint16_t parity : 1 = 0;
@@ -34,6 +36,7 @@ struct PrefixNode {
     std::uint16_t is_held : 1 = 0;  // of a window block where no states are: the one behind it needs it
     std::uint16_t mark : 3 = 0;     // its group's low bits; of a state: which window length it counted with
 
+    bool is_known() const noexcept { return reuse != kNotKnown; }
     bool is(Reuse other) const noexcept { return reuse == static_cast<std::uint16_t>(other); }
     EntryClass entry_class() const noexcept { return static_cast<EntryClass>(kind); }
 };

@@ -32,7 +32,6 @@ void PrefixPolicy::admit(const Admission& admission) {
     node.reuse = static_cast<std::uint16_t>(admission.reuse) & 3;
     node.needs_state = admission.needs_state;
     node.mark = admission.group & 7;
-    node.is_known = 1;
     hang(entry, admission.parent);
     set_class(node, class_of(admission));
     file(entry, QueueEnd::newest);
@@ -87,6 +86,19 @@ void PrefixPolicy::spare(EntryNumber entry) {
     }
 }
 
+void PrefixPolicy::note_tier(EntryNumber entry, bool has) {
+    PrefixNode& node = nodes_[entry];
+    if ((node.is_in_tier != 0) == has) {
+        return;
+    }
+    const bool was_queued = node.is_queued != 0;
+    unfile(entry);
+    node.is_in_tier = has;
+    if (was_queued) {
+        file(entry, QueueEnd::newest);
+    }
+}
+
 EntryNumber PrefixPolicy::choose_victim() {
     if (!queues_.is_ranked()) {
         rank();
@@ -104,7 +116,7 @@ EntryNumber PrefixPolicy::choose_victim() {
 EntryNumber PrefixPolicy::find_stranded() const noexcept {
     for (EntryNumber entry = 0; entry < nodes_.size(); ++entry) {
         const PrefixNode& node = nodes_[entry];
-        if (node.is_known != 0 && (!node.is(Reuse::prefix) || node.older == 0)) {
+        if (node.is_known() && (!node.is(Reuse::prefix) || node.older == 0)) {
             return entry;
         }
     }
@@ -146,7 +158,7 @@ void PrefixPolicy::remove(EntryNumber entry, bool was_evicted) {
         }
         file(parent, QueueEnd::oldest);
     }
-    node.is_known = 0;
+    node.reuse = PrefixNode::kNotKnown;
     known_count_ -= 1;
     run_end_ = run_end_ == entry ? kNoEntry : run_end_;
 }
@@ -198,7 +210,7 @@ EntryClass PrefixPolicy::window_class(const Admission& admission) {
     const std::size_t reach = admission.window_blocks;
     if (reach < window_run_.size() && window_count_ > reach) {
         const EntryNumber passed = window_run_[(window_count_ - reach) % window_run_.size()];
-        if (nodes_[passed].is_known != 0 && nodes_[passed].is(Reuse::window)) {
+        if (nodes_[passed].is(Reuse::window)) {
             pass(passed);
         }
     }

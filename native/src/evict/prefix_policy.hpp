@@ -8,7 +8,8 @@
 //  3. The rest is sorted into classes (prefix_classes.hpp) and by age. For each the policy learns how likely reuse is
 //     and how long it takes, from what is here and from the names it evicted (prefix_reuse.hpp, prefix_ghosts.hpp).
 //     The entry with the least hits to expect per place and time goes first.
-//  4. Sizes do not enter: what a hit saves grows with the bytes it serves. Time is counted in entries admitted and
+//  4. What a tier below memory has, too, is worth a share of that: its loss costs a load.
+//  5. Sizes do not enter: what a hit saves grows with the bytes it serves. Time is counted in entries admitted and
 //     touched. Nothing is set for a workload, and what is drawn is the same in each run.
 //
 // Whatever is published in whatever order, a touch visits 16 entries for each of its own at most, and a block's windows
@@ -41,6 +42,7 @@ public:
     void admit(const Admission& admission) override;
     void touch(std::span<const EntryNumber> entries) override;
     void spare(EntryNumber entry) override;
+    void note_tier(EntryNumber entry, bool has) override;
     EntryNumber choose_victim() override;
     EntryNumber expect_victim() const override;
     void keep(EntryNumber entry) override;

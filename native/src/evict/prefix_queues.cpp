@@ -29,10 +29,11 @@ void PrefixQueues::link(EntryNumber entry, std::size_t list, QueueEnd end) noexc
 }
 
 void PrefixQueues::push(EntryNumber entry, EntryClass kind, std::size_t slot, QueueEnd end) noexcept {
-    const std::size_t list = list_of(kind, slot);
+    const std::size_t row = row_of(kind, nodes_[entry].is_in_tier != 0);
+    const std::size_t list = list_of(row, slot);
     link(entry, list, end);
-    if (!is_seen_[kind]) {
-        is_seen_[kind] = true;
+    if (!is_seen_[row]) {
+        is_seen_[row] = true;
         is_ranked_ = false;
     }
     if (is_ranked_ && !is_in_heap_[list]) {
@@ -64,13 +65,13 @@ EntryNumber PrefixQueues::choose() noexcept {
 
 void PrefixQueues::merge(std::size_t from, std::size_t into) noexcept {
     is_ranked_ = false;
-    for (EntryClass kind = 0; kind <= kUseless; ++kind) {
-        const std::size_t source = list_of(kind, from);
+    for (std::size_t row = 0; row < kRows; ++row) {
+        const std::size_t source = list_of(row, from);
         if (first(source) == kNoEntry) {
             continue;
         }
         const List moved = lists_[source];
-        const EntryNumber end = end_of(list_of(kind, into));
+        const EntryNumber end = end_of(list_of(row, into));
         const EntryNumber newest = older_of(end);
         newer_of(newest) = moved.oldest;
         nodes_[moved.oldest].older = newest;

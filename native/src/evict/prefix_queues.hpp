@@ -1,4 +1,4 @@
-// The entries that may go, in lists by class and age, and which list goes first.
+// The entries that may go, in lists by class, age and whether a tier has them, too, and which list goes first.
 #pragma once
 
 #include <algorithm>
@@ -36,14 +36,18 @@ public:
     bool is_ranked() const noexcept { return is_ranked_; }
     void forget_ranks() noexcept { is_ranked_ = false; }
 
-    // value(class, age): the lowest goes first, among equals the oldest.
+    // value(class, age): the lowest goes first, among equals the oldest. Of what a tier has, a share of it counts.
     template <typename Value>
     void rank(const AgeLadder& ladder, Value value);
 
 private:
-    static constexpr std::size_t kLists = std::size_t{kUseless + 1} * AgeLadder::kSlots;
+    // Of what memory loses and a tier has, a load from there is lost. Tiers differ: a third is too much for a fast one
+    // and too little for a slow one, and brings nearly all that a tenth does.
+    static constexpr double kTierShare = 0.3;
+    static constexpr std::size_t kRows = std::size_t{kUseless + 1} + kClassCount;  // by class; then those in a tier
+    static constexpr std::size_t kLists = kRows * AgeLadder::kSlots;
     static constexpr std::size_t kKeptList = kLists;
-    static constexpr EntryNumber kFirstEnd = 0xfffff000;  // links from here on are numbers of lists
+    static constexpr EntryNumber kFirstEnd = 0xffffe000;  // links from here on are numbers of lists
 
     struct List {
         EntryNumber oldest = kNoEntry;
@@ -64,7 +68,12 @@ private:
         }
     };
 
-    static std::size_t list_of(EntryClass kind, std::size_t slot) noexcept { return kind * AgeLadder::kSlots + slot; }
+    static_assert(kFirstEnd + kLists < kNoEntry);
+
+    static std::size_t row_of(EntryClass kind, bool is_in_tier) noexcept {
+        return is_in_tier && kind < kClassCount ? std::size_t{kUseless + 1} + kind : kind;
+    }
+    static std::size_t list_of(std::size_t row, std::size_t slot) noexcept { return row * AgeLadder::kSlots + slot; }
     static EntryNumber end_of(std::size_t list) noexcept { return kFirstEnd + static_cast<EntryNumber>(list); }
     EntryNumber first(std::size_t list) const noexcept {
         return lists_[list].oldest == end_of(list) ? kNoEntry : lists_[list].oldest;
@@ -76,7 +85,7 @@ private:
 
     PrefixNodes& nodes_;
     std::array<List, kLists + 1> lists_;
-    std::array<bool, kUseless + 1> is_seen_{};  // the class had an entry
+    std::array<bool, kRows> is_seen_{};  // the row had an entry
     bool is_ranked_ = false;
     std::vector<Ranked> ranks_;  // by list, of this epoch
     std::vector<Ranked> heap_;   // of lists that may have entries
@@ -88,9 +97,15 @@ void PrefixQueues::rank(const AgeLadder& ladder, Value value) {
     heap_.clear();
     is_in_heap_.fill(false);
     ladder.each_slot([&](std::size_t slot, std::uint32_t age) {
-        for (EntryClass kind = 0; kind <= kUseless; ++kind) {
-            const std::size_t list = list_of(kind, slot);
-            ranks_[list] = {is_seen_[kind] ? value(kind, age) : 0.0, age, static_cast<std::uint32_t>(list)};
+        for (std::size_t row = 0; row < kRows; ++row) {
+            if (!is_seen_[row]) {
+                continue;
+            }
+            const std::size_t list = list_of(row, slot);
+            const bool is_in_tier = row > kUseless;
+            const auto kind = static_cast<EntryClass>(is_in_tier ? row - kUseless - 1 : row);
+            const double share = is_in_tier ? kTierShare : 1.0;
+            ranks_[list] = {share * value(kind, age), age, static_cast<std::uint32_t>(list)};
             if (first(list) != kNoEntry) {
                 heap_.push_back(ranks_[list]);
                 is_in_heap_[list] = true;

@@ -17,12 +17,11 @@ EntryNumber PrefixPolicy::parent_of(const PrefixNode& node) const noexcept {
         return kNoEntry;
     }
     const PrefixNode& parent = nodes_[node.parent];
-    return parent.is_known != 0 && parent.parity == node.parent_parity ? node.parent : kNoEntry;
+    return parent.is_known() && parent.parity == node.parent_parity ? node.parent : kNoEntry;
 }
 
 void PrefixPolicy::hang(EntryNumber entry, EntryNumber parent) {
-    if (parent >= nodes_.size() || parent == entry || nodes_[parent].is_known == 0 ||
-        !nodes_[parent].is(Reuse::prefix)) {
+    if (parent >= nodes_.size() || parent == entry || !nodes_[parent].is(Reuse::prefix)) {
         return;
     }
     unfile(parent);
@@ -110,7 +109,7 @@ void PrefixPolicy::renew_parity(EntryNumber entry) {
     }
     // Children of two former entries: nobody can tell whose they are in one bit, so they become nobody's.
     for (EntryNumber child = 0; child < nodes_.size(); ++child) {
-        if (nodes_[child].is_known != 0 && nodes_[child].parent == entry) {
+        if (nodes_[child].is_known() && nodes_[child].parent == entry) {
             nodes_[child].parent = kNoEntry;
         }
     }

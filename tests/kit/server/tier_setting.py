@@ -25,10 +25,12 @@ NO_PARENT = bytes(32)
 class TierSetting:
     """Is a tier below a memory. `faults`: by verb and place in a batch, how that record ends."""
 
+    cache_terms = SMALL
+
     def __init__(self, geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **terms: Any) -> None:
         self.faults: dict[tuple[str, int], Any] = {}
         self.geometry = geometry
-        self.cache = LocalCache.create(SMALL)
+        self.cache = LocalCache.create(self.cache_terms)
         self.tier = FaultyTier(tier or MemoryTier(), lambda verb, place: self.faults.get((verb, place)))
         self.traffic = TierTraffic(self.tier, TierTerms(**terms), open_pidfd=lambda: os.pidfd_open(os.getpid()))  # type: ignore[arg-type]
         self.chain = TierChain([self.traffic, *(self.open_farther())])

@@ -146,6 +146,8 @@ def test_a_closed_cache_says_so_and_its_views_stay(cache: LocalCache) -> None:
         (lambda cache, session: cache.acquire_entries(session, 7, 0, bytes(32)), "no such group"),
         (lambda cache, session: cache.invalidate(0, 0, bytes(33)), "hashes have 32 bytes each"),
         (lambda cache, session: cache.invalidate(0, 1, bytes(32)), "no such group"),
+        (lambda cache, session: cache.leave_tier_notes(0, 0, bytes(64), np.ones(1, np.bool_)), "a byte for each hash"),
+        (lambda cache, session: cache.leave_tier_notes(0, 1, bytes(32), np.ones(1, np.bool_)), "no such group"),
         (lambda cache, session: cache.clear(99), "no namespace has number 99"),
         (lambda cache, session: cache.acquire(session, 9, Ask(bytes(32))), "no namespace has number 9"),
         (lambda cache, session: cache.acquire(session, 0, Ask(bytes(32), shards=(0, 1))), "has a shard 1"),
