@@ -79,6 +79,7 @@ CacheLoad = _native.CacheLoad
 LineWalk = _native.LineWalk
 TurnoverLoad = _native.TurnoverLoad
 make_cache_load = _native.make_cache_load
+make_sparse_load = _native.make_sparse_load
 make_turnover_load = _native.make_turnover_load
 measure_growth = _native.measure_growth
 memory_headroom_bytes = _native.memory_headroom_bytes

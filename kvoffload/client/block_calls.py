@@ -53,6 +53,8 @@ from kvoffload.types import HASH_BYTES
 _WIRE = np.dtype("<u8")
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
+_LONG_CHAIN = 2048
+"""The server looks at each block of an acquire anyway; of so many, looking at all of them here takes too long."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class BlockCalls:
         """Blocks whose windows or states are not there yet, and these without their blocks, are of no use: a full pool
         evicts the first pieces of a prompt that is saved in pieces. Where all is full attention, more slots held ready
         only take the place of blocks."""
+        self._has_own_hashes = all(group.block_size == register.hash_block_size for group in register.groups)
         self._tenants: dict[str, int] = {}
         """That may be charged, and what the server calls them."""
         self._leases: set[BlockLease] = set()
@@ -168,10 +171,15 @@ class BlockCalls:
         far: FarTerms | None = None,
         on_over: Callable[[], None] | None = None,
     ) -> PendingAcquire:
-        """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can."""
+        """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can. Of a
+        long chain the index is asked for a sample."""
         pending = PendingAcquire(local=ask.local)
         mapped = self._blocks.mapped
-        boundary = self._blocks.find_boundary(ask)
+        may_estimate = far is None and self._has_own_hashes and not self._is_hybrid
+        if may_estimate and count_hashes(ask.chain) >= _LONG_CHAIN:
+            boundary = self._blocks.estimate_boundary(ask, block_tokens=self._hash_block_size)
+        else:
+            boundary = self._blocks.find_boundary(ask)
         asked, alignment = MemoryAsk(ask, wait_ns, on_over), ask.alignment
         most = min(count_hashes(ask.chain) * self._hash_block_size, ask.limit) // alignment * alignment
         if far is None or mapped is None or boundary >= most or not self._link.has("promote"):

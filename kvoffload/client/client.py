@@ -43,6 +43,8 @@ _SLICE_S = 0.001
 """How long a waiting call sleeps at most before it looks again."""
 _RETURN_NS = 400_000
 """Of a step's budget, for the way back from a wait that has ended."""
+_LOOK_S = 0.0002
+"""The end of a step's budget, in which a wait looks and does not sleep: a sleep would end when the system lets it."""
 _KEEPER_S = 0.2
 _ANSWERS_S = 0.02
 """How often answers are looked for that nobody waits for."""
@@ -290,8 +292,10 @@ class Client(Connection):
         budget_ns = self.budget_ns
         while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
             # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
-            left_s = _SLICE_S if budget_ns < 0 else min(_SLICE_S, (budget_ns - (now_ns - start_ns)) / SECOND_NS)
-            self.wire.await_answers(left_s, with_control=self.link.awaits_control)
+            left_s = _SLICE_S if budget_ns < 0 else (budget_ns - (now_ns - start_ns)) / SECOND_NS
+            if left_s > _LOOK_S and budget_ns >= 0:
+                left_s -= _LOOK_S
+            self.wire.await_answers(min(left_s, _SLICE_S), with_control=self.link.awaits_control)
             now_ns = time.monotonic_ns()
             with self.lock:
                 self._look(now_ns)

@@ -13,13 +13,14 @@ from typing_extensions import Buffer
 
 from kvoffload.cache import Ask, IndexReader, Placed, SegmentMap
 from kvoffload.client.joining import HeldMemory
-from kvoffload.hash_rows import count_hashes
+from kvoffload.hash_rows import as_rows, count_hashes
 from kvoffload.packets import close_all
 
 MAX_FORMER = 2
 """Former memories that a process keeps which cannot know whether they are in use. Beyond it the oldest goes."""
 ROOM_SHARE = 32
 """A pool has room while more than one part in so many of it was given to nobody: rounding and holes take less."""
+_SAMPLE_STEP = 128
 
 
 class SharedMemory:
@@ -220,6 +221,20 @@ class MappedBlocks:
             return ask.local
         memory, name_space = mapped
         return memory.index.find_boundary(name_space, ask)
+
+    def estimate_boundary(self, ask: Ask, *, block_tokens: int) -> int:
+        """Returns a boundary that `find_boundary` does not exceed, and hardly ever falls short of: where all blocks of
+        group 0 are full attention of so many tokens, each with a hash of its own. Looks at one block in so many, and
+        at each of those around the first that is missing."""
+        rows = as_rows(ask.chain)
+        first, end = ask.local // block_tokens, min(len(rows), ask.limit // block_tokens)
+        sample = np.unique(np.r_[np.arange(first, end, _SAMPLE_STEP), max(end - 1, 0)])
+        missing = np.flatnonzero(~self.lookup(0, rows[sample].tobytes()))
+        if len(missing):
+            begin = first if missing[0] == 0 else int(sample[missing[0] - 1])
+            around = np.flatnonzero(~self.lookup(0, rows[begin : int(sample[missing[0]]) + 1].tobytes()))
+            end = begin + int(around[0]) if len(around) else begin
+        return max(end * block_tokens // ask.alignment * ask.alignment, ask.local)
 
     @property
     def has_room(self) -> bool:

@@ -65,3 +65,33 @@ TEST(nothing_is_found_in_an_empty_cache) {
 TEST(an_unknown_policy_is_refused) {
     CHECK(CacheLoad::create({.entries = 100, .policy = "none such"}).fault().code() == Code::invalid);
 }
+
+TEST(a_pool_larger_than_the_machine_is_shared_and_taken_over) {
+    LoadShape shape;
+    shape.entries = 8'192;
+    shape.record_bytes = std::uint64_t{64} << 20;
+    shape.policy = "prefix";
+    shape.segment_bytes = std::uint64_t{4} << 30;
+    shape.is_sparse = true;
+    shape.sessions = 5;
+    shape.tenants = 4;
+    auto created = CacheLoad::create(shape);
+    CHECK(created.ok());
+    CacheLoad& load = *created.value();
+    CHECK_EQUAL(load.walk(1).done, 0u);  // nothing is there
+    CHECK_EQUAL(load.store(10'000).done, 10'000u);
+    CacheStats stats = load.stats();
+    CHECK_EQUAL(stats.sessions, 5u);
+    CHECK_EQUAL(stats.readable, 8'192u);
+    CHECK_EQUAL(stats.tenants.size(), 4u);
+    for (const TenantTable::Usage& tenant : stats.tenants) {
+        CHECK(tenant.used_bytes != 0);
+    }
+    CHECK_EQUAL(load.acquire_missing(3, 256).done, 3u);
+    CHECK_EQUAL(load.walk(2).done, 2'000u);
+    const Result<Timing> adopted = load.adopt();
+    CHECK(adopted.ok());
+    CHECK_EQUAL(adopted.value().done, 8'192u);
+    CHECK_EQUAL(load.store(1'000).done, 1'000u);
+    CHECK_EQUAL(load.stats().readable, 8'192u);
+}

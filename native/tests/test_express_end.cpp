@@ -217,6 +217,41 @@ TEST(whoever_waits_wakes_up_for_all_that_can_be_done) {
     ends.receive_all();
 }
 
+TEST(a_short_wait_hears_of_what_comes_and_ends_by_itself) {
+    constexpr std::uint64_t kShort = 150'000;
+    Ends ends;
+    ends.end.wait(-1, kShort);
+    CHECK(ends.receive());
+    CHECK(ends.frames.empty());
+    auto writing = std::async(std::launch::async, [&] { CHECK(ends.peer.send(pack("x"))); });
+    while (ends.frames.empty()) {
+        ends.end.wait(-1, kShort);
+        CHECK(ends.receive());
+    }
+    writing.get();
+    CHECK_EQUAL(ends.frames.size(), 1u);
+}
+
+TEST(long_frames_go_whole_whatever_the_socket_takes_at_once) {
+    Ends ends(4096);
+    std::string read;
+    std::string sent;
+    for (std::size_t i = 0; i < 40; ++i) {
+        const std::string frame = body(5000 + 1371 * i, i + 1);
+        CHECK(ends.end.send(bytes_in(frame)));
+        sent += pack(frame);
+        if (i % 3 != 0) {
+            read += ends.peer.read_some();
+        }
+    }
+    while (read.size() < sent.size()) {
+        read += ends.peer.read_some();
+        CHECK(ends.end.flush());
+    }
+    CHECK(read == sent);
+    CHECK(!ends.end.has_unsent());
+}
+
 TEST(looking_before_sleep_pauses_where_it_was_in_vain) {
     kvo::LookBeforeSleep look;
     CHECK(look.is_worth());

@@ -1,8 +1,12 @@
 #include "bench/cache_load.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <iterator>
+#include <utility>
 
 #include "bench/made_hashes.hpp"
 #include "replay/make_policy.hpp"
@@ -15,9 +19,10 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kBlockTokens = 16;
 constexpr std::size_t kBatch = CacheLoad::kChainBlocks;
 constexpr std::size_t kBatchBytes = kBatch * kHashBytes;
-constexpr std::uint64_t kSegmentBytes = std::uint64_t{64} << 20;
-constexpr std::uint64_t kAnyDigest = 1;  // nothing is ever read
-constexpr std::uint64_t kNewer = 2;      // by so much fewer chains
+constexpr std::uint64_t kSpareEntries = 1 << 20;
+constexpr std::uint64_t kAnyDigest = 1;                         // nothing is ever read
+constexpr std::uint64_t kNewer = 2;                             // by so much fewer chains
+constexpr std::uint64_t kNeverStored = std::uint64_t{1} << 50;  // and the chains from there on
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -29,9 +34,10 @@ Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
         return policy.fault();
     }
     CacheOptions options;
-    options.segment_bytes = kSegmentBytes;
+    options.segment_bytes = shape.segment_bytes;
     options.pool_bytes = shape.entries * shape.record_bytes;
-    options.entry_limit = static_cast<EntryNumber>(shape.entries + shape.entries / 8 + kSegmentBytes / 64);
+    options.entry_limit = static_cast<EntryNumber>(shape.entries + shape.entries / 8 + kSpareEntries);
+    options.is_sparse = shape.is_sparse;
     options.policy = policy.value();
     options.populate.threads = shape.threads;
     PopulateProgress progress;
@@ -39,8 +45,10 @@ Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
     if (!core.ok()) {
         return core.fault();
     }
-    if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
-        return status;
+    if (!shape.is_sparse) {
+        if (Status status = core.value()->growth().grow_fully(progress); !status.ok()) {
+            return status;
+        }
     }
     const auto name_space = core.value()->namespaces().open(
         {}, {.hash_block_size = kBlockTokens,
@@ -48,19 +56,37 @@ Result<std::unique_ptr<CacheLoad>> CacheLoad::create(const LoadShape& shape) {
     if (!name_space.ok()) {
         return name_space.fault();
     }
-    const auto session = core.value()->sessions().open(UINT64_MAX);
-    if (!session.ok()) {
-        return session.fault();
+    std::unique_ptr<CacheLoad> load(
+        new CacheLoad(std::move(core.value()), options, make_space(name_space.value(), 0), shape));
+    if (Status status = load->open_users(shape); !status.ok()) {
+        return status;
     }
-    return std::unique_ptr<CacheLoad>(
-        new CacheLoad(std::move(core.value()), make_space(name_space.value(), 0), session.value(), shape.entries));
+    return load;
 }
 
-CacheLoad::CacheLoad(std::unique_ptr<CacheCore> core, Space space, SessionId session, std::uint64_t entries)
+CacheLoad::CacheLoad(std::unique_ptr<CacheCore> core, const CacheOptions& options, Space space, const LoadShape& shape)
     : core_(std::move(core)),
+      options_(options),
       space_(space),
-      session_(session),
-      chains_kept_(std::max<std::uint64_t>(entries / kBatch, 1)) {}
+      chains_kept_(std::max<std::uint64_t>(shape.entries / kBatch, 1)) {}
+
+Status CacheLoad::open_users(const LoadShape& shape) {
+    for (std::uint32_t i = 0; i < std::max<std::uint32_t>(shape.sessions, 1); ++i) {
+        const auto session = core_->sessions().open(UINT64_MAX);
+        if (!session.ok()) {
+            return session.fault();
+        }
+        sessions_.push_back(session.value());
+    }
+    tenants_ = std::max<std::uint32_t>(shape.tenants, 1);
+    for (std::uint32_t i = 1; i < tenants_; ++i) {
+        const auto tenant = core_->open_tenant("tenant" + std::to_string(i), options_.pool_bytes / tenants_);
+        if (!tenant.ok()) {
+            return tenant.fault();
+        }
+    }
+    return {};
+}
 
 Timing CacheLoad::store(std::uint64_t records) {
     std::vector<std::uint8_t> hashes(kBatchBytes);
@@ -74,13 +100,15 @@ Timing CacheLoad::store(std::uint64_t records) {
         make_hashes(chain * kBatch, hashes);
         std::copy(hashes.begin(), hashes.end() - kHashBytes, parents.begin() + kHashBytes);
         const auto start = Clock::now();
-        const auto reserved = core_->reservations().reserve(session_, 0, space_, {}, tickets);
+        const auto tenant = static_cast<TenantNumber>(chain % tenants_);
+        const auto reserved = core_->reservations().reserve(session(), tenant, space_, {}, tickets);
         const bool is_whole =
             reserved.ok() && reserved.value() == kBatch &&
-            core_->commits().commit(session_, {space_, 0, tickets, hashes, parents, digests}, outcomes).ok();
+            core_->commits().commit(session(), {space_, 0, tickets, hashes, parents, digests}, outcomes).ok();
         timing.seconds += seconds_since(start);
         if (!is_whole) {
-            (void)core_->reservations().abort(session_, std::span(tickets).first(reserved.ok() ? reserved.value() : 0));
+            (void)core_->reservations().abort(session(),
+                                              std::span(tickets).first(reserved.ok() ? reserved.value() : 0));
             break;
         }
         timing.done += static_cast<std::uint64_t>(std::ranges::count(outcomes, CommitOutcome::readable));
@@ -113,6 +141,16 @@ Timing CacheLoad::acquire(std::size_t chains, std::size_t blocks) {
     return all;
 }
 
+Timing CacheLoad::acquire_missing(std::size_t chains, std::size_t blocks) {
+    Timing all;
+    for (std::size_t i = 0; i < chains; ++i) {
+        const std::uint64_t missed = core_->stats().misses;
+        all.seconds += acquire_chain(kNeverStored + random_() % kNeverStored, blocks).seconds;
+        all.done += core_->stats().misses - missed;
+    }
+    return all;
+}
+
 Timing CacheLoad::acquire_newer(std::size_t blocks) { return acquire_chain(draw_chain(chains_kept_ / kNewer), blocks); }
 
 Timing CacheLoad::acquire_chain(std::uint64_t number, std::size_t blocks) {
@@ -121,13 +159,65 @@ Timing CacheLoad::acquire_chain(std::uint64_t number, std::size_t blocks) {
     make_hashes(number * kBatch, chain);
     const BoundaryQuery query{.name_space = namespace_of(space_), .chain = chain, .limit = blocks * kBlockTokens};
     const auto start = Clock::now();
-    const auto acquired = core_->leases().acquire(session_, query);
+    const auto acquired = core_->leases().acquire(session(), query);
     Timing timing{seconds_since(start), 0};
     if (acquired.ok() && acquired.value().outcome == AcquireOutcome::hit) {
         timing.done = acquired.value().boundary / kBlockTokens;
-        core_->leases().release(session_, acquired.value().lease);
+        core_->leases().release(session(), acquired.value().lease);
     }
     return timing;
+}
+
+Result<Timing> CacheLoad::adopt() {
+    const auto copy = [](int file) { return FileDescriptor(fcntl(file, F_DUPFD_CLOEXEC, 0)); };
+    const FileNumbers own = core_->memory().files();
+    CacheFiles files{.lock = copy(own.lock), .index = copy(own.index), .segments = {}};
+    std::ranges::transform(own.segments, std::back_inserter(files.segments), copy);
+    core_.reset();
+    const auto start = Clock::now();
+    auto core = CacheCore::adopt(std::move(files), options_);
+    const double seconds = seconds_since(start);
+    if (!core.ok()) {
+        return core.fault();
+    }
+    core_ = std::move(core.value());
+    sessions_.clear();
+    const auto session = core_->sessions().open(UINT64_MAX);
+    if (!session.ok()) {
+        return session.fault();
+    }
+    sessions_.push_back(session.value());
+    return Timing{seconds, core_->adoption().readable};
+}
+
+Timing CacheLoad::walk(std::size_t batches) {
+    constexpr std::size_t kAhead = 32;  // as a look-up asks in advance
+    struct Pair {
+        const std::atomic<std::uint64_t>* bucket;
+        const std::atomic<std::uint64_t>* entry;
+    };
+    const IndexView& view = core_->memory().index().view();
+    const std::uint64_t buckets = view.header->bucket_count.load(std::memory_order_acquire);
+    const std::uint64_t entries = view.header->entry_count.load(std::memory_order_acquire);
+    if (entries == 0) {
+        return {};
+    }
+    std::vector<Pair> pairs(batches * kBatch);
+    for (Pair& pair : pairs) {
+        pair = {&view.buckets[random_() % buckets].low_tags, &view.entries[random_() % entries].word};
+    }
+    const auto start = Clock::now();
+    for (std::size_t begin = 0; begin < pairs.size(); begin += kAhead) {
+        const auto group = std::span(pairs).subspan(begin, std::min(kAhead, pairs.size() - begin));
+        for (const Pair& pair : group) {
+            __builtin_prefetch(pair.bucket);
+            __builtin_prefetch(pair.entry);
+        }
+        for (const Pair& pair : group) {
+            seen_ += pair.bucket->load(std::memory_order_relaxed) + pair.entry->load(std::memory_order_relaxed);
+        }
+    }
+    return {seconds_since(start), pairs.size()};
 }
 
 // One of so many of the newest.

@@ -18,6 +18,11 @@ struct LoadShape {
     std::uint64_t record_bytes = 64;
     std::string policy;
     unsigned threads = 2;  // that take the memory
+    std::uint64_t segment_bytes = std::uint64_t{64} << 20;
+    bool is_sparse = false;  // no record has pages: pools larger than the machine
+    std::uint32_t sessions = 1;
+    std::uint32_t tenants =
+        1;  // chains are theirs in turn; each but the first has an equal part of the pool as its quota
 };
 
 // One thread at a time stores; one other may look up and acquire meanwhile.
@@ -36,21 +41,37 @@ public:
     // The first `blocks` blocks of chains drawn likewise, a chain a call. They are released off the clock.
     Timing acquire(std::size_t chains, std::size_t blocks);
 
+    // The same of chains that nobody stored; `done` counts the misses.
+    Timing acquire_missing(std::size_t chains, std::size_t blocks);
+
     // The same of one chain of the newest half, most of which is there still while another thread
     // stores.
     Timing acquire_newer(std::size_t blocks);
 
+    // The cache is left as by a process that ends, and taken over by another one; `done` counts the entries that are
+    // readable then. Nobody else uses it meanwhile.
+    Result<Timing> adopt();
+
+    // Reads `batches` thousands of pairs of cache lines of the index, both drawn at random: the least that a look-up in
+    // a table of this size costs.
+    Timing walk(std::size_t batches);
+
     CacheStats stats() const { return core_->stats(); }
 
 private:
-    CacheLoad(std::unique_ptr<CacheCore> core, Space space, SessionId session, std::uint64_t entries);
+    CacheLoad(std::unique_ptr<CacheCore> core, const CacheOptions& options, Space space, const LoadShape& shape);
+    Status open_users(const LoadShape& shape);
+    SessionId session() const { return sessions_.back(); }
     std::uint64_t draw_chain(std::uint64_t newest);
     Timing acquire_chain(std::uint64_t number, std::size_t blocks);
 
     std::unique_ptr<CacheCore> core_;
+    const CacheOptions options_;
     const Space space_;
-    const SessionId session_;
     const std::uint64_t chains_kept_;
+    std::vector<SessionId> sessions_ = {};  // chains are stored and acquired by the last one
+    std::uint32_t tenants_ = 1;
+    std::uint64_t seen_ = 0;
     std::atomic<std::uint64_t> chains_stored_ = 0;
     std::mt19937_64 random_{1};  // of the thread that looks up
 };

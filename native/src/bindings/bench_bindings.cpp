@@ -34,7 +34,12 @@ auto without_gil(Work work) {
 nb::tuple describe(const Timing& timing) { return nb::make_tuple(timing.seconds, timing.done); }
 
 LoadShape shape_of(std::uint64_t entries, std::uint64_t record_bytes, const std::string& policy, unsigned threads) {
-    return {.entries = entries, .record_bytes = record_bytes, .policy = policy, .threads = threads};
+    LoadShape shape;
+    shape.entries = entries;
+    shape.record_bytes = record_bytes;
+    shape.policy = policy;
+    shape.threads = threads;
+    return shape;
 }
 
 nb::list measure_steps(std::uint64_t entries, std::uint64_t record_bytes, const std::string& policy, unsigned threads,
@@ -76,6 +81,14 @@ void bind_loads(nb::module_& module) {
              [](CacheLoad& self, std::size_t chains, std::size_t blocks) {
                  return describe(without_gil([&] { return self.acquire(chains, blocks); }));
              })
+        .def("acquire_missing",
+             [](CacheLoad& self, std::size_t chains, std::size_t blocks) {
+                 return describe(without_gil([&] { return self.acquire_missing(chains, blocks); }));
+             })
+        .def("walk", [](CacheLoad& self,
+                        std::size_t batches) { return describe(without_gil([&] { return self.walk(batches); })); })
+        .def("adopt", [](CacheLoad& self) { return describe(take(without_gil([&] { return self.adopt(); }))); })
+        .def("index_bytes", [](const CacheLoad& self) { return self.stats().index_bytes; })
         .def("race_acquires",
              [](CacheLoad& self, std::uint64_t calls, std::size_t blocks) {
                  return race(self, calls, blocks, [&] { return self.acquire_newer(blocks); });
@@ -110,6 +123,19 @@ void bind_bench(nb::module_& module) {
             return take(without_gil([&] { return CacheLoad::create(shape); }));
         },
         nb::kw_only(), nb::arg("entries"), nb::arg("record_bytes"), nb::arg("policy"), nb::arg("threads"));
+    module.def(
+        "make_sparse_load",
+        [](std::uint64_t entries, std::uint64_t record_bytes, const std::string& policy, std::uint64_t segment_bytes,
+           std::uint32_t sessions, std::uint32_t tenants) {
+            LoadShape shape = shape_of(entries, record_bytes, policy, 1);
+            shape.segment_bytes = segment_bytes;
+            shape.is_sparse = true;
+            shape.sessions = sessions;
+            shape.tenants = tenants;
+            return take(without_gil([&] { return CacheLoad::create(shape); }));
+        },
+        nb::kw_only(), nb::arg("entries"), nb::arg("record_bytes"), nb::arg("policy"), nb::arg("segment_bytes"),
+        nb::arg("sessions"), nb::arg("tenants"));
     module.def("measure_growth", measure_steps, nb::kw_only(), nb::arg("entries"), nb::arg("record_bytes"),
                nb::arg("policy"), nb::arg("threads"), nb::arg("step"));
     nb::class_<TurnoverLoad>(module, "TurnoverLoad", "Records of several sizes; native/src/bench/turnover_load.hpp.")

@@ -95,7 +95,7 @@ TenantTable::Tenant TenantTable::make(const std::string& name, std::uint64_t quo
     Tenant tenant{.name = name};
     if (quota_bytes != 0) {
         tenant.policy = policies_.size();
-        policies_.push_back(make_policy_(bounds_));
+        policies_.push_back(std::make_unique<OwnNumbers>(make_policy_(bounds_), places_));
     }
     return tenant;
 }

@@ -11,6 +11,7 @@
 
 #include "base/status.hpp"
 #include "evict/eviction_policy.hpp"
+#include "evict/own_numbers.hpp"
 #include "index/layout.hpp"
 
 namespace kvo {
@@ -123,7 +124,8 @@ private:
     MakePolicy make_policy_;
     PolicyBounds bounds_;
     std::vector<Tenant> tenants_;  // 0: whoever has no name; another without one is a number that is nobody's
-    std::vector<std::unique_ptr<EvictionPolicy>> policies_;
+    std::vector<std::unique_ptr<EvictionPolicy>> policies_;  // the first has the pool's numbers, the others their own
+    std::shared_ptr<OwnNumbers::Places> places_ = std::make_shared<OwnNumbers::Places>();
     std::unique_ptr<Told> told_ = std::make_unique<Told>();
 };
 

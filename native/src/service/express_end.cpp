@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
@@ -24,7 +25,31 @@ std::uint64_t now_ns() {
 
 }  // namespace
 
-bool ExpressEnd::send(std::span<const std::uint8_t> frame) { return add(frame) && flush(); }
+bool ExpressEnd::send(std::span<const std::uint8_t> frame) {
+    const bool goes_at_once = unsent_.empty() && frame.size() >= kLaterBytes && frame.size() <= kUnsentBytes;
+    return goes_at_once ? send_uncopied(frame) : add(frame) && flush();
+}
+
+// Nothing is unsent. What the socket takes of a long frame is not copied before.
+bool ExpressEnd::send_uncopied(std::span<const std::uint8_t> frame) {
+    auto size = static_cast<std::uint32_t>(frame.size());
+    std::array<iovec, 2> parts{iovec{.iov_base = &size, .iov_len = sizeof(size)},
+                               iovec{.iov_base = const_cast<std::uint8_t*>(frame.data()), .iov_len = frame.size()}};
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = parts.size();
+    const ssize_t taken = sendmsg(file(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (taken < 0 && errno != EAGAIN && errno != EINTR) {
+        return false;
+    }
+    std::size_t at = static_cast<std::size_t>(std::max<ssize_t>(taken, 0));
+    for (const iovec& part : parts) {
+        const std::size_t gone = std::min(at, part.iov_len);
+        unsent_.append(static_cast<const char*>(part.iov_base) + gone, part.iov_len - gone);
+        at -= gone;
+    }
+    return flush();
+}
 
 bool ExpressEnd::send_later(std::span<const std::uint8_t> frame) {
     return add(frame) && (unsent_.size() < kLaterBytes || flush());
@@ -67,16 +92,25 @@ void ExpressEnd::wait(int other, std::uint64_t timeout_ns) {
     // A negative file is ignored.
     std::array<pollfd, 2> ready{pollfd{.fd = file(), .events = events, .revents = 0},
                                 pollfd{.fd = other, .events = POLLIN, .revents = 0}};
-    if (timeout_ns > kLookNs && look_.is_worth()) {
+    const auto look = [&](std::uint64_t for_ns) {
         const timespec none{};
         const std::uint64_t start_ns = now_ns();
-        while (now_ns() - start_ns < kLookNs) {
+        while (now_ns() - start_ns < for_ns) {
             if (ppoll(ready.data(), ready.size(), &none, nullptr) > 0) {
-                return;
+                return true;
             }
+        }
+        return false;
+    };
+    if (timeout_ns > kNoSleepNs && look_.is_worth()) {
+        if (look(kLookNs)) {
+            return;
         }
         look_.was_in_vain();
         timeout_ns -= kLookNs;
+    } else if (timeout_ns != 0 && timeout_ns <= kNoSleepNs) {
+        look(timeout_ns);
+        return;
     }
     const timespec timeout{.tv_sec = static_cast<time_t>(timeout_ns / kSecondNs),
                            .tv_nsec = static_cast<long>(timeout_ns % kSecondNs)};

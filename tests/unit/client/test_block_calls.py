@@ -128,6 +128,28 @@ def test_a_hit_is_asked_for_as_far_as_it_goes() -> None:
     assert [call.message for call in setting.wire.take_all()] == [Release(leases=(9).to_bytes(8, "little"))]
 
 
+def test_of_a_long_chain_the_index_is_asked_for_a_sample_and_the_server_for_all(monkeypatch: Any) -> None:
+    setting = Setting()
+    chain = make_chain(1, 3000)
+    there = {chain[at : at + 32] for at in range(0, 32 * 2700, 32)}
+    asked = []
+
+    def lookup(_name_space: int, _group: int, hashes: bytes) -> Any:
+        rows = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
+        asked.extend(rows)
+        return np.array([row in there for row in rows])
+
+    monkeypatch.setattr(setting.index, "lookup", lookup)
+    monkeypatch.setattr(setting.index, "find_boundary", None)
+    pending = setting.blocks.start_acquire(Ask(chain), setting.script.now_ns, WAIT_NS)
+    (call,) = setting.wire.take_all()
+    assert call.message == Acquire(name_space=4, chain=chain[: 32 * 2700], limit=16 * 2700)
+    assert len(asked) < 300
+    # The server looks at each, and may find less.
+    setting.hit(call)
+    assert pending.found.boundary == 64
+
+
 def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
     setting = Setting(capabilities=("promote",))
     setting.index.boundary = 64

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from kvoffload.cache import LocalCache
+from kvoffload.cache import Ask, LocalCache
 from kvoffload.client.joining import HeldMemory
-from kvoffload.client.memories import MAX_FORMER, SharedMemory, name_memory
+from kvoffload.client.memories import MAX_FORMER, MappedBlocks, SharedMemory, name_memory
 from tests.kit.cache.cache_model import SMALL
 from tests.kit.client.fake_wire import NO_FILE, FakeMemory, make_memories
 
@@ -183,3 +187,54 @@ def test_real_memory_says_whether_it_is_still_mapped() -> None:
         assert is_mapped()
         del segments
         assert not is_mapped()
+
+
+class NumberedIndex:
+    """An index of blocks whose hashes are their numbers; it counts how often it is asked for one."""
+
+    def __init__(self, present: npt.NDArray[np.bool_]) -> None:
+        self.present = present
+        self.asked = 0
+
+    def lookup(self, _name_space: int, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
+        assert group == 0
+        numbers = np.frombuffer(hashes, "<u8").reshape(-1, 4)[:, 0]
+        self.asked += len(numbers)
+        return self.present[numbers]
+
+
+BLOCKS = 5000
+
+
+def estimate(present: npt.NDArray[np.bool_], **asked: Any) -> tuple[int, int]:
+    """Returns the boundary, in blocks of 16 tokens, and how many blocks were looked at."""
+    blocks = MappedBlocks(make_memories(), groups=1)
+    numbers = np.zeros((BLOCKS, 4), "<u8")
+    numbers[:, 0] = np.arange(BLOCKS)
+    index = NumberedIndex(present)
+    memory: Any = SimpleNamespace(index=index, memory_id=1)
+    blocks.mapped = memory, 0
+    found = blocks.estimate_boundary(Ask(numbers.tobytes(), **asked), block_tokens=16)
+    assert found % 16 == 0
+    return found // 16, index.asked
+
+
+@pytest.mark.parametrize("there", [0, 1, 127, 128, 129, 2500, BLOCKS - 1, BLOCKS])
+def test_a_long_prefix_is_found_by_a_sample(there: int) -> None:
+    present = np.arange(BLOCKS) < there
+    found, asked = estimate(present)
+    assert found == there
+    assert asked < 200
+    assert estimate(present, local=16 * 1000)[0] == max(there, 1000)
+    assert estimate(present, limit=16 * 3000 + 5)[0] == min(there, 3000)
+    assert estimate(present, alignment=64)[0] == there // 4 * 4
+    assert estimate(present, local=16 * BLOCKS)[0] == BLOCKS
+    assert estimate(present, limit=0)[0] == 0
+
+
+def test_a_hole_makes_the_estimate_too_long_but_never_too_short() -> None:
+    for hole in (3, 128, 700):
+        present = np.ones(BLOCKS, np.bool_)
+        present[hole] = False
+        found, _ = estimate(present)
+        assert found in (hole, BLOCKS)
