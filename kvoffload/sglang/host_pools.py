@@ -73,7 +73,12 @@ def describe_host_pool(pool: Any, *, page_size: int) -> PoolPages:
         layout=LAYOUT,
     )
     _compare_page(pool, kind, geometry, page_size)
-    return PoolPages(geometry=geometry, tensors=tensors, first_layer=pool.start_layer)
+    return PoolPages(
+        geometry=geometry,
+        tensors=tensors,
+        first_layer=pool.start_layer,
+        end_layer=pool.start_layer + pool.layer_num,
+    )
 
 
 def _check_settings(pool: Any, kind: str, page_size: int) -> None:

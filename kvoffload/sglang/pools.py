@@ -82,10 +82,12 @@ class PoolPages:
     geometry: KVGeometry
     tensors: Mapping[str, torch.Tensor]
     first_layer: int
+    end_layer: int
+    """After the last one that keeps something. Between them may be some that keep nothing."""
 
     @property
     def num_layers(self) -> int:
-        return len(self.geometry.layers)
+        return self.end_layer - self.first_layer
 
     @property
     def group_names(self) -> tuple[str, ...]:
@@ -201,6 +203,7 @@ def describe_pool(pool: Any, *, page_size: int, window: int = 0) -> PoolPages:
         ),
         tensors=tensors,
         first_layer=pool.start_layer,
+        end_layer=1 + max(number for part in parts for number in part.layers),
     )
 
 
@@ -245,7 +248,8 @@ def _split_states(pool: Any, page_size: int) -> tuple[_Part, ...]:
     attention = sorted(mapping, key=mapping.__getitem__)
     layers = sorted((*attention, *states.mamba_layer_ids))
     found = _kind_of(states.mamba_cache)
-    if layers != list(range(len(layers))) or not attention or pool.use_mla or found != STATES:
+    is_twofold = len(set(layers)) < len(layers)
+    if is_twofold or not attention or pool.use_mla or found != STATES:
         raise UnsupportedError(
             f"KV pool {LINEAR_POOL} has layers {layers} and states {found}, which is not served",
             remedy="run this model without the linker",

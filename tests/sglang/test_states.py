@@ -41,7 +41,7 @@ def server(zeroed: Path) -> Iterator[SharedServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=["gdn", "mamba2"])
+@pytest.fixture(scope="module", params=["gdn", "mamba2", "sparse_states"])
 def engine(request: pytest.FixtureRequest, zeroed: Path, server: SharedServer) -> Iterator[SGLangEngine]:
     folder = zeroed.parent / request.param
     model = build_model(request.param, folder / "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -153,10 +154,35 @@ def build_mamba2(folder: Path, seed: int) -> None:
     GraniteMoeHybridForCausalLM(config).save_pretrained(folder)
 
 
+def build_sparse_states(folder: Path, seed: int) -> None:
+    """Nemotron-H: between state spaces and attention layers that keep nothing."""
+    import torch
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    torch.manual_seed(seed)
+    config = NemotronHConfig(
+        **_shape(),
+        layers_block_type=["mamba", "mlp", "mamba", "attention", "mlp", "mamba"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        ssm_state_size=16,
+        n_groups=8,
+        chunk_size=64,
+    )
+    NemotronHForCausalLM(config).save_pretrained(folder)
+    # SGLang reads their former names.
+    told = json.loads((folder / "config.json").read_text())
+    names = {"linear_attention": "mamba", "full_attention": "attention"}
+    for key in ("layers_block_type", "mtp_layers_block_type"):
+        told[key] = [names.get(name, name) for name in told[key]]
+    (folder / "config.json").write_text(json.dumps(told))
+
+
 def build_adapter(folder: Path, seed: int) -> None:
     """LoRA of `build_mha`: what queries and values are made of, strong enough to change tokens."""
-    import json
-
     import torch
     from safetensors.torch import save_file
 
@@ -193,6 +219,7 @@ BUILDERS = {
     "swa": build_swa,
     "gdn": build_gdn,
     "mamba2": build_mamba2,
+    "sparse_states": build_sparse_states,
     "adapter": build_adapter,
 }
 

@@ -169,6 +169,15 @@ def test_states_are_slots_of_their_own_pool() -> None:
         page_map.check_blocks([0], group=1)
 
 
+def test_between_others_may_be_layers_that_keep_nothing() -> None:
+    """The engine waits for a layer by its number."""
+    pages = describe_pool(hybrid(full_attention_layer_id_mapping={1: 0, 5: 1}), page_size=PAGE)
+    kv, mamba = pages.geometry.groups
+    assert [layer.name for layer in kv.layers] == ["layer 1", "layer 5"]
+    assert [layer.name for layer in mamba.layers] == ["layer 0", "layer 2"]
+    assert pages.num_layers == 6
+
+
 def hybrid(*, of_states: bool = False, **given: object) -> HybridLinearKVPool:
     pool = HybridLinearKVPool()
     for name, value in given.items():
@@ -184,7 +193,7 @@ class OtherStates(MambaPool):
     ("pool", "told"),
     [
         (hybrid(use_mla=True), "which is not served"),
-        (hybrid(full_attention_layer_id_mapping={1: 0, 4: 1}), "has layers"),
+        (hybrid(full_attention_layer_id_mapping={1: 0, 2: 1}), r"has layers \[0, 1, 2, 2\]"),
         (hybrid(mamba_pool=OtherStates()), "OtherStates in"),
         (hybrid(full_kv_pool=MLATokenToKVPool()), "MLATokenToKVPool in"),
         (hybrid(of_states=True, enable_linear_replayssm=True), "enable_linear_replayssm"),
@@ -192,7 +201,7 @@ class OtherStates(MambaPool):
         (hybrid(of_states=True, size=12), "temporal has shape|conv0 has shape"),
         (hybrid(of_states=True, side_states=[torch.ones(3)]), "tensor side_states.0"),
     ],
-    ids=["latents", "a layer of nobody", "states", "rows", "replay", "drafts' states", "slots", "a sibling"],
+    ids=["latents", "a layer of both", "states", "rows", "replay", "drafts' states", "slots", "a sibling"],
 )
 def test_states_that_are_otherwise_than_was_tested_are_refused(pool: HybridLinearKVPool, told: str) -> None:
     with pytest.raises(KVOffloadError, match=told):
