@@ -251,7 +251,7 @@ def agree_within(group: Any) -> Callable[[bytes], bytes] | None:
         return None
 
     def agree(mask: bytes) -> bytes:
-        mine = torch.frombuffer(bytearray(mask), dtype=torch.uint8)
+        mine = torch.tensor(list(mask), dtype=torch.uint8)
         all_masks = [torch.empty_like(mine) for _ in range(ranks.get_world_size(group))]
         ranks.all_gather(all_masks, mine, group=group)
         return sha256(b"".join(one.numpy().tobytes() for one in all_masks)).digest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from kvoffload.transfer import CopyDirection
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, fill_host
 from tests.kit.sglang.linked import SessionCache, link, make_keys
 from tests.kit.sglang.pools import PAGE, rows_of
+from tests.kit.sglang.updater import make_updater_class
 
 KEYS = make_keys(3)
 
@@ -204,10 +204,11 @@ def test_a_change_that_nobody_has_told_of_lasts_until_a_flush_too() -> None:
 
 def test_a_flush_while_somebody_may_still_write_to_the_weights_is_none() -> None:
     stored = Stored()
-    updater = SimpleNamespace(_session=SimpleNamespace(loaded_weights=False))
+    updater = make_updater_class()()
+    updater.begin_weight_update(None)
     stored.updates.note(updater)
     assert not in_new_thread(lambda: stored.back_up(0))
-    updater._session = None
+    updater.end_weight_update(None)
     assert in_new_thread(lambda: stored.back_up(0))
 
 

@@ -17,6 +17,7 @@ from kvoffload.sglang.pools import describe_pool
 from kvoffload.sglang.weights import WeightMask
 from tests.kit.sglang.linked import link, make_keys
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, clear, copy_rows, fill, rows_of
+from tests.kit.sglang.updater import make_updater_class
 
 KEYS = make_keys(2)
 
@@ -173,12 +174,13 @@ def test_an_update_that_changed_nothing_ends_nothing(made: Any) -> None:
 def test_while_weights_may_be_written_to_nothing_is_saved_or_found(made: Any) -> None:
     made.linker.reset()
     save(made)
-    updater = SimpleNamespace(_session=SimpleNamespace(loaded_weights=False))
+    updater = make_updater_class()()
+    updater.begin_weight_update(None)
     made.weights.updates.note(updater)
     assert made.linker.lookup("r", transfer(KEYS)) == []
     made.linker.reset()
     assert made.linker.lookup("r", transfer(KEYS)) == []
-    updater._session = None
+    updater.end_weight_update(None)
     made.linker.reset()
     assert made.linker.lookup("r", transfer(KEYS)) == [1, 2]
 

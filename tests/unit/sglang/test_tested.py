@@ -13,6 +13,7 @@ from kvoffload.errors import UnsupportedError
 from kvoffload.sglang import tested
 from kvoffload.sglang.tested import EngineParts, StorageParts, refuse_untested, refuse_untested_storage
 from kvoffload.sglang.weight_updates import SELECT
+from tests.kit.sglang.updater import make_updater_class
 
 
 def make_class(signatures: dict[str, str]) -> type:
@@ -30,12 +31,7 @@ def make_method(signature: str) -> Any:
 
 
 def make_updater(**changed: Any) -> type:
-    def update(self: Any, recv_req: Any) -> None:
-        self._select_runners()
-
-    def select(self: Any, selector: Any) -> None: ...
-
-    return type("Updater", (), {SELECT: select, **dict.fromkeys(tested.UPDATER, update), **changed})
+    return type("Updater", (make_updater_class(),), {"__slots__": (), **changed})
 
 
 def make_parts(**changed: object) -> EngineParts:

@@ -3,29 +3,9 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
-from typing import Any
 
 from kvoffload.sglang.weight_updates import WeightUpdates, watch_updates
-
-
-def make_updater() -> Any:
-    class Updater:
-        """As SchedulerWeightUpdaterManager is."""
-
-        __slots__ = ("_session", "seen", "updates")
-
-        def __init__(self) -> None:
-            self._session: Any = None
-            self.updates: WeightUpdates | None = None
-            self.seen: list[tuple[str, int]] = []
-
-        def _select_runners(self, selector: str = "all") -> list[str]:
-            assert self.updates is not None
-            self.seen.append((selector, self.updates.count))
-            return [selector]
-
-    return Updater
+from tests.kit.sglang.updater import make_updater_class
 
 
 def ask_later(updates: WeightUpdates) -> bool:
@@ -37,25 +17,28 @@ def ask_later(updates: WeightUpdates) -> bool:
 
 
 def test_an_update_is_noted_before_it_begins() -> None:
-    kind = make_updater()
-    updater = kind()
-    updater.updates = updates = watch_updates(kind)
+    seen: list[tuple[str, int]] = []
+    kind = make_updater_class(lambda selector: seen.append((selector, updates.count)))
+    updates = watch_updates(kind)
     assert watch_updates(kind) is updates
-    assert updater._select_runners() == ["all"]
-    assert updater._select_runners("draft") == ["draft"]
-    assert updater.seen == [("all", 1), ("draft", 2)]
+    updater = kind()
+    assert updater.update_weights_from_tensor(None) == ["target"]
+    updater.begin_weight_update(None)
+    updater.end_weight_update(None)
+    assert seen == [("target", 1), ("all", 2), ("all", 3)]
 
 
 def test_a_session_is_open_until_what_it_loads_is_told() -> None:
-    updates, updater = WeightUpdates(), SimpleNamespace(_session=None)
+    kind = make_updater_class()
+    updates, updater = watch_updates(kind), kind()
     assert not updates.is_open
-    updates.note(updater)
-    assert not updates.is_open
-    updater._session = SimpleNamespace(loaded_weights=False)
+    updater.begin_weight_update(None)
     assert updates.is_open
     updates.note()
     assert updates.is_open
-    updater._session.loaded_weights = True
+    updater.update_weights_from_tensor(None)
+    assert not updates.is_open
+    updater.end_weight_update(None)
     assert not updates.is_open
 
 

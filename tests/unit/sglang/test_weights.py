@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kvoffload.sglang.weights import WeightMask, find_models
+from tests.kit.sglang.updater import make_updater_class
 
 
 class RadixAttention(torch.nn.Module):
@@ -124,14 +124,14 @@ def test_an_invented_mask_is_of_nothing_else_and_never_proved() -> None:
 
 def test_while_somebody_may_write_to_the_weights_they_count_as_changed() -> None:
     weights = mask_of(Model(1))
-    updater = SimpleNamespace(_session=None)
+    updater = make_updater_class()()
     weights.updates.note(updater)
     weights.take()
     assert not weights.has_changed()
-    updater._session = SimpleNamespace(loaded_weights=False)
+    updater.begin_weight_update(None)
     assert weights.has_changed()
     assert not weights.is_proved_equal()
-    updater._session.loaded_weights = True
+    updater.update_weights_from_tensor(None)
     assert weights.is_proved_equal()
 
 
