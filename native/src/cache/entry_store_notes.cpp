@@ -34,33 +34,40 @@ void EntryStore::note_uses(std::span<const EntryNumber> entries) {
     }
     const GroupFacts* facts = nullptr;
     Space space = 0;
-    PoolShare passed;
     bool begins = true;
     std::uint64_t before = 0;  // name of the followed block before this one
+    std::uint64_t count = 0;   // of this space since the last note
+    const auto pass = [&] {
+        if (facts != nullptr) {
+            curve_->pass({.blocks = facts->reuse == Reuse::prefix ? count : 0, .bytes = count * facts->slot_bytes});
+        }
+        count = 0;
+    };
+    // Most are not followed, so this has to be short.
     for (const EntryNumber number : entries) {
         const Entry& entry = view_.entries[number];
-        if (!word(number).is_readable()) {
-            continue;
-        }
-        if (const Space own = entry.space.load(kRelaxed); facts == nullptr || own != space) {
+        if (const Space own = entry.space.load(kRelaxed); own != space || facts == nullptr) {
+            pass();
+            if (!word(number).is_readable()) {
+                continue;
+            }
             space = own;
             facts = &facts_of(space);
             before = 0;
         }
-        passed.add({.blocks = facts->reuse == Reuse::prefix ? 1U : 0U, .bytes = facts->slot_bytes});
+        count += 1;
         const std::uint64_t hash_word = entry.hash[0].load(kRelaxed);
-        if (!curve_->follows(hash_word)) {
+        if (!curve_->follows(hash_word) || !word(number).is_readable()) {
             continue;
         }
+        pass();
         ShadowRecord record = shadow_of(number);
         record.parent = before != 0 && record.reuse == Reuse::prefix ? before : followed_ancestor(number);
         before = record.name;
-        curve_->pass(passed);
-        passed = {};
         curve_->add(hash_word, {.record = record, .kind = PoolNote::Kind::use, .begins = begins});
         begins = false;
     }
-    curve_->pass(passed);
+    pass();
 }
 
 ShadowRecord EntryStore::shadow_of(EntryNumber number) const {
