@@ -77,6 +77,28 @@ TEST(where_nobody_writes_all_is_done_at_once) {
     CHECK_EQUAL(core.stats().used_bytes, 0u);
 }
 
+TEST(what_a_tier_has_is_evicted_first) {
+    constexpr std::size_t kFew = 7;  // of one age
+    SmallCache cache(small_options(1, "prefix"));
+    const SessionId session = cache.session();
+    const Space space = cache.open();
+    const Hashes kept = chain(1, kFew);
+    const Hashes tiered = chain(2, kFew);
+    CHECK_EQUAL(cache.put(session, space, kept), kFew);
+    CHECK_EQUAL(cache.put(session, space, tiered), kFew);
+    Hashes hashes = chain(3, kMany);  // not here
+    std::vector<std::uint8_t> has(kMany, 1);
+    hashes.insert(hashes.end(), kept.begin(), kept.end());
+    has.resize(kMany + kFew, 0);
+    hashes.insert(hashes.end(), tiered.begin(), tiered.end());
+    has.resize(kMany + 2 * kFew, 1);
+    call_beside_a_writer(*cache, [&] { cache->removals().leave_tier_notes(space, hashes, has); });
+    const std::uint64_t half_bytes = cache->stats().used_bytes / 2;
+    CHECK_EQUAL(cache->removals().evict(half_bytes), half_bytes);
+    CHECK_EQUAL(cache.count_readable(space, kept), kFew);
+    CHECK_EQUAL(cache.count_readable(space, tiered), 0u);
+}
+
 TEST(what_a_tier_finds_no_room_for_lets_nothing_go) {
     Scene scene;
     CacheCore& core = *scene.cache;
