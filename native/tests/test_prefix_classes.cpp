@@ -27,7 +27,7 @@ double mean_uses_to(EntryClass from, EntryClass kind) {
 TEST(uses_are_counted_in_steps_that_double) {
     for (const auto& [fresh, used, steps] :
          {std::array{kPrefixFresh, kPrefixUsed, kPrefixUses}, std::array{kPrefixBehind, kPrefixUsed, kPrefixUses},
-          std::array{kEndFresh, kEndUsed, kEndUses}}) {
+          std::array{kPrefixStarted, kPrefixUsed, kPrefixUses}, std::array{kEndFresh, kEndUsed, kEndUses}}) {
         CHECK_EQUAL(class_after_use(fresh, 0), used);
         CHECK_EQUAL(class_after_use(fresh, 1), used);
         double expected = 1.0;
@@ -47,6 +47,25 @@ TEST(an_end_that_was_passed_and_is_used_counts_on) {
         const auto used = static_cast<EntryClass>(kEndUsed + step);
         for (const std::uint64_t chance : {0U, 1U, 7U}) {
             CHECK_EQUAL(class_after_use(class_when_passed(used), chance), class_after_use(used, chance));
+        }
+    }
+}
+
+TEST(a_run_is_classed_by_what_it_goes_on_from) {
+    CHECK_EQUAL(run_class(kNoClass), kPrefixFresh);
+    CHECK_EQUAL(run_class(kPrefixStarted), kPrefixFresh);
+    CHECK_EQUAL(run_class(kPrefixUsed), kPrefixBehind);
+    CHECK_EQUAL(run_class(kPrefixUsed + kPrefixUses - 1), kPrefixStarted);
+    CHECK_EQUAL(run_class(kEndFresh), kPrefixFresh);
+}
+
+TEST(blocks_of_a_run_are_classed_by_steps_that_stay_among_their_own) {
+    for (const auto& [first, end] : {std::array{kPrefixFresh, kPrefixBehind}, std::array{kPrefixBehind, kPrefixStarted},
+                                     std::array{kPrefixStarted, kPrefixUsed}}) {
+        CHECK_EQUAL(prefix_class(first, 1), first);
+        CHECK_EQUAL(prefix_class(first, 1000), end - 1);
+        for (std::uint32_t position = 1; position < 64; ++position) {
+            CHECK(prefix_class(first, position) <= prefix_class(first, position + 1));
         }
     }
 }

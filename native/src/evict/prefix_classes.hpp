@@ -2,6 +2,7 @@
 //
 //     block of a prefix     fresh: how far behind the start of its run     used: how often
 //     ... behind a hit      fresh: the same, of a run behind used blocks
+//     ... behind a start    fresh: the same, of a run behind blocks of the highest step of uses: most prompts begin so
 //     end of a boundary     fresh: the same of its block                   used: how often
 //     ... that was passed   a later one of the same sequence exists        used: how often
 //
@@ -20,14 +21,16 @@ using EntryClass = std::uint8_t;
 
 constexpr EntryClass kFreshSteps = 6;   // 1, 2-3, 4-7, 8-15, 16-31, 32 and more
 constexpr EntryClass kBehindSteps = 3;  // 1, 2-7, 8 and more
+constexpr EntryClass kCoarseSteps = 3;  // 1-3, 4-15, 16 and more
 constexpr EntryClass kPrefixUses = 6;
 constexpr EntryClass kEndUses = 4;
 
 constexpr EntryClass kPrefixFresh = 0;
 constexpr EntryClass kPrefixBehind = kPrefixFresh + kFreshSteps;
-constexpr EntryClass kPrefixUsed = kPrefixBehind + kBehindSteps;
+constexpr EntryClass kPrefixStarted = kPrefixBehind + kBehindSteps;
+constexpr EntryClass kPrefixUsed = kPrefixStarted + kCoarseSteps;
 constexpr EntryClass kEndFresh = kPrefixUsed + kPrefixUses;
-constexpr EntryClass kEndUsed = kEndFresh + kFreshSteps;
+constexpr EntryClass kEndUsed = kEndFresh + kCoarseSteps;
 constexpr EntryClass kPassed = kEndUsed + kEndUses;
 constexpr EntryClass kClassCount = kPassed + kEndUses + 1;
 
@@ -40,9 +43,29 @@ constexpr EntryClass fresh_step(std::uint32_t position) noexcept {
     return static_cast<EntryClass>(std::clamp(static_cast<int>(std::bit_width(position)) - 1, 0, kFreshSteps - 1));
 }
 
-// The same of a run that goes on from used blocks.
-constexpr EntryClass behind_step(std::uint32_t position) noexcept {
-    return static_cast<EntryClass>(position < 2 ? 0 : position < 8 ? 1 : 2);
+// In steps that are twice as long.
+constexpr EntryClass coarse_step(std::uint32_t position) noexcept {
+    return static_cast<EntryClass>(fresh_step(position) / 2);
+}
+
+// The class of a run's first block by that of the block before it.
+constexpr EntryClass run_class(EntryClass before) noexcept {
+    if (before < kPrefixUsed || before >= kEndFresh) {
+        return kPrefixFresh;
+    }
+    return before + 1 == kEndFresh ? kPrefixStarted : kPrefixBehind;
+}
+
+// Of the `position`th block of a run whose first one is of class `first`.
+constexpr EntryClass prefix_class(EntryClass first, std::uint32_t position) noexcept {
+    switch (first) {
+        case kPrefixBehind:
+            return static_cast<EntryClass>(first + (position < 2 ? 0 : position < 8 ? 1 : 2));
+        case kPrefixStarted:
+            return static_cast<EntryClass>(first + coarse_step(position));
+        default:
+            return static_cast<EntryClass>(first + fresh_step(position));
+    }
 }
 
 constexpr bool is_prefix_class(EntryClass kind) noexcept { return kind < kEndFresh; }

@@ -195,9 +195,9 @@ EntryClass PrefixPolicy::prefix_class(const Admission& admission) {
     }
     run_blocks_ = before != kNoEntry && before == admission.parent ? run_blocks_ + 1 : 1;
     if (run_blocks_ == 1) {
-        is_run_behind_hit_ = node.parent != kNoEntry && is_used_prefix(nodes_[node.parent].entry_class());
+        run_class_ = node.parent == kNoEntry ? kPrefixFresh : run_class(nodes_[node.parent].entry_class());
     }
-    return is_run_behind_hit_ ? kPrefixBehind + behind_step(run_blocks_) : kPrefixFresh + fresh_step(run_blocks_);
+    return kvo::prefix_class(run_class_, run_blocks_);
 }
 
 // A window that is so far behind the run's end that no boundary at the end needs it was passed.
@@ -219,8 +219,7 @@ EntryClass PrefixPolicy::window_class(const Admission& admission) {
     if (remembered != kNoClass) {
         return remembered;
     }
-    const int step = block.kind < kPrefixUsed ? block.entry_class() % kFreshSteps : 0;
-    return static_cast<EntryClass>(kEndFresh + step);
+    return static_cast<EntryClass>(kEndFresh + (block.kind < kPrefixBehind ? block.kind / 2 : 0));
 }
 
 EntryClass PrefixPolicy::state_class(const Admission& admission) {
@@ -228,7 +227,7 @@ EntryClass PrefixPolicy::state_class(const Admission& admission) {
     const PassedState passed = announce_state(admission.entry);
     run_blocks_ = passed.state != kNoEntry && passed.state == before ? run_blocks_ + passed.blocks : passed.blocks;
     const EntryClass remembered = recall(nodes_[admission.entry]);
-    return remembered != kNoClass ? remembered : kEndFresh + fresh_step(run_blocks_);
+    return remembered != kNoClass ? remembered : kEndFresh + coarse_step(run_blocks_);
 }
 
 void PrefixPolicy::set_class(PrefixNode& node, EntryClass kind) noexcept {

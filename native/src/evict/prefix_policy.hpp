@@ -162,7 +162,7 @@ private:
     // The run that is being added.
     EntryNumber run_end_ = kNoEntry;
     std::uint32_t run_blocks_ = 0;
-    bool is_run_behind_hit_ = false;
+    EntryClass run_class_ = kPrefixFresh;
     std::uint32_t window_count_ = 0;
     EntryNumber last_window_block_ = kNoEntry;
     std::array<EntryNumber, 512> window_run_{};  // its windows, in turn; longer ones are never passed
