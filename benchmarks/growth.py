@@ -201,15 +201,16 @@ def measure(*, entries: Sequence[int], turns: int, starts: int) -> Iterator[dict
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Draws how many times the cost of the smallest size each operation has, over the number of entries."""
+    """Draws what a block costs in each operation that reads, over the number of entries."""
     found = [row for row in rows if row["what"] == "entries"]
+    blocks = {"look-up": 1, f"hit of {BLOCKS}": 1, f"miss of {BLOCKS}": BLOCKS, WALK: 1}
     lines = {
-        name: [(row["entries"] / 1e6, row["operations"][name]["times"]) for row in found]
-        for name in found[0]["operations"]
+        name: [(row["entries"] / 1e6, row["operations"][name]["ns"] / count) for row in found]
+        for name, count in blocks.items()
     }
     return draw_amounts(
-        "Cost of an operation, as a multiple of that with the fewest entries",
-        "millions of entries; dashed: bare reads of two cache lines of the index at random",
+        "Nanoseconds for each block, by millions of entries",
+        "dashed: bare reads of two cache lines of the same index at random",
         lines,
         name_size=lambda millions: f"{millions:.0f}",
         dashed=WALK,
