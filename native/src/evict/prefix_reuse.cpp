@@ -94,7 +94,8 @@ void ReuseTable::rate(const Counts& chances, Counts& values) const noexcept {
         double hits = 0.0;
         double time = 0.0;
         double best = 0.0;
-        for (std::size_t until = age; until < AgeBuckets::kCount; ++until) {
+        // Not beyond where even a use of all that are left would not be a better rate.
+        for (std::size_t until = age; until < AgeBuckets::kCount && hits + left > best * time; ++until) {
             const double length = AgeBuckets::first_age(until + 1) - AgeBuckets::first_age(until);
             time += left * length * (1.0 - 0.5 * chances[until]);
             hits += left * chances[until];
