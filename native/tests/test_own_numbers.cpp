@@ -21,6 +21,8 @@ public:
         heard.insert(heard.end(), entries.begin(), entries.end());
     }
     EntryNumber choose_victim() override { return heard.empty() ? kNoEntry : heard.back(); }
+    void spare(EntryNumber entry) override { heard.push_back(entry); }
+    void note_tier(EntryNumber entry, bool) override { heard.push_back(entry); }
     void keep(EntryNumber entry) override { heard.push_back(entry); }
     void remove(EntryNumber entry, bool) override { heard.push_back(entry); }
 
@@ -59,6 +61,14 @@ TEST(numbers_are_as_many_as_there_are_entries) {
     CHECK_EQUAL(heard[1001], 0u);
     policy.keep(1'000'006);
     CHECK_EQUAL(heard.back(), 2u);
+    policy.spare(1'000'009);
+    CHECK_EQUAL(heard.back(), 3u);
+    policy.note_tier(1'000'012, true);
+    CHECK_EQUAL(heard.back(), 4u);
+    // Of another's entry nothing is heard.
+    policy.spare(1'000'004);
+    policy.note_tier(1'000'004, true);
+    CHECK_EQUAL(heard.back(), 4u);
     // What one of them loses the other may get, and the number is given again.
     policy.remove(1'000'003, true);
     Admission back;

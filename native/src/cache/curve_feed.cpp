@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -25,13 +26,17 @@ void CurveFeed::add(std::uint64_t hash_word, PoolNote note) {
     const std::uint32_t written = written_.load(std::memory_order_relaxed);
     const std::uint32_t waiting = written - read_.load(std::memory_order_acquire);
     if (waiting == kNotes) {
+        // Neither asked for nor in the sample: the share of hits is that of the others.
+        if (note.kind == PoolNote::Kind::use || note.kind == PoolNote::Kind::save) {
+            passed_ = {};
+        }
         return;
     }
     note.sample = curve_.sample_of(hash_word);
     note.passed = std::exchange(passed_, {});
     notes_[written % kNotes] = note;
     written_.store(written + 1, std::memory_order_release);
-    if (written == 0) {
+    if (!std::exchange(has_begun_, true)) {
         drain();  // by the first note the curve chooses its sample
     } else if (waiting == kNotes / 4) {
         wake();
@@ -68,10 +73,21 @@ void CurveFeed::drain() {
     const std::lock_guard lock(mutex_);
     std::uint32_t read = read_.load(std::memory_order_relaxed);
     for (const std::uint32_t end = written_.load(std::memory_order_acquire); read != end; ++read) {
-        curve_.take(notes_[read % kNotes]);
+        take(notes_[read % kNotes]);
         read_.store(read + 1, std::memory_order_release);
     }
-    sample_limit_.store(curve_.sample_limit(), std::memory_order_relaxed);
+    sample_limit_.store(has_failed_ ? 0 : curve_.sample_limit(), std::memory_order_relaxed);
+}
+
+// Without memory for it nothing is followed from then on: it is a statistic.
+void CurveFeed::take(const PoolNote& note) {
+    try {
+        if (!has_failed_) {
+            curve_.take(note);
+        }
+    } catch (const std::bad_alloc&) {
+        has_failed_ = true;
+    }
 }
 
 MemoryCurve::Counts CurveFeed::counts() {

@@ -41,14 +41,17 @@ private:
     void wake();
     void run();
     void drain();
+    void take(const PoolNote& note);
 
     std::vector<PoolNote> notes_{kNotes};  // a ring: one writes, by the writer's lock, and one reads, by `mutex_`
     std::atomic<std::uint32_t> written_ = 0;
     std::atomic<std::uint32_t> read_ = 0;
-    PoolShare passed_;  // since the last note that was written
+    PoolShare passed_;        // since the last note that was written
+    bool has_begun_ = false;  // the first note was written; under the writer's lock
 
     std::mutex mutex_;
-    MemoryCurve curve_;  // under it; what decides about samples never changes
+    MemoryCurve curve_;        // under it; what decides about samples never changes
+    bool has_failed_ = false;  // under it
     std::atomic<std::uint64_t> sample_limit_;
 
     std::thread thread_;  // begins when many notes wait

@@ -60,10 +60,15 @@ bool Reservations::reserve_next(Reserving& reserving) {
         return end(size_class.fault());
     }
     state_.drain_touches();
+    // Before anything is evicted for the others.
+    for (std::size_t at = reserving.next; at < reserving.end; ++at) {
+        if (const EntryNumber present = reserving.found[at - reserving.begin].entry; present != kNoEntry) {
+            state_.store.spare(present);
+        }
+    }
     for (; reserving.next < reserving.end; ++reserving.next) {
         Ticket& ticket = reserving.tickets[reserving.next];
-        if (const EntryNumber present = reserving.found[reserving.next - reserving.begin].entry; present != kNoEntry) {
-            state_.store.spare(present);
+        if (reserving.found[reserving.next - reserving.begin].entry != kNoEntry) {
             ticket = 0;
             continue;
         }

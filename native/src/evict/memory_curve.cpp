@@ -14,7 +14,8 @@ constexpr std::uint64_t kAllQuarters = 1 + 2 + 4 + 8 + 16;
 // A few blocks that are used very often, as those that all prompts begin with, are in the sample or not. They are hits
 // in a pool of any size, so what the sample has too few of is counted as hits, and what it has too many of is not.
 std::uint64_t scale_hits(std::uint64_t hits, std::uint64_t sampled, std::uint64_t asked, std::uint32_t level) {
-    const std::uint64_t others = (sampled << level) - (hits << level);
+    // Hits of a run come with its state, when what was sampled may have been halved.
+    const std::uint64_t others = (sampled - std::min(sampled, hits)) << level;
     return asked - std::min(asked, others);
 }
 
@@ -54,7 +55,9 @@ void MemoryCurve::take(const PoolNote& note) {
         return;
     }
     const bool is_prefix = record.reuse == Reuse::prefix;
-    const bool begins = note.kind == PoolNote::Kind::use ? note.begins : is_prefix && record.parent != last_prefix_;
+    // Blocks that are asked for one by one are one request if they follow each other.
+    const bool goes_on = is_prefix && record.parent == last_prefix_;
+    const bool begins = note.kind == PoolNote::Kind::use ? note.begins && !goes_on : is_prefix && !goes_on;
     if (begins) {
         for (ShadowPool& pool : pools_) {
             pool.begin_request();

@@ -26,6 +26,18 @@ void OwnNumbers::touch(std::span<const EntryNumber> entries) {
     policy_->touch(touched_);
 }
 
+void OwnNumbers::spare(EntryNumber entry) {
+    if (const EntryNumber place = place_of(entry); place != kNoEntry) {
+        policy_->spare(place);
+    }
+}
+
+void OwnNumbers::note_tier(EntryNumber entry, bool has) {
+    if (const EntryNumber place = place_of(entry); place != kNoEntry) {
+        policy_->note_tier(place, has);
+    }
+}
+
 void OwnNumbers::remove(EntryNumber entry, bool was_evicted) {
     const EntryNumber place = place_of(entry);
     policy_->remove(place, was_evicted);

@@ -25,6 +25,8 @@ public:
     void expect_admission(std::uint64_t name) const override { policy_->expect_admission(name); }
     void admit(const Admission& admission) override;
     void touch(std::span<const EntryNumber> entries) override;
+    void spare(EntryNumber entry) override;
+    void note_tier(EntryNumber entry, bool has) override;
     EntryNumber choose_victim() override { return entry_of(policy_->choose_victim()); }
     EntryNumber expect_victim() const override { return entry_of(policy_->expect_victim()); }
     void keep(EntryNumber entry) override { policy_->keep(place_of(entry)); }

@@ -14,7 +14,7 @@ ShadowPool::ShadowPool(const MakePolicy& make_policy, PolicyBounds bounds)
 
 void ShadowPool::begin_request() {
     tell_uses();
-    request_ += 1;
+    request_ += request_ + 1 == 0 ? 2 : 1;  // 0 is none
     // A policy offers each entry once before it offers one for the third time.
     keeps_left_ = 2 * count();
 }
