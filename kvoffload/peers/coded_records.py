@@ -40,7 +40,7 @@ def send_records(
     if first is None:
         with coder.sending():
             link.send(head(0), np.ascontiguousarray(slots).data, record_bytes, timeout_ms=_left_ms(end_s))
-        coder.told_sent(len(slots) * record_bytes)
+            coder.told_sent(len(slots) * record_bytes)
         return
     coding_s = time.monotonic() - begun_s
     with coder.sending():
@@ -57,7 +57,7 @@ def send_records(
         with coder.sending():
             length = _LENGTH.pack(0 if coded is None else len(coded))
             link.send(length, np.ascontiguousarray(sent).data, size_bytes, timeout_ms=_left_ms(end_s))
-        coder.told_sent(size_bytes)
+            coder.told_sent(size_bytes)
 
 
 def receive_records(

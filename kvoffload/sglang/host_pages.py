@@ -104,8 +104,10 @@ class HostPages:
         if not self._weights.has_changed():
             return
         updates = self._weights.updates
+        # One that begins after this look is seen at the next.
+        seen = updates.count
         if updates.is_of_later_thread and not updates.is_open and self._weights.is_told:
-            self._linker.reset(self._weights.invent())
+            self._linker.reset(self._weights.invent(seen))
             return
         if not self._weights.is_told:
             updates.note()

@@ -72,7 +72,7 @@ UPDATER = {
     "update_weights_from_ipc": "(self, recv_req)",
     "update_weights_from_tensor": "(self, recv_req)",
 }
-"""Each calls `SELECT` before it changes anything, and no other one changes weights."""
+"""Each calls `SELECT` before it changes anything. (`check_weights` calls it, too.)"""
 
 
 @dataclass(frozen=True, kw_only=True)

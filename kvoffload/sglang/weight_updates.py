@@ -21,7 +21,8 @@ class WeightUpdates:
         self._threads: WeakSet[threading.Thread] = WeakSet()
 
     def note(self, updater: Any = None) -> None:
-        """The weights are about to change, or have."""
+        """The weights are about to change, or have. The count comes last: whoever reads it and is of a later thread is
+        one after as many updates."""
         self._updater = updater or self._updater
         self._threads = WeakSet(threading.enumerate())
         self.count += 1

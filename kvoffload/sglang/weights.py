@@ -117,9 +117,9 @@ class WeightMask:
         """Of the weights as they are now, each byte of them."""
         return self._share(self._look_at_all())
 
-    def invent(self) -> bytes:
-        """A mask of weights as they are now, the same on all ranks of this engine and of no other one's."""
-        self._begin()
+    def invent(self, seen: int) -> bytes:
+        """A mask of weights after so many updates, the same on all ranks of this engine and of no other one's."""
+        self._begin(seen)
         try:
             self._looks = [_Look.at(tensor) for _, tensor in _spread(list(self._tensors()))]
         except Exception as fault:  # noqa: BLE001  (whatever this is, the engine computes on)
@@ -140,8 +140,9 @@ class WeightMask:
                 logger.warning("the weights cannot be looked at (%s): nothing is found that was saved before", fault)
             return secrets.token_bytes(HASH_BYTES)
 
-    def _begin(self) -> None:
-        self._has_changed, self._seen, self._looks, self._digest = False, self.updates.count, [], b""
+    def _begin(self, seen: int | None = None) -> None:
+        self._seen = self.updates.count if seen is None else seen
+        self._has_changed, self._looks, self._digest = False, [], b""
 
     def _share(self, of_rank: bytes) -> bytes:
         return of_rank if self._agree is None else self._agree(of_rank)

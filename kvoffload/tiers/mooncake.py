@@ -145,7 +145,7 @@ class MooncakeStore(SlotStore):
         keys, offsets, sizes = [_name(wanted[at].key) for at in sent], [at * step for at in sent], list(sent.values())
         with self._coder.sending():
             codes = self._ask_each("put", keys, offsets, sizes)
-        self._coder.told_sent(sum(sizes))
+            self._coder.told_sent(sum(sizes))
         for at, code in zip(sent, codes, strict=True):
             if code:
                 outcomes[at] = RecordOutcome.FAILED

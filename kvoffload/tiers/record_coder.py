@@ -164,9 +164,9 @@ class RecordCoder:
             yield
 
     def told_sent(self, size_bytes: int) -> None:
-        """Is told that so many bytes travelled while something was `sending`."""
+        """Is told within `sending` that so many bytes travelled."""
         with self._lock:
-            self._choice.sending.add(size_bytes, 0.0)
+            self._sending.plain_bytes += size_bytes
 
     def told_read(self, record_bytes: int, *, decoding_s: float | None = None) -> None:
         """Is told within `reading` that a record was read; `decoding_s`: that it was coded, and what decoding took."""
@@ -212,7 +212,7 @@ class RecordCoder:
                 if done is not None and what is self._reading:
                     self._choice.told_read(*done)
                 elif done is not None:
-                    self._choice.sending.add(0, done[2])
+                    self._choice.sending.add(done[0], done[2])
 
     def _is_due(self, purpose: Purpose, size_bytes: int, ratio: float) -> bool:
         if purpose is Purpose.KEEP:

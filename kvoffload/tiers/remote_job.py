@@ -143,7 +143,7 @@ class RemoteJob:
         if values:
             with coder.sending():
                 taken = store.put([self._list[at].key for at in values], list(values.values()))
-            coder.told_sent(sum(len(data) for _, data in values.values()))
+                coder.told_sent(sum(len(data) for _, data in values.values()))
             for at, is_taken in zip(values, taken, strict=True):
                 self._settle(at, self._stored if is_taken else RecordOutcome.FAILED)
 

@@ -117,10 +117,10 @@ class ValkeyStore(SlotStore):
         with self._coder.sending():
             outbox.send()
             lines = self._read_lines(list(sent.values()), refusal="OOM")
+            self._coder.told_sent(sent_bytes)
         for at, line in zip(sent, lines, strict=True):
             if line is None:
                 outcomes[at] = RecordOutcome.FAILED
-        self._coder.told_sent(sent_bytes)
         return outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:

@@ -25,6 +25,8 @@ from kvoffload.cache import (
     LeasedGroup,
     LeaseFor,
     LeaseId,
+    ListedBlocks,
+    MemoryCurve,
     Reservation,
     Residence,
     SessionId,
@@ -316,6 +318,21 @@ class ModelCache:
 
     def leave_invalidate(self, name_space: int, group: int, hashes: Buffer) -> None:
         self.invalidate(name_space, group, hashes)
+
+    def list_blocks(self, name_space: int, *, first: int = 0, limit: int) -> ListedBlocks:
+        """All at once."""
+        there = [(group, name) for of, group, name in self.memory.readable if of == name_space]
+        hashes = b"".join(name for _, name in there)
+        return ListedBlocks(
+            next=0, groups=np.array([group for group, _ in there], np.uint64), hashes=hashes, parents=hashes
+        )
+
+    def leave_tier_notes(self, name_space: int, group: int, hashes: Buffer, has: npt.NDArray[np.bool_]) -> None:
+        assert len(has) == len(list(split(hashes)))
+
+    @property
+    def memory_curve(self) -> MemoryCurve:
+        return MemoryCurve()
 
     @property
     def is_evicting(self) -> bool:

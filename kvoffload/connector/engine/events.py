@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,7 +38,8 @@ MAX_EVENTS = 1024
 """Of the server that were not made into others yet. Beyond it all that the server tells is void until it tells its
 whole inventory once more."""
 MADE_BLOCKS = 1 << 16
-"""That events tell of which nobody has taken. Beyond it no others are made."""
+"""That events tell of which nobody has taken. Beyond it no others are made, but for what was held for a block that was
+told last."""
 PIECE = 64
 """So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
 CLOSE_S = 1.0
@@ -364,7 +366,8 @@ class CacheEvents:
 
     def _make_stale(self, picture: Picture) -> Iterator[None]:
         """All that is known to be there may be gone, as what an inventory that was not ended has not told."""
-        picture.held, picture.awaited = {}, {}
+        while picture.release_some(RUN_BLOCKS):
+            yield _OVER
         if not picture.stale:
             picture.stale, picture.told = picture.told, {}
         while picture.told:
@@ -431,9 +434,11 @@ class CacheEvents:
         while new:
             ahead, new = new, []
             for other in self._pictures.values():
-                names, parents = other.list_held(group, ahead) if other.held else ([], [])
-                if names:
+                held = other.walk_held(group, ahead) if other.held else iter(())
+                while part := list(islice(held, RUN_BLOCKS)):
+                    names, parents = ([one[at] for one in part] for at in range(2))
                     new += yield from self._tell_new(other, group, names, parents)
+                    yield _OVER
 
     def _tell_new(
         self, picture: Picture, group: int, names: list[bytes], parents: list[bytes]
@@ -456,7 +461,7 @@ class CacheEvents:
                 picture.told[key] = was_with_tokens
             has_tokens = saved.knows(name)
             known = picture.told.get(key)
-            is_new = known is None and not picture.is_full
+            is_new = known is None and picture.has_room
             is_again = (has_tokens and known is False) or (self._repeats and was_with_tokens is not None)
             if is_new or is_again:
                 picture.told[key] = has_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,13 @@ class Picture:
     first."""
 
     @property
-    def is_full(self) -> bool:
-        """Nothing else is kept track of."""
-        return len(self.told) + len(self.stale) + len(self.awaited) >= MAX_TOLD
+    def has_room(self) -> bool:
+        """Whether another block may be told."""
+        return len(self.told) + len(self.stale) < MAX_TOLD
 
     def hold(self, key: tuple[int, bytes], parent: bytes) -> None:
-        """A block is not told before the one ahead of it."""
-        if not self.is_full:
+        """A block is not told before the one ahead of it. Those beyond MAX_TOLD are never told."""
+        if len(self.told) + len(self.stale) + len(self.awaited) < MAX_TOLD:
             self.release(key)
             self.held.setdefault((key[0], parent), {})[key[1]] = None
             self.awaited[key] = parent
@@ -49,18 +49,25 @@ class Picture:
         """A block is told, or there no more."""
         parent = self.awaited.pop(key, None)
         if parent is not None:
-            siblings = self.held[key[0], parent]
-            del siblings[key[1]]
-            if not siblings:
-                del self.held[key[0], parent]
+            self._let_go(key, parent)
 
-    def list_held(self, group: int, names: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """The blocks held for these and for each other, and the one before each: those of a prompt in a row."""
-        found, parents = [], []
+    def release_some(self, count: int) -> bool:
+        """Forgets so many of those that are held. False: there are no more."""
+        for _ in range(min(count, len(self.awaited))):
+            self._let_go(*self.awaited.popitem())
+        return bool(self.awaited)
+
+    def walk_held(self, group: int, names: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """The blocks held for these and for each other, each with the one before it: those of a prompt in a row. What
+        has come may be released."""
         todo = [(name, parent) for parent in names for name in self.held.get((group, parent), ())][::-1]
         while todo:
             name, parent = todo.pop()
-            found.append(name)
-            parents.append(parent)
             todo.extend((after, name) for after in self.held.get((group, name), ()))
-        return found, parents
+            yield name, parent
+
+    def _let_go(self, key: tuple[int, bytes], parent: bytes) -> None:
+        siblings = self.held[key[0], parent]
+        del siblings[key[1]]
+        if not siblings:
+            del self.held[key[0], parent]

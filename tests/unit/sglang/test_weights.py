@@ -101,23 +101,26 @@ def test_ranks_have_one_mask_of_the_weights_of_all_and_none_proves_anything_alon
     weights.updates.note()
     assert not weights.is_proved_equal()
     assert weights.has_changed()
-    invented = weights.invent()
+    invented = weights.invent(1)
     # Once for what is invented later, and once for each mask.
     assert len(asked) == 3
     assert asked[1] == asked[2]
     same = WeightMask(lambda: [other], agree=agree)
     same.updates.note()
-    assert same.invent() == invented
+    assert same.invent(1) == invented
 
 
 def test_an_invented_mask_is_of_nothing_else_and_never_proved() -> None:
     weights = mask_of(Model(1))
     former = weights.take()
     weights.updates.note()
-    invented = weights.invent()
+    invented = weights.invent(1)
     weights.updates.note()
-    assert len({former, invented, weights.invent(), mask_of(Model(1)).invent()}) == 4
+    assert len({former, invented, weights.invent(2), mask_of(Model(1)).invent(2)}) == 4
     assert not weights.has_changed()
+    weights.invent(1)
+    assert weights.has_changed(), "an update began while it was made"
+    weights.invent(2)
     assert not weights.is_known
     assert not weights.is_proved_equal()
 

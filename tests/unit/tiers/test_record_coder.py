@@ -51,8 +51,8 @@ def send(coder: TimedCoder, byte_s: float, *, size_bytes: int = KNOWN_BYTES, con
         for _ in range(connections):
             stack.enter_context(coder.sending())
         coder.clock.now_s += size_bytes * byte_s
-    for _ in range(connections):
-        coder.told_sent(size_bytes // connections)
+        for _ in range(connections):
+            coder.told_sent(size_bytes // connections)
 
 
 def read(
@@ -222,3 +222,19 @@ def test_coders_that_share_an_encoder_share_its_thread() -> None:
     assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
     assert is_coded(RecordCoder(Coding.ON, encoder=encoder))
     assert len(find_coding_threads() - before) == 1
+
+
+def test_a_link_on_which_there_is_always_somebody_is_known_while_it_is_busy() -> None:
+    """Each begins before the one ahead of it has ended."""
+    coder = make_coder(Coding.AUTO)
+    send(coder, SLOW)
+    with ExitStack() as first:
+        first.enter_context(coder.sending())
+        for _ in range(16):
+            with ExitStack() as following:
+                following.enter_context(coder.sending())
+                coder.clock.now_s += KNOWN_BYTES * SLOW
+                coder.told_sent(KNOWN_BYTES)
+        learn(coder)
+        coder.told_waiting(100, 1)
+        assert is_coded(coder), "the link is slow, so that coding holds up nothing"
