@@ -16,6 +16,7 @@ from kvoffload.server import DomainTerms, TenantTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
+from kvoffload.tiers import TierState
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.units import MIB
 from tests.kit.cache.offload_contract import (
@@ -46,7 +47,7 @@ def disk_below(folder: Path, **terms: Any) -> TierPlan:
 
 @contextmanager
 def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterator[CacheServer]:
-    """Its loop has a thread of its own."""
+    """Its loop has a thread of its own. Disks are open: nothing is written to one that is not."""
     server = CacheServer(ServerPlan(socket=socket, memory={"": memory}, **options))
     is_ending = threading.Event()
 
@@ -57,6 +58,9 @@ def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterat
     thread = threading.Thread(target=run)
     thread.start()
     try:
+        chain = server.core.tiers.find_chain("")
+        disks = [tier for tier in chain.tiers if tier.terms.name == "disk"] if chain is not None else []
+        await_that(lambda: not any(one.state is TierState.OPENING for disk in disks for one in disk.health()))
         yield server
     finally:
         is_ending.set()

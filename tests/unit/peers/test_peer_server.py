@@ -110,9 +110,10 @@ def test_a_request_that_asks_for_too_much_ends_its_link_and_no_other(peer: OnePe
 
 
 def test_one_peer_has_so_many_links_and_no_more(peer: OnePeer) -> None:
-    stores = [PeerStore(peer.terms(is_sealed=False)) for _ in range(MAX_OF_ONE_PEER)]
-    for store in stores:
-        store.probe()  # whoever is answered is in
+    stores = []
+    for _ in range(MAX_OF_ONE_PEER):
+        stores.append(PeerStore(peer.terms(is_sealed=False)))
+        stores[-1].probe()  # whoever is answered is in, however many sessions are begun after this one
     with pytest.raises(StoreFaultError, match=r"as many links|hung up"):
         PeerStore(peer.terms(is_sealed=False)).probe()
     for store in stores:
