@@ -36,7 +36,7 @@ class Comparison:
     is_hybrid: bool
     rates: dict[str, list[float]]
     saved: dict[str, list[float]]
-    """Of the time that computing all full blocks takes."""
+    """These are shares of the time that computing all full blocks takes."""
 
     @property
     def above_best(self) -> list[float]:

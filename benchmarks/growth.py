@@ -36,7 +36,7 @@ from kvoffload.units import GIB, MIB
 ENTRIES = (1_000_000, 4_000_000, 16_000_000, 50_000_000)
 POOLS_GIB = (16, 256, 2048)
 COUNTS = (1, 8, 64)
-"""Of engines, and of tenants."""
+"""So many engines, and so many tenants, are compared."""
 BLOCKS = 256
 CHAINS = 16
 """Acquired in a sample: the policy hears of acquires now and then, and each sample has its part of that."""
@@ -62,7 +62,7 @@ class Size:
 
     @property
     def record_bytes(self) -> int:
-        """Of so many records that fill the pool: a power of two, so that none of it is left over."""
+        """Returns the size of records that fill the pool: a power of two, so that none of it is left over."""
         return 1 << ((self.pool_bytes // self.entries).bit_length() - 1)
 
 
@@ -175,7 +175,7 @@ def measure_clients(turns: int) -> Iterator[dict[str, Any]]:
 
 
 def measure_starts(turns: int) -> Iterator[dict[str, Any]]:
-    """From `kvoffload serve` to the first hit of a block, with pools of all sizes in turn."""
+    """Measures the time from `kvoffload serve` to the first hit of a block, with pools of all sizes in turn."""
     taken: dict[int, list[float]] = {pool: [] for pool in POOLS_GIB}
     for turn in range(turns):
         for pool, seconds in taken.items():
@@ -223,7 +223,7 @@ def _undisturbed(samples: Sequence[float]) -> float:
 
 
 def _read_private_bytes() -> int:
-    """What this process has that is resident and of no file; shared memory counts as a file."""
+    """Returns what this process has that is resident and of no file; shared memory counts as a file."""
     # What was freed before would be taken again without being seen.
     ctypes.CDLL(None).malloc_trim(0)
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())

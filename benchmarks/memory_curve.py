@@ -31,7 +31,7 @@ from kvoffload.units import KIB
 
 PERCENTS = (2.5, 5.0, 10.0)
 UNIT_BYTES = 256
-"""Of which `kvoffload replay` gives a block of attention alone one, and a hybrid's blocks 4, 2 and 16."""
+"""A block of attention alone has one unit in `kvoffload replay`, and a hybrid's blocks have 4, 2 and 16."""
 STATE_BLOCKS = 8
 WINDOW_BLOCKS = 4
 NO_PARENT = bytes(HASH_BYTES)
@@ -50,7 +50,7 @@ class Exactness:
 
     @property
     def errors(self) -> dict[float, float]:
-        """In points, by memory."""
+        """Says by how many points the curve is off, by memory."""
         return {memory: self.told[memory] - self.replayed[memory] for memory in self.told}
 
 
@@ -120,7 +120,7 @@ class ServedPool:
         )
 
     def _sum_up(self) -> None:
-        """What is long ago counts less in a curve, and all counts alike in a replay."""
+        """Adds what is new in the curve: in a curve what is long ago counts less, and in a replay all counts alike."""
         curve, last = self.cache.memory_curve, self._last
         kept = 0.5 if curve.asked_blocks < last.asked_blocks else 1.0
         self._asked += round(curve.asked_blocks - kept * last.asked_blocks)

@@ -223,9 +223,9 @@ class MappedBlocks:
         return memory.index.find_boundary(name_space, ask)
 
     def estimate_boundary(self, ask: Ask, *, block_tokens: int) -> int:
-        """Returns a boundary that `find_boundary` does not exceed, and hardly ever falls short of: where all blocks of
-        group 0 are full attention of so many tokens, each with a hash of its own. Looks at one block in so many, and
-        at each of those around the first that is missing."""
+        """Returns what `find_boundary` does, or more where single blocks are missing in between. It is for a chain of
+        full attention alone, in blocks of so many tokens, each with a hash of its own. One block in `_SAMPLE_STEP` is
+        looked at, and each of those around the first that is missing."""
         rows = as_rows(ask.chain)
         first, end = ask.local // block_tokens, min(len(rows), ask.limit // block_tokens)
         sample = np.unique(np.r_[np.arange(first, end, _SAMPLE_STEP), max(end - 1, 0)])

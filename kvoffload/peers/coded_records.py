@@ -12,7 +12,7 @@ import numpy as np
 from kvoffload import native
 from kvoffload.peers.requests import CODE
 from kvoffload.tiers.base import Addresses, Digests, RecordNames
-from kvoffload.tiers.record_coder import Purpose, RecordCoder
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.record_store import view_slot
 
 CODING_S: Final = 0.25
@@ -28,15 +28,17 @@ def send_records(
     head: Callable[[int], bytes],
     coder: RecordCoder,
     group: int,
-    purpose: Purpose | None,
+    may_code: bool,
     timeout_s: float,
 ) -> None:
-    """Sends records behind the head that says in which code they are; 0: in none. `purpose`: they may be coded for it.
-    Raises what the link raises."""
+    """Sends records behind the head that says in which code they are; 0: in none. `may_code`: both sides want
+    it. Raises what the link raises."""
     begun_s = time.monotonic()
     end_s = begun_s + timeout_s
     # Whether the first one is coded says it for all: where it is not, the others go at once, from their slots.
-    first = coder.encode(group, view_slot(int(slots[0]), record_bytes), purpose) if purpose and len(slots) else None
+    first = None
+    if may_code and len(slots):
+        first = coder.encode(group, view_slot(int(slots[0]), record_bytes), is_wanted=True)
     if first is None:
         with coder.sending():
             link.send(head(0), np.ascontiguousarray(slots).data, record_bytes, timeout_ms=_left_ms(end_s))
@@ -47,9 +49,9 @@ def send_records(
         link.send(head(CODE), timeout_ms=_left_ms(end_s))
     for at in range(len(slots)):
         coded = first if at == 0 else None
-        if at and purpose and coding_s < CODING_S:
+        if at and coding_s < CODING_S:
             begun_s = time.monotonic()
-            coded = coder.encode(group, view_slot(int(slots[at]), record_bytes), purpose)
+            coded = coder.encode(group, view_slot(int(slots[at]), record_bytes), is_wanted=True)
             coding_s += time.monotonic() - begun_s
         # Neither is copied: the code's bytes are sent from where they are, as those of a slot.
         sent = slots[at : at + 1] if coded is None else _address_of(coded)

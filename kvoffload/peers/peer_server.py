@@ -50,7 +50,7 @@ from kvoffload.peers.requests import (
 )
 from kvoffload.peers.requests import LinkAnswer as RecordsAnswer
 from kvoffload.tiers.base import RecordOutcome
-from kvoffload.tiers.record_coder import Coding, Purpose, RecordCoder
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 
 logger = logging.getLogger(__name__)
 
@@ -353,7 +353,7 @@ def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, c
             head=lambda code: replace(answer, code=code).pack(),
             coder=coder,
             group=request.names.group,
-            purpose=Purpose.ANSWER if request.code == CODE else None,
+            may_code=request.code == CODE,
             timeout_s=STEP_TIMEOUT_S,
         )
     finally:

@@ -45,7 +45,7 @@ from kvoffload.peers.requests import read_answer as read_records
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import read_key
-from kvoffload.tiers.record_coder import Purpose, RecordCoder
+from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError
 from kvoffload.types import HASH_BYTES
 
@@ -90,7 +90,7 @@ class PeerStore(SlotStore):
             record_bytes=batch.record_bytes,
             digests=np.ascontiguousarray(batch.digests).tobytes(),
             parents=batch.parents or bytes(len(batch.names) * HASH_BYTES),
-            code=0 if self._terms.coder.is_off else CODE,
+            code=CODE if self._terms.coder.gives(len(batch.names) * batch.record_bytes) else 0,
         )
         with self._faults():
             told = self._ask(request)
@@ -104,7 +104,7 @@ class PeerStore(SlotStore):
                 head=pack_code if told.code else lambda _: b"",
                 coder=self._terms.coder,
                 group=batch.names.group,
-                purpose=Purpose.GIVE if told.code == CODE else None,
+                may_code=told.code == CODE,
                 timeout_s=self._terms.timeout_s,
             )
             return self._read_records(len(batch.names)).outcomes

@@ -206,7 +206,7 @@ def pack_code(code: int) -> bytes:
 
 
 def read_code(frame: bytes) -> int:
-    """Reads it. BadRequestError: it is none that the server has said it takes."""
+    """Reads whether the records of a put are coded. BadRequestError: in a code that the server did not say it takes."""
     (code,) = _CODE.unpack(frame)
     if code not in (0, CODE):
         raise BadRequestError(f"records in code {code}, where {CODE} was allowed")

@@ -98,8 +98,8 @@ class HostPages:
     def _look_at_weights(self) -> None:
         """SGLang does not tell a storage that it has emptied its caches, but begins its threads anew each time.
 
-        What is saved after that has names that nobody else finds: to look at all weights may take longer than SGLang
-        waits for these threads to end.
+        What is saved after an update has names that nobody else finds: to look at all weights may take longer than
+        SGLang waits for these threads to end.
         """
         if not self._weights.has_changed():
             return

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 from kvoffload import native
 from kvoffload.tiers.coding_choice import KNOWN_BYTES, CodingChoice
@@ -31,17 +31,6 @@ class Coding(StrEnum):
     OFF = "off"
     ON = "on"
     AUTO = "auto"
-
-
-class Purpose(Enum):
-    """What a record is sent for."""
-
-    KEEP = "keep"
-    """To be kept as it comes, and read later."""
-    ANSWER = "answer"
-    """Somebody has asked for it to be coded."""
-    GIVE = "give"
-    """Whoever gets it decodes it at once."""
 
 
 @dataclass
@@ -113,17 +102,17 @@ class RecordCoder:
     def is_off(self) -> bool:
         return self._coding is Coding.OFF
 
-    def encode(self, group: int, record: Value, purpose: Purpose = Purpose.KEEP) -> bytes | None:
-        """Codes a record. None: it is to be sent as it is."""
+    def encode(self, group: int, record: Value, *, is_wanted: bool = False) -> bytes | None:
+        """Codes a record. None: it is to be sent as it is. `is_wanted`: who gets it has asked for it, or `gives` has
+        said so."""
         if self._coding is Coding.OFF:
             return None
-        is_auto, choice = self._coding is Coding.AUTO, self._choice
+        chooses, choice = self._coding is Coding.AUTO and not is_wanted, self._choice
         with self._lock:
             found = self._groups[group % GROUPS]
-            if (is_auto and not self._is_due(purpose, len(record), found.ratio)) or not found.takes():
+            if (chooses and not choice.wants(len(record), found.ratio)) or not found.takes():
                 return None
-            is_kept = is_auto and purpose is Purpose.KEEP
-            needs_trial = is_kept and not (choice.decoding.is_known and choice.comes_sooner(found.ratio))
+            needs_trial = chooses and not (choice.decoding.is_known and choice.comes_sooner(found.ratio))
         with self._turn:
             begun_s = self._clock()
             coded = self._encoder.encode(record)
@@ -150,6 +139,13 @@ class RecordCoder:
             return self._coding is Coding.ON
         with self._lock:
             return self._choice.asks(size_bytes, self._came_ratio)
+
+    def gives(self, size_bytes: int) -> bool:
+        """Says whether to code records of so many bytes for somebody who decodes them at once."""
+        if self._coding is not Coding.AUTO:
+            return self._coding is Coding.ON
+        with self._lock:
+            return self._choice.gives(size_bytes)
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -213,11 +209,6 @@ class RecordCoder:
                     self._choice.told_read(*done)
                 elif done is not None:
                     self._choice.sending.add(done[0], done[2])
-
-    def _is_due(self, purpose: Purpose, size_bytes: int, ratio: float) -> bool:
-        if purpose is Purpose.KEEP:
-            return self._choice.wants(size_bytes, ratio)
-        return purpose is Purpose.ANSWER or self._choice.gives(size_bytes)
 
     def _count(self, records: int, record_bytes: int, coded_bytes: int) -> None:
         self._counts["coded_records"] += records

@@ -370,8 +370,9 @@ class ModelCache:
             "leases": len(self.memory.leases),
             "sessions": len(self.memory.sessions),
         }
+        used_by = {space: SLOT_BYTES for space, _, _ in self.memory.readable}
         return CacheStats(
-            **(counts | {"tenants": (), "places": (), "traffic": {}, "residence": Residence(), "used_by": ()})
+            **(counts | {"tenants": (), "places": (), "traffic": {}, "residence": Residence(), "used_by": used_by})
         )
 
     # ---- inside ----

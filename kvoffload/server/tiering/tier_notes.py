@@ -35,7 +35,9 @@ class TierNotes:
         if not all(tier.knows_all for tier in self._tiers):
             return
         if not self._left:
-            self._left.extend(self._tiers[0].spaces)
+            # To look for an identity takes a way through the whole index.
+            used = cache.stats.used_by
+            self._left.extend(space for space in self._tiers[0].spaces if used.get(space.number))
         if not self._left:
             return
         space = self._left[0]

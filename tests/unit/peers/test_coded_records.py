@@ -15,7 +15,7 @@ from kvoffload.peers import coded_records
 from kvoffload.peers.coded_records import receive_records, send_records
 from kvoffload.peers.requests import CODE, pack_code
 from kvoffload.tiers.base import Digests
-from kvoffload.tiers.record_coder import Coding, Purpose, RecordCoder
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from tests.kit.tiers.tier_contract import Records
 
 RECORD_BYTES = 20_000
@@ -35,9 +35,7 @@ def numbers(count: int = COUNT) -> Records:
     return Records(0, count, RECORD_BYTES, filled=True, has_numbers=True)
 
 
-def send(
-    link: native.RecordLink, records: Records, coder: RecordCoder, *, purpose: Purpose | None = Purpose.GIVE
-) -> None:
+def send(link: native.RecordLink, records: Records, coder: RecordCoder, *, may_code: bool = True) -> None:
     send_records(
         link,
         records.slots,
@@ -45,7 +43,7 @@ def send(
         head=pack_code,
         coder=coder,
         group=0,
-        purpose=purpose,
+        may_code=may_code,
         timeout_s=TIMEOUT_S,
     )
 
@@ -120,21 +118,20 @@ def test_coded_records_are_fewer_bytes_on_the_wire_and_the_same_in_memory(
 
 
 @pytest.mark.parametrize(
-    ("coding", "purpose", "has_numbers"),
+    ("coding", "may_code", "has_numbers"),
     [
-        (Coding.OFF, Purpose.ANSWER, True),
-        (Coding.ON, None, True),
-        (Coding.AUTO, Purpose.GIVE, True),
-        (Coding.ON, Purpose.GIVE, False),
+        (Coding.OFF, True, True),
+        (Coding.ON, False, True),
+        (Coding.ON, True, False),
     ],
-    ids=["off", "not agreed on", "a link that is not known yet", "no shorter"],
+    ids=["off", "not agreed on", "no shorter"],
 )
 def test_what_is_not_coded_goes_as_it_is_and_in_one_call(
-    ends: tuple[socket.socket, native.RecordLink], coding: Coding, purpose: Purpose | None, has_numbers: bool
+    ends: tuple[socket.socket, native.RecordLink], coding: Coding, may_code: bool, has_numbers: bool
 ) -> None:
     records = Records(0, COUNT, RECORD_BYTES, filled=True, has_numbers=has_numbers)
     coder = RecordCoder(coding)
-    said = read_all(*ends, records, coder, purpose=purpose)
+    said = read_all(*ends, records, coder, may_code=may_code)
     assert said == pack_code(0) + records.memory.tobytes()
     read, _ = receive(said[4:], code=0, coder=coder)
     assert np.array_equal(read.memory, records.memory)
@@ -202,7 +199,7 @@ def test_a_code_that_is_longer_than_its_record_ends_the_link(length: int) -> Non
 def test_what_is_asked_for_is_coded_though_nothing_is_known_of_the_link(
     ends: tuple[socket.socket, native.RecordLink],
 ) -> None:
-    said = read_all(*ends, numbers(), RecordCoder(Coding.AUTO), purpose=Purpose.ANSWER)
+    said = read_all(*ends, numbers(), RecordCoder(Coding.AUTO))
     assert all(length for length, _ in cut(said))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvoffload import native
 from kvoffload.tiers.coding_choice import KNOWN_BYTES
-from kvoffload.tiers.record_coder import FAILURE_LIMIT, GROUPS, SKIPS, Coding, Purpose, RecordCoder
+from kvoffload.tiers.record_coder import FAILURE_LIMIT, GROUPS, SKIPS, Coding, RecordCoder
 from tests.kit.tiers.tier_contract import Records
 
 NUMBERS = Records(0, 1, 100_000, filled=True, has_numbers=True).memory[0].tobytes()
@@ -194,14 +194,16 @@ def test_others_are_asked_to_code_as_it_is_set() -> None:
 
 def test_auto_codes_what_is_given_while_the_way_is_slower_than_the_code() -> None:
     coder = make_coder(Coding.AUTO)
-    assert coder.encode(0, NUMBERS, Purpose.GIVE) is None
+    assert not coder.gives(1)
     send(coder, SLOW)
+    assert coder.gives(1), "how fast the code is, is learned by it"
     for _ in range(KNOWN_BYTES // len(NUMBERS) + 1):
-        assert coder.encode(0, NUMBERS, Purpose.GIVE)
-    assert coder.encode(0, NUMBERS, Purpose.GIVE)
+        assert coder.encode(0, NUMBERS, is_wanted=True)
+    assert coder.gives(1)
     send(coder, FAST, size_bytes=16 * KNOWN_BYTES)
-    assert coder.encode(0, NUMBERS, Purpose.GIVE) is None
-    assert coder.encode(0, NUMBERS, Purpose.ANSWER), "whoever asks for it knows why"
+    assert not coder.gives(1)
+    assert coder.encode(0, NUMBERS, is_wanted=True), "whoever asks for it knows why"
+    assert [make_coder(coding).gives(1) for coding in (Coding.ON, Coding.OFF)] == [True, False]
 
 
 def test_what_others_have_coded_for_us_is_counted_with_our_own() -> None:
