@@ -10,6 +10,7 @@ import numpy as np
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 
 from benchmarks.ground.engine import Served, VirtualEngine
+from benchmarks.ground.server import ask_counts, list_clients
 from kvoffload.cache import needed_blocks
 from kvoffload.connector.block_chain import BlockChain
 from kvoffload.kvspec import ReuseRule
@@ -64,6 +65,7 @@ class PoolLedger:
     def __init__(self, engine: VirtualEngine) -> None:
         connector: Any = engine.scheduler.connector
         self._parts = connector.scheduler_side.parts
+        self._clients = list_clients(engine)
         self._worth: dict[_Key, bytes] = {}
         """Names in the pool of all blocks that are worth saving."""
 
@@ -113,6 +115,9 @@ class PoolLedger:
             self._worth[index, bytes(hashes[(position + 1) * per_block - 1])] = name
 
     def _count_present(self, keys: Iterable[_Key]) -> int:
+        for client in self._clients:
+            # What a run's last step committed is on its way in reality, whatever the engine's clock says.
+            ask_counts(client)
         by_table: dict[int, list[bytes]] = {}
         for key in keys:
             by_table.setdefault(key[0], []).append(self._worth[key])

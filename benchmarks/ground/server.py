@@ -64,12 +64,17 @@ def await_answers(clients: Sequence[Any], at_most_s: float) -> None:
                 client._look(time.monotonic_ns())
 
 
+def ask_counts(client: Any) -> Any:
+    """The server's, when it has had everything that this client told it."""
+    client.budget_ns = -1  # no step waits for this
+    return client.stats()
+
+
 def settle(client: Any) -> tuple[Any, int]:
     """Until the server has had everything and nothing is asked of it: its counts, and the slots that are held ready."""
     for _ in range(MAX_LOOKS):
         before = _count_stock(client)
-        client.budget_ns = -1
-        stats = client.stats()
+        stats = ask_counts(client)
         if before is not None and before == _count_stock(client):
             return stats, before
     raise BenchmarkError("the client asks for slots without end")
