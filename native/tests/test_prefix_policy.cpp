@@ -150,6 +150,26 @@ TEST(a_block_that_others_need_stays_though_a_tier_has_it) {
     }
 }
 
+TEST(kept_victim_makes_way_for_all_others_though_a_tier_has_it) {
+    PrefixPolicy policy({1000, 1000 * kBytes});
+    for (EntryNumber entry = 0; entry < 4; ++entry) {
+        policy.admit({.entry = entry, .name = entry, .size_bytes = kBytes});
+    }
+    const EntryNumber kept = policy.choose_victim();
+    policy.keep(kept);
+    policy.note_tier(kept, true);
+    for (int others = 3; others > 0; --others) {
+        CHECK(policy.choose_victim() != kept);
+        policy.remove(policy.choose_victim(), true);
+    }
+    CHECK_EQUAL(policy.choose_victim(), kept);
+    // What is noted counts when it is no longer kept.
+    for (EntryNumber entry = 10; entry < 90; ++entry) {
+        policy.admit({.entry = entry, .name = entry, .size_bytes = kBytes});
+    }
+    CHECK_EQUAL(policy.choose_victim(), kept);
+}
+
 TEST(kept_victim_makes_way_for_all_others) {
     PrefixPolicy policy({10, 10 * kBytes});
     for (EntryNumber entry = 0; entry < 4; ++entry) {

@@ -352,6 +352,32 @@ TEST(one_groups_window_takes_the_others_with_it) {
     CHECK_EQUAL(at.policy.choose_victim(), Windowed::window(103));
 }
 
+// What a tier is found to have, or to have no longer, after that changes nothing.
+TEST(a_window_of_no_use_goes_first_whatever_a_tier_has) {
+    for (const bool has : {true, false}) {
+        Windowed at;
+        at.admit_blocks(100, 104);
+        at.admit_windows(102, 104);
+        at.admit_blocks(0, 4);
+        at.admit_windows(2, 4);
+        at.admit_windows(2, 4, kSecondGroup);
+        at.let_time_pass();
+        at.policy.remove(Windowed::window(3), false);
+        const std::vector<EntryNumber> useless = {Windowed::window(2), Windowed::window(2, kSecondGroup),
+                                                  Windowed::window(3, kSecondGroup)};
+        at.policy.note_tier(Windowed::window(103), has);
+        for (const EntryNumber window : useless) {
+            at.policy.note_tier(window, true);
+            at.policy.note_tier(window, has);
+        }
+        const std::vector<EntryNumber> gone = at.evict(7);
+        for (const EntryNumber window : useless) {
+            CHECK(std::ranges::find(gone, window) != gone.end());
+        }
+        CHECK_EQUAL(at.policy.choose_victim(), Windowed::window(103));
+    }
+}
+
 // Windows of all blocks: each is a boundary's end for as long as it and those before it are here.
 TEST(where_a_whole_window_is_left_only_the_block_behind_it_goes) {
     for (const bool is_broken : {false, true}) {
@@ -408,6 +434,7 @@ public:
             evict();
         } else if (choice == 14 && !known_.empty()) {
             take_away(pick());
+            note_tiers();
         } else if (const EntryNumber victim = policy_.choose_victim(); victim != kNoEntry) {
             policy_.keep(victim);
         }
@@ -486,6 +513,12 @@ private:
         if (victim != kNoEntry) {
             policy_.remove(victim, true);
             known_.erase(victim);
+        }
+    }
+
+    void note_tiers() {
+        for (int note = 0; note < 3 && !known_.empty(); ++note) {
+            policy_.note_tier(pick(), random_() % 2 == 0);
         }
     }
 

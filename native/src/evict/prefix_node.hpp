@@ -33,11 +33,14 @@ struct PrefixNode {
     // A child belongs to its parent only if these agree: a number is used again while children of the old entry live.
     std::uint16_t parity : 1 = 0;
     std::uint16_t parent_parity : 1 = 0;
-    std::uint16_t is_held : 1 = 0;  // of a window block where no states are: the one behind it needs it
-    std::uint16_t mark : 3 = 0;     // its group's low bits; of a state: which window length it counted with
+    // Of a window block in no queue, where no states are: the one behind it needs it. In a queue: it is there whatever
+    // its class says, as it is kept or of no use.
+    std::uint16_t is_held : 1 = 0;
+    std::uint16_t mark : 3 = 0;  // its group's low bits; of a state: which window length it counted with
 
     bool is_known() const noexcept { return reuse != kNotKnown; }
     bool is(Reuse other) const noexcept { return reuse == static_cast<std::uint16_t>(other); }
+    bool is_held_back() const noexcept { return is_held != 0 && is_queued == 0; }
     EntryClass entry_class() const noexcept { return static_cast<EntryClass>(kind); }
 };
 static_assert(sizeof(PrefixNode) == 24, "what eviction_policy.hpp allows an entry");

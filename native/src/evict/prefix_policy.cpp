@@ -91,12 +91,8 @@ void PrefixPolicy::note_tier(EntryNumber entry, bool has) {
     if ((node.is_in_tier != 0) == has) {
         return;
     }
-    const bool was_queued = node.is_queued != 0;
-    unfile(entry);
     node.is_in_tier = has;
-    if (was_queued) {
-        file(entry, QueueEnd::newest);
-    }
+    refile(entry);
 }
 
 EntryNumber PrefixPolicy::choose_victim() {
@@ -134,6 +130,7 @@ EntryNumber PrefixPolicy::expect_victim() const {
 void PrefixPolicy::keep(EntryNumber entry) {
     unfile(entry);
     queues_.push_kept(entry);
+    nodes_[entry].is_held = 1;
 }
 
 void PrefixPolicy::remove(EntryNumber entry, bool was_evicted) {
@@ -254,7 +251,7 @@ void PrefixPolicy::pass(EntryNumber entry) noexcept {
         set_class(node, class_when_passed(node.entry_class()));
         refile(entry);
     }
-    if (node.is_held != 0) {
+    if (node.is_held_back()) {
         node.is_held = 0;
         file(entry, QueueEnd::newest);
     }
@@ -275,13 +272,15 @@ void PrefixPolicy::unfile(EntryNumber entry) noexcept {
     PrefixNode& node = nodes_[entry];
     if (node.is_queued != 0) {
         queues_.unlink(entry);
+        node.is_held = 0;
         node.older = 0;
         node.newer = kNoEntry;
     }
 }
 
+// What is kept or useless stays where it is.
 void PrefixPolicy::refile(EntryNumber entry) noexcept {
-    if (nodes_[entry].is_queued != 0) {
+    if (nodes_[entry].is_queued != 0 && nodes_[entry].is_held == 0) {
         unfile(entry);
         file(entry, QueueEnd::newest);
     }

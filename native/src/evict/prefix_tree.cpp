@@ -254,7 +254,7 @@ void PrefixPolicy::hold(EntryNumber window) noexcept {
 void PrefixPolicy::hold_window_before(EntryNumber window) noexcept {
     const std::uint32_t reach = reach_of(nodes_[window]);
     EntryNumber before = window_before(window);
-    for (std::uint32_t step = 1; step < reach && before != kNoEntry && nodes_[before].is_held == 0; ++step) {
+    for (std::uint32_t step = 1; step < reach && before != kNoEntry && !nodes_[before].is_held_back(); ++step) {
         hold(before);
         before = window_before(before);
     }
@@ -268,7 +268,7 @@ void PrefixPolicy::end_boundary(EntryNumber window) noexcept {
     }
     for (EntryNumber other = nodes_[block].newer; other != kNoEntry; other = nodes_[other].extra) {
         ++walked_;
-        if (other != window && nodes_[other].is(Reuse::window) && nodes_[other].is_held == 0) {
+        if (other != window && nodes_[other].is(Reuse::window) && !nodes_[other].is_held_back()) {
             file_useless(other);
         }
     }
@@ -279,7 +279,7 @@ void PrefixPolicy::release_window_before(EntryNumber window) noexcept {
     // More than one only where two groups have the same low bits.
     for (EntryNumber before = window_before(window); before != kNoEntry;
          before = find_window(nodes_[before].extra, nodes_[before].mark)) {
-        if (nodes_[before].is_held != 0) {
+        if (nodes_[before].is_held_back()) {
             end_run_at(before);
         }
     }
@@ -312,6 +312,7 @@ void PrefixPolicy::end_run_at(EntryNumber end) noexcept {
 void PrefixPolicy::file_useless(EntryNumber entry) noexcept {
     unfile(entry);
     queues_.push(entry, kUseless, ages_.slot_of(nodes_[entry].epoch), QueueEnd::oldest);
+    nodes_[entry].is_held = 1;
 }
 
 // Blocks behind the last state of a sequence that was in use just now: what it computes will hang on them. Where
