@@ -97,6 +97,7 @@ class MooncakeStore(SlotStore):
         """Starts a process. StoreFaultError: it does not begin."""
         self._terms = terms
         self._coder = coder
+        self._is_interrupted = False
         try:
             # A client that is set up without a master waits for it for ever.
             socket.create_connection((terms.address.host, terms.address.port), terms.call_timeout_s).close()
@@ -130,6 +131,8 @@ class MooncakeStore(SlotStore):
         for at, name in enumerate(wanted):
             if there[at]:
                 continue
+            if self._is_interrupted:
+                raise StoreFaultError("nobody waits for it any more")
             data = rows[at, HEAD_BYTES : HEAD_BYTES + record_bytes]
             fill_slot(data.ctypes.data, view_slot(int(batch.slots[at]), record_bytes))
             digest = digest_of(data.data, name)
@@ -197,6 +200,7 @@ class MooncakeStore(SlotStore):
         return StoreFacts()
 
     def interrupt(self) -> None:
+        self._is_interrupted = True
         if self._process is not None:
             self._process.kill()
         with contextlib.suppress(OSError):

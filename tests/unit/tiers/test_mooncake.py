@@ -20,8 +20,8 @@ from kvoffload.tiers import mooncake
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.mooncake import MooncakeTerms
-from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.record_store import StoreFaultError, view_slot
+from kvoffload.tiers.record_coder import Coding, RecordCoder
+from kvoffload.tiers.record_store import StoreFaultError, Value, view_slot
 from tests.kit.tiers.learning_coder import check_learning
 from tests.kit.tiers.mooncake_server import Master, add_libraries, make_tier, serve_mooncake
 from tests.kit.tiers.tier_contract import (
@@ -253,6 +253,26 @@ def test_what_could_not_be_removed_is_not_called_removed(monkeypatch: pytest.Mon
         assert store.remove([b"one", b"two"]) == [True, False]
         with pytest.raises(StoreFaultError, match="could not remove all that it was told to: Mooncake's code is -706"):
             store.remove([b"one", b"two"])
+        store.close()
+
+
+def test_an_interrupted_put_codes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class InterruptingCoder(RecordCoder):
+        coded = 0
+
+        def encode(self, group: int, record: Value, *, is_wanted: bool = False) -> bytes | None:
+            self.coded += 1
+            if self.coded == 2:
+                store.interrupt()
+            return super().encode(group, record, is_wanted=is_wanted)
+
+    coder = InterruptingCoder(Coding.ON)
+    nothing_there, mapped = {"answer": [0] * 5}, {"answer": 0}
+    with fake_client(monkeypatch, READY, SET_UP, nothing_there, mapped) as terms:
+        store = terms.open_store(coder)
+        with pytest.raises(StoreFaultError):
+            store.put_slots(Records(0, 5, 20_000, filled=True, has_numbers=True).batch())
+        assert coder.coded == 2
         store.close()
 
 
