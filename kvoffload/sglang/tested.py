@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.errors import UnsupportedError
-from kvoffload.sglang.weight_updates import SELECT
+from kvoffload.sglang.weight_updates import CHECK, SELECT
 
 VERSION = "0.5.23"
 SHOWN_DIFFERENCES = 3
@@ -72,7 +72,7 @@ UPDATER = {
     "update_weights_from_ipc": "(self, recv_req)",
     "update_weights_from_tensor": "(self, recv_req)",
 }
-"""Each calls `SELECT` before it changes anything. (`check_weights` calls it, too.)"""
+"""Each calls `SELECT` before it changes anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def _differences(name: str, kind: type, tested: Mapping[str, str]) -> Iterator[s
 def _update_differences(updater: type) -> Iterator[str]:
     """An update that we do not hear of would leave pages of former weights in use."""
     name = updater.__name__
-    yield from _differences(name, updater, {SELECT: "(self, selector)", **UPDATER})
+    yield from _differences(name, updater, {SELECT: "(self, selector)", CHECK: "(self, recv_req)", **UPDATER})
     for method in UPDATER:
         code = getattr(getattr(updater, method, None), "__code__", None)
         if code is not None and SELECT not in code.co_names:

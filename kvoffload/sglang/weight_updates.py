@@ -9,6 +9,10 @@ from weakref import WeakSet
 
 SELECT = "_select_runners"
 """The method of SGLang's that whatever changes weights calls first; `tested` makes sure of that."""
+CHECK = "check_weights"
+"""The method that calls it, too, and changes nothing by most of its actions."""
+READING_ACTIONS = frozenset({"checksum", "compare", "snapshot"})
+"""Of the actions of `CHECK`, those that only read; another one makes the weights random."""
 
 
 class WeightUpdates:
@@ -17,6 +21,8 @@ class WeightUpdates:
     def __init__(self) -> None:
         self.count = 0
         """Updates that were begun; each may have changed any weight."""
+        self.is_reading = False
+        """The updater's thread selects runners only to look at their weights."""
         self._updater: Any = None
         self._threads: WeakSet[threading.Thread] = WeakSet()
 
@@ -42,12 +48,22 @@ class WeightUpdates:
 @functools.cache
 def watch_updates(kind: Any) -> WeightUpdates:
     """`kind`: SGLang's class that updates weights. Its updates are noted from here on, before anything changes."""
-    updates, select = WeightUpdates(), getattr(kind, SELECT)
+    updates, select, check = WeightUpdates(), getattr(kind, SELECT), getattr(kind, CHECK)
 
     @functools.wraps(select)
     def note_and_select(self: Any, *args: Any, **kwargs: Any) -> Any:
-        updates.note(self)
+        if not updates.is_reading:
+            updates.note(self)
         return select(self, *args, **kwargs)
 
+    @functools.wraps(check)
+    def check_unnoted(self: Any, recv_req: Any) -> Any:
+        updates.is_reading = recv_req.action in READING_ACTIONS
+        try:
+            return check(self, recv_req)
+        finally:
+            updates.is_reading = False
+
     setattr(kind, SELECT, note_and_select)
+    setattr(kind, CHECK, check_unnoted)
     return updates

@@ -34,6 +34,11 @@ def make_updater_class(on_select: Callable[[str], None] = lambda _: None) -> Any
         update_weights_from_distributed = update_weights_from_tensor
         update_weights_from_ipc = update_weights_from_tensor
 
+        def check_weights(self, recv_req: Any) -> list[str]:
+            if recv_req.action == "unknown":
+                raise ValueError(recv_req.action)
+            return self._select_runners()
+
         def _select_runners(self, selector: str = "all") -> list[str]:
             on_select(selector)
             return [selector]

@@ -12,7 +12,7 @@ import pytest
 from kvoffload.errors import UnsupportedError
 from kvoffload.sglang import tested
 from kvoffload.sglang.tested import EngineParts, StorageParts, refuse_untested, refuse_untested_storage
-from kvoffload.sglang.weight_updates import SELECT
+from kvoffload.sglang.weight_updates import CHECK, SELECT
 from tests.kit.sglang.updater import make_updater_class
 
 
@@ -84,6 +84,8 @@ def test_an_update_of_weights_that_would_not_be_heard_of_is_named() -> None:
             refuse_untested(make_parts(updater=make_updater(**{method: update})))
     with pytest.raises(UnsupportedError, match=rf"Updater\.{SELECT} is absent"):
         refuse_untested(make_parts(updater=make_updater(**{SELECT: None})))
+    with pytest.raises(UnsupportedError, match=rf"Updater\.{CHECK} is \(self\), tested was \(self, recv_req\)"):
+        refuse_untested(make_parts(updater=make_updater(**{CHECK: lambda self: None})))
 
 
 def test_many_differences_are_counted() -> None:

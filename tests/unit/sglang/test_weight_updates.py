@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+
+import pytest
 
 from kvoffload.sglang.weight_updates import WeightUpdates, watch_updates
 from tests.kit.sglang.updater import make_updater_class
@@ -26,6 +29,20 @@ def test_an_update_is_noted_before_it_begins() -> None:
     updater.begin_weight_update(None)
     updater.end_weight_update(None)
     assert seen == [("target", 1), ("all", 2), ("all", 3)]
+
+
+@pytest.mark.parametrize(
+    ("action", "changes"), [("checksum", 0), ("compare", 0), ("snapshot", 0), ("reset_tensors", 1)]
+)
+def test_a_check_of_weights_is_no_update_unless_it_makes_them_random(action: str, changes: int) -> None:
+    kind = make_updater_class()
+    updates, updater = watch_updates(kind), kind()
+    assert updater.check_weights(SimpleNamespace(action=action)) == ["all"]
+    assert updates.count == changes
+    with pytest.raises(ValueError, match="unknown"):
+        updater.check_weights(SimpleNamespace(action="unknown"))
+    updater.update_weights_from_tensor(None)
+    assert updates.count == changes + 1
 
 
 def test_a_session_is_open_until_what_it_loads_is_told() -> None:
