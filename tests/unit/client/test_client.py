@@ -131,8 +131,8 @@ def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> No
 
 def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
     with Client(make_terms(tmp_path / "nobody")) as client:
+        assert wait_for(lambda: client.fault) == f"{tmp_path}/nobody is not there"
         assert not client.wait_until_served(0.05)
-        assert client.fault == f"{tmp_path}/nobody is not there"
         assert (client.memory_id, client.boot_id, client.state) == (0, 0, LinkState.DOWN)
         assert not client.lookup(0, CHAIN).any()
         assert client.find_boundary(Ask(CHAIN, local=16)) == 16

@@ -31,6 +31,7 @@ from kvoffload.sglang.start_up import (
     start_linker,
 )
 from tests.kit.children import child
+from tests.kit.connector.tiers import wait_for
 from tests.kit.sglang.host_pools import MHATokenToKVPoolHost, MLATokenToKVPoolHost
 from tests.kit.sglang.linked import make_keys, pages_of
 from tests.kit.sglang.pools import (
@@ -123,14 +124,15 @@ def start(server: Path, pool: Any, **given: object) -> PageLinker:
 
 def save(linker: PageLinker, keys: list[str], rows: list[int]) -> bool:
     """Slots come from the server, in their own time."""
-    for _ in range(1000):
+
+    def is_saved() -> bool:
+        linker.begin_step()
         linker.offload([pages_of(keys, rows)])
         while not linker.count_done():
             pass
-        if linker.pop_done():
-            return True
-        linker.begin_step()
-    return False
+        return linker.pop_done()
+
+    return wait_for(is_saved)
 
 
 def test_a_rank_finds_what_one_like_it_has_saved_and_no_other_does(

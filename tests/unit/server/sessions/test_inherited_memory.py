@@ -150,6 +150,11 @@ def come_back(server: CacheServer, path: Path, held: HeldMemory | None) -> RawCl
     return RawClient(path, register_of(), former=held, turn=lambda: server.turn(0.001))
 
 
+def find_wait(*, is_adopted: bool) -> float:
+    """How long a successor waits for memory. What is not adopted is waited for to the end."""
+    return 600.0 if is_adopted else 0.3
+
+
 @needs_root
 @pytest.mark.parametrize(
     ("domain", "users", "is_adopted"),
@@ -169,7 +174,8 @@ def test_memory_goes_to_a_domain_of_the_same_name_that_admits_all_who_had_it(
         mine = RawClient(folder / "old", register_of())
         save(mine, hashes, 7)
     terms = DomainTerms(name=domain, uids=None if users is None else frozenset(users))
-    plan = ServerPlan(socket=folder / "new", memory={domain: MEMORY}, domains=(terms,), adopt_wait_s=0.3)
+    wait_s = find_wait(is_adopted=is_adopted)
+    plan = ServerPlan(socket=folder / "new", memory={domain: MEMORY}, domains=(terms,), adopt_wait_s=wait_s)
     with (
         closing(mine),
         closing(CacheServer(plan)) as successor,
@@ -196,7 +202,7 @@ def test_a_successor_takes_memory_of_its_own_path_alone(tmp_path: Path, whose: s
                 )
                 clients[name] = come_back(server, tmp_path / name, None)
             save(clients[name], hashes, 7)
-    plan = ServerPlan(socket=tmp_path / "here", memory={"": MEMORY}, adopt_wait_s=0.3)
+    plan = ServerPlan(socket=tmp_path / "here", memory={"": MEMORY}, adopt_wait_s=find_wait(is_adopted=whose == "here"))
     with (
         closing(CacheServer(plan)) as successor,
         closing(come_back(successor, tmp_path / "here", clients[whose].held)) as again,
