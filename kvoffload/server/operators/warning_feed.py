@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -25,7 +24,7 @@ WHAT_SERVES = ("kvoffload.server", "kvoffload.peers", "kvoffload.cache", "kvoffl
 class WarningFeed(logging.Handler):
     """Collects warnings of the log. Any thread logs; `tell` belongs to the thread of the event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(logging.WARNING)
         self._clock = clock
         self._lines: deque[tuple[float, str]] = deque(maxlen=KEPT)

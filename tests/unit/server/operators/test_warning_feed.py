@@ -23,7 +23,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def feed() -> Iterator[WarningFeed]:
-    feed = WarningFeed()
+    feed = WarningFeed(lambda: 0.0)
     feed.start()
     yield feed
     feed.stop()
