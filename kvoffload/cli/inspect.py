@@ -146,10 +146,19 @@ def memory(
     """What share of the blocks that were asked for a quarter to four times the memory would have had."""
     with _inspecting(file, assignments, token) as inspector:
         rows, asked, one_in = inspector.list_memories()
-    _show(rows, as_json=as_json, nothing="nothing was asked for yet")
+    basis = say_basis(asked, one_in)
+    _show(rows, as_json=as_json, nothing=basis)
     if rows and not as_json:
+        typer.echo(basis)
+
+
+def say_basis(asked: int, one_in: int) -> str:
+    """Says of which blocks the shares are, or why there are none."""
+    if asked:
         followed = "each is followed" if one_in == 1 else f"one of {one_in:,} is followed"
-        typer.echo(f"of {asked:,} blocks that engines loaded, or computed and saved; {followed}")
+        return f"of {asked:,} blocks that engines loaded, or computed and saved; {followed}"
+    why = "" if one_in == 1 else ", or a model has recurrent states and the pool is too large to follow each block"
+    return f"nothing was asked for yet{why}"
 
 
 def parse_hash(text: str) -> bytes:

@@ -33,10 +33,11 @@ def check_folder(folder: Path, size_bytes: int, given: Given = NOTHING, *, open_
     had_bytes = sum(one.stat().st_size for one in folder.iterdir() if one.is_file())
     free_bytes = room.f_bavail * room.f_frsize + had_bytes
     if free_bytes < size_bytes:
+        half = free_bytes // 2 >> 30
         return fail(
             check,
             f"has room for {describe_size(free_bytes)}, and may take {describe_size(size_bytes)}",
-            given.change("disk_size", f"{max(free_bytes // 2 >> 30, 1)}GiB"),
+            given.change("disk_size", f"{half}GiB") if half else f"name a folder with more room than {folder} has",
         )
     problem = try_direct(folder, open_file)
     if problem:

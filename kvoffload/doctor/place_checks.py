@@ -45,11 +45,13 @@ def check_server(socket: str, given: Given = NOTHING) -> Finding:
         return warn("server", f"{socket}: {fault.message}", given.command("doctor", server=socket))
     finally:
         client.close()
-    return ok(
-        "server",
-        f"{socket}: {describe_size(stats.used_bytes)} of {describe_size(stats.capacity_bytes)} used, "
-        f"{stats.sessions} sessions",
-    )
+    used = f"{describe_size(stats.used_bytes)} of {describe_size(stats.capacity_bytes)} used"
+    told = f"{socket}: {used}, {stats.sessions} sessions"
+    bad = [place for place in stats.places if place.state not in (TierState.READY.value, TierState.OPENING.value)]
+    if not bad:
+        return ok("server", told)
+    faults = "; ".join(f"{place.tier} tier {place.name} is {place.state}: {place.reason}" for place in bad)
+    return warn("server", f"{told}; {faults}", "mend what it says: the server looks again by itself")
 
 
 def check_shapes(socket: str) -> Iterator[Finding]:

@@ -117,7 +117,8 @@ class FleetRegistry:
         self._clock = RegistryClock()
         self._twin_at = ""
         self._twin_s = 0.0
-        self._is_lost = False
+        self._is_lost: bool | None = None
+        """None: it has not been read yet."""
         self._nodes: ValkeyNodes | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvoffload-registry", daemon=True)
@@ -187,6 +188,10 @@ class FleetRegistry:
         own = Announcement(member=self._own, at_ms=self._own_ms, is_gone=is_last)
         check_answer(registry.ask(b"HSET", terms.key, self._own.name.encode(), own.sign(terms.fleet, terms.secret)))
         members = self._list_members(now_ms)
+        if self._is_lost is not False:
+            # Who has another secret is not seen, and does not see this one.
+            said = "the registry of fleet %s answers; other servers announced there with this secret: %d"
+            logger.info(said, terms.fleet, len(members))
         self._is_lost = False
         self._end_twin()
         self._on_members(members)

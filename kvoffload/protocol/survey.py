@@ -41,7 +41,7 @@ _Token = Annotated[Name, "of the operator; empty where the socket's credentials 
 class JoinedProcess:
     """One process of an engine, or one observer."""
 
-    engine: Annotated[Name, "its name; empty: it comes over TCP"]
+    engine: Annotated[Name, "its name; of who comes over TCP what settings call its key, as a peer's address"]
     role: Annotated[Role, Choice(Role), "of the process"]
     rank: Annotated[U16, "of the process"]
     pid: Annotated[U32, "0: not of this machine"]

@@ -186,7 +186,7 @@ class CacheServer:
             wait_s = 0.0 if self._record.is_new else ADOPT_WAIT_S
         self._adopt_until_ns = clock_ns() + int(wait_s * 1e9)
         self._life = None if plan.private is None else PrivateLife(plan.private, clock_ns())
-        self._warnings = WarningFeed()
+        self._warnings = WarningFeed(lambda: self._clock_ns() / 1e9)
         self._warnings.start()
 
     @property

@@ -363,6 +363,10 @@ class RemoteTier:
                     store.close()
                     store = None
                 self._lose(str(fault), losses)
+                with self._lock:
+                    if self._state is TierState.ABSENT and not self._is_closed:
+                        # What is wrong now may be something else than what it was lost by.
+                        self._reason = str(fault)
                 wait_s = min(2 * wait_s, self._terms.last_probe_s)
             else:
                 self._find(facts)

@@ -93,7 +93,7 @@ def _draw_tiers(view: View) -> Group:
     """What is wrong with one stands behind the table, as long as it is."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("tier", no_wrap=True)
-    table.add_column("used", justify="right", no_wrap=True)
+    table.add_column("used", justify="right", min_width=10)  # gives way to the others where the terminal is narrow
     for name in ("written/s", "read/s", "late/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", overflow="ellipsis", no_wrap=True)

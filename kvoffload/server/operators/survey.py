@@ -13,7 +13,7 @@ import numpy as np
 from kvoffload.cache import LocalCache, find_reach
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Call, ClientMessage, ErrorCode, Register, Role, ServerMessage
-from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_BATCH
+from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_BATCH, NAME_BYTES
 from kvoffload.protocol.survey import (
     NOT_ASKED,
     UNKNOWN_S,
@@ -31,6 +31,7 @@ from kvoffload.protocol.survey import (
     ReadReport,
     ReportRead,
 )
+from kvoffload.server.operators.counts import cut_text
 from kvoffload.server.outbox import FoundLater
 from kvoffload.server.refusal import refuse
 from kvoffload.server.sessions.domain import Domain
@@ -125,7 +126,7 @@ class Survey:
             tenant = names.get(registration.tenant, "")
         row = partial(
             JoinedProcess,
-            engine=session.engine,
+            engine=session.engine if session.guest is None else cut_text(session.guest.name, NAME_BYTES),
             is_open=session.is_open,
             fingerprint="" if registration is None else registration.register.fingerprint.hex()[:_SHOWN_DIGITS],
             tenant=tenant,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import timedelta
 
 from kvoffload.protocol import Warned
 from kvoffload.protocol.limits import LINE_BYTES
@@ -14,6 +15,8 @@ from kvoffload.server.sessions.session import EngineSession
 
 KEPT = 32
 """The last warnings, for engines that come after them. More in a tick are in the server's log alone."""
+OLD_S = 10.0
+"""A warning that is older is told with its age: what it warns of may be over."""
 WHAT_SERVES = ("kvoffload.server", "kvoffload.peers", "kvoffload.cache", "kvoffload.tiers")
 """Loggers of the rooms that a server consists of."""
 
@@ -21,9 +24,11 @@ WHAT_SERVES = ("kvoffload.server", "kvoffload.peers", "kvoffload.cache", "kvoffl
 class WarningFeed(logging.Handler):
     """Collects warnings of the log. Any thread logs; `tell` belongs to the thread of the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(logging.WARNING)
-        self._lines: deque[str] = deque(maxlen=KEPT)
+        self._clock = clock
+        self._lines: deque[tuple[float, str]] = deque(maxlen=KEPT)
+        """Each behind the time at which it was logged."""
         self._count = 0
 
     def start(self) -> None:
@@ -42,7 +47,7 @@ class WarningFeed(logging.Handler):
         if fault is not None:
             line += f": {type(fault).__name__}: {fault}"
         shown = "".join(sign if sign.isprintable() else " " for sign in line)
-        self._lines.append(cut_text(" ".join(shown.split()), LINE_BYTES))
+        self._lines.append((self._clock(), cut_text(" ".join(shown.split()), LINE_BYTES)))
         self._count += 1
 
     def tell(self, sessions: Iterable[EngineSession], *, only_users: frozenset[int] | None) -> list[ToLifeline]:
@@ -58,7 +63,12 @@ class WarningFeed(logging.Handler):
                 if process.wants_warnings and process.warned < count:
                     first = max(process.warned, count - len(lines))
                     for number in range(first, count):
-                        line = lines[number - count]
-                        sent.append(ToLifeline(process.lifeline, Warned(number=number + 1, message=line)))
+                        logged_s, line = lines[number - count]
+                        message = _describe(line, self._clock() - logged_s)
+                        sent.append(ToLifeline(process.lifeline, Warned(number=number + 1, message=message)))
                     process.warned = count
         return sent
+
+
+def _describe(line: str, age_s: float) -> str:
+    return line if age_s < OLD_S else cut_text(f"{timedelta(seconds=int(age_s))} ago: {line}", LINE_BYTES)

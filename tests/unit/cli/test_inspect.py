@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload.cli.inspect import say_basis
 from kvoffload.client import HintTerms
 from kvoffload.protocol import HintAction
 from tests.kit.cli.commands import run
@@ -99,6 +100,23 @@ def test_what_other_memories_would_hit(place: Place) -> None:
         "blocks that engines loaded, or computed and saved; each is followed"
         in run("inspect", "memory", *place.flags).stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "one_in", "line"),
+    [
+        (0, 1, "nothing was asked for yet"),
+        (
+            0,
+            16,
+            "nothing was asked for yet, or a model has recurrent states and the pool is too large to follow each block",
+        ),
+        (1000, 1, "of 1,000 blocks that engines loaded, or computed and saved; each is followed"),
+        (1000, 16, "of 1,000 blocks that engines loaded, or computed and saved; one of 16 is followed"),
+    ],
+)
+def test_no_shares_have_a_reason(asked: int, one_in: int, line: str) -> None:
+    assert say_basis(asked, one_in) == line
 
 
 def test_blocks_and_the_life_of_one(place: Place) -> None:

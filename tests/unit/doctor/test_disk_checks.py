@@ -76,7 +76,17 @@ def test_what_is_there_already_counts_as_room(folder: Path, monkeypatch: pytest.
     nothing = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: nothing)
     assert check_folder(folder, 2 * GIB).verdict is not Verdict.FAIL
-    assert check_folder(folder, 2 * GIB + 1).verdict is Verdict.FAIL
+    found = check_folder(folder, 2 * GIB + 1)
+    assert found.verdict is Verdict.FAIL
+    assert found.remedy == "kvoffload serve --set disk_size=1GiB"
+
+
+def test_less_room_than_a_disk_may_have_needs_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    little = os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: little)
+    found = check_folder(folder, GIB)
+    assert found.text == "has room for 64MiB, and may take 1GiB"
+    assert found.remedy == f"name a folder with more room than {folder} has"
 
 
 def test_one_without_direct_access(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from kvoffload.config.sources import load_settings
 from kvoffload.doctor.findings import Finding, Verdict
 from kvoffload.doctor.place_checks import check_server, check_shapes, check_stores, describe_shape
 from kvoffload.server.config import ServerConfig
+from kvoffload.server.tiering.terms import TierPlan
+from kvoffload.tiers.base import TierState
 from tests.kit.free_ports import free_port
-from tests.kit.server.tiers import await_that, serving
+from tests.kit.server.tiers import await_that, serving, traffic_of
 from tests.kit.tiers.valkey_server import Server
 from tests.kit.web import vllm_blocks
 
@@ -31,6 +34,17 @@ def test_a_server_that_answers_tells_what_it_has(tmp_path: Path) -> None:
     assert found.verdict is Verdict.OK
     assert found.text.startswith(f"{path}: ")
     assert "used" in found.text
+
+
+def test_a_server_whose_tier_is_absent_says_why(tmp_path: Path) -> None:
+    path, port = tmp_path / "s", free_port()
+    with serving(path, tiers={"": plan_valkey(port)}) as server:
+        await_that(lambda: server.has_memory)
+        await_that(lambda: traffic_of(server).health()[0].state is TierState.ABSENT)
+        found = check_server(str(path))
+    assert found.verdict is Verdict.WARN
+    assert f"valkey tier valkey://127.0.0.1:{port}/0 is absent: " in found.text
+    assert found.remedy
 
 
 def test_a_server_whose_memory_is_still_to_come_is_told(tmp_path: Path) -> None:
@@ -82,10 +96,14 @@ def test_shapes_of_engines_are_told_to_who_may_know(tmp_path: Path) -> None:
     assert list(check_shapes("")) == list(check_shapes(str(tmp_path / "none"))) == []
 
 
-def check_valkey(port: int) -> Finding:
+def plan_valkey(port: int) -> Sequence[TierPlan]:
     settings = load_settings(flags={"valkey": f"valkey://127.0.0.1:{port}"}).settings
     [plans] = choose_tiers(settings, ServerConfig()).values()
-    [found] = check_stores(plans, TIMEOUT_S)
+    return plans
+
+
+def check_valkey(port: int) -> Finding:
+    [found] = check_stores(plan_valkey(port), TIMEOUT_S)
     return found
 
 

@@ -209,6 +209,25 @@ def test_while_the_registry_is_away_members_stay(tmp_path: Path, caplog: pytest.
         assert len(lost(caplog)) == 2
 
 
+def test_how_many_others_there_are_is_said_when_the_registry_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvoffload.peers")
+    said = "the registry of fleet blue answers; other servers announced there with this secret"
+    with (
+        serve(tmp_path / "own") as server,
+        announcing(terms_of(server), 0),
+        announcing(terms_of(server, secret=b"s" * 16), 1),
+    ):
+        await_that(lambda: lines(caplog, said) == [f"{said}: 0"] * 2)
+        with announcing(terms_of(server), 2):
+            await_that(lambda: lines(caplog, said)[2:] == [f"{said}: 1"])
+        server.kill()
+        await_that(lambda: len(lost(caplog)) == 2)
+        server.start()
+        await_that(lambda: len(lines(caplog, said)) == 5)
+
+
 def test_a_registry_that_was_away_for_long_takes_nobody_with_it(tmp_path: Path) -> None:
     with serve(tmp_path / "own") as server:
         terms = terms_of(server)

@@ -84,9 +84,9 @@ class TestRemoteTierOfOneConnectionThatAFaultyOneWears(TierContract):
         tier.close()
 
 
-def await_state(tier: RemoteTier, state: TierState) -> None:
+def await_state(tier: RemoteTier, state: TierState, reason: str = "") -> None:
     end_s = time.monotonic() + TIMEOUT_S
-    while tier.health()[0].state is not state:
+    while (one := tier.health()[0]).state is not state or one.reason != reason:
         assert time.monotonic() < end_s
         time.sleep(0.002)
 
@@ -233,6 +233,14 @@ def test_a_tier_without_its_store_is_absent_from_the_beginning(place: Place) -> 
     place.fault = ""
     await_state(tier, TierState.READY)
     tier.close()
+
+
+def test_a_store_that_is_gone_is_absent_for_what_is_wrong_now(tier: RemoteTier, place: Place) -> None:
+    place.fault = "connection refused"
+    assert get(tier, Records(0, 1, 10, filled=False)).count(UNAVAILABLE) == 1
+    await_state(tier, TierState.ABSENT, "connection refused")
+    place.fault = "wrong password"
+    await_state(tier, TierState.ABSENT, "wrong password")
 
 
 def test_a_connection_that_hangs_does_not_hold_up_the_end(place: Place) -> None:

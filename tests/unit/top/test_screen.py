@@ -78,6 +78,15 @@ def test_no_line_is_longer_than_the_terminal(width: int) -> None:
     assert any("12 more" in line for line in lines)
 
 
+def test_a_narrow_terminal_shows_each_tier_and_its_state() -> None:
+    absent = replace(DISK, tier="mooncake", state="absent", reason="no master")
+    text = show(Sample(time_s=0.0, stats=stats(places=(DISK, absent), traffic={"disk": {}})), width=60)
+    rows = [line.split() for line in text.splitlines()]
+    assert ["mooncake", "absent"] in [[row[0], row[-1]] for row in rows if row]
+    for part in ("written/s", "late/s", "coded"):
+        assert part in text, part
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

@@ -127,7 +127,7 @@ def test_who_comes_over_tcp_is_listed_too() -> None:
         server.core.handle_guest(b"guest", hello, Guest(domain="main", name="far"), server.now_ns)
         told = server.process("inspect").watch().ask(ListJoined())
         [guest] = [one for one in told.processes if not one.pid]
-        assert (guest.role, guest.engine, guest.uid) == (Role.OBSERVER, "", 2**32 - 1)
+        assert (guest.role, guest.engine, guest.uid) == (Role.OBSERVER, "far", 2**32 - 1)
 
 
 def test_what_a_worker_registered_is_read_by_its_rank() -> None:

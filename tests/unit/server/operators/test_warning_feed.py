@@ -23,7 +23,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def feed() -> Iterator[WarningFeed]:
-    feed = WarningFeed()
+    feed = WarningFeed(lambda: 0.0)
     feed.start()
     yield feed
     feed.stop()
@@ -52,6 +52,23 @@ def test_each_warning_is_told_once_to_who_wants_to_hear(feed: WarningFeed) -> No
     SERVER.error("and another")
     late = make_session(7)
     assert tell(feed, hears, late) == [(5, 2, "and another"), (7, 1, "a disk is lost"), (7, 2, "and another")]
+
+
+def test_a_warning_of_long_ago_is_told_with_its_age() -> None:
+    now = [0.0]
+    feed = WarningFeed(lambda: now[0])
+    feed.start()
+    try:
+        SERVER.warning("a peer is absent")
+        now[0] += 8 * 60 + 13
+        SERVER.warning("x" * 10 * LINE_BYTES)
+        (_, _, first), (_, _, second) = tell(feed, make_session(5))
+        assert first == "0:08:13 ago: a peer is absent"
+        assert len(second) <= LINE_BYTES
+        now[0] += 60
+        assert len(tell(feed, make_session(6))[1][2]) <= LINE_BYTES
+    finally:
+        feed.stop()
 
 
 def test_users_of_several_domains_hear_nothing_of_each_other(feed: WarningFeed) -> None:
