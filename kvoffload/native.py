@@ -63,7 +63,9 @@ SegmentMap = _native.SegmentMap
 open_segment_map = _native.open_segment_map
 
 RecordLink = _native.RecordLink
+seal_library = _native.seal_library
 time_sealing = _native.time_sealing
+use_seal_library = _native.use_seal_library
 
 DiskStore = _native.DiskStore
 create_disk_store = _native.create_disk_store

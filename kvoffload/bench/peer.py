@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ssl import OPENSSL_VERSION
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from kvoffload.bench.measure import measure_timed_pair
 from kvoffload.bench.raw_socket import RawSocket
 from kvoffload.bench.tier_load import Records, as_a_server, get_all, put_all
 from kvoffload.peers import SpaceTable
+from kvoffload.peers.seal_library import find_seal_library
 from kvoffload.tiers.base import Tier
 from kvoffload.units import MIB
 
@@ -72,6 +73,9 @@ def _measure(raw: RawSocket, other: Other, records: Records, verb: str) -> Resul
         plain_s = raw.send(records.record_bytes) if verb == "put" else raw.receive(records.record_bytes)
         return plain_s if other.link == "trusted" else max(plain_s, native.time_sealing(DATA_BYTES))
 
+    params: dict[str, Any] = {"what": verb, "link": other.link, "record_bytes": records.record_bytes}
+    if other.link == "sealed":
+        params["libcrypto"] = find_seal_library().describe()
     put()
     pair = measure_timed_pair(put if verb == "put" else lambda: get_all(other.tier, records, order), limit)
     return Result(
@@ -81,5 +85,5 @@ def _measure(raw: RawSocket, other: Other, records: Records, verb: str) -> Resul
         limit=DATA_BYTES / pair.limit_s,
         spread=pair.spread,
         goal=Goal(Measure.RATIO, Bound.AT_LEAST, _GOALS[other.link]),
-        params={"what": verb, "link": other.link, "record_bytes": records.record_bytes, "libcrypto": OPENSSL_VERSION},
+        params=params,
     )

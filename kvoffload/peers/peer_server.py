@@ -49,6 +49,7 @@ from kvoffload.peers.requests import (
     read_head,
 )
 from kvoffload.peers.requests import LinkAnswer as RecordsAnswer
+from kvoffload.peers.seal_library import PACKAGE, find_seal_library
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 
@@ -91,8 +92,10 @@ class PeerServer:
     """`open_session` and `attach` may be called from any thread, too."""
 
     def __init__(self, address: TcpAddress, *, is_sealed: bool, compress: Coding = Coding.OFF) -> None:
-        """Listens at an address. ConfigError: nobody can listen there."""
+        """Listens at an address. ConfigError: nobody can listen there, or there is nothing to seal with."""
         self._is_sealed = is_sealed
+        if is_sealed:
+            _tell_sealer()
         self._compress = compress
         self._encoder = native.BackgroundEncoder()
         self._listener = _listen(address)
@@ -397,6 +400,19 @@ def _tune(end: socket.socket) -> None:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * SILENCE_S * 1000)
+
+
+def _tell_sealer() -> None:
+    try:
+        library = find_seal_library()
+    except RuntimeError as fault:
+        raise ConfigError(
+            f"there is nothing to seal links with: {fault}",
+            remedy="install Debian's libssl3 or kvoffload[seal], or set peer_link = trusted",
+        ) from fault
+    if library.refusal:
+        logger.warning("the libcrypto of %s does not seal links: %s", PACKAGE, library.refusal)
+    logger.info("links are sealed by %s", library.describe())
 
 
 def _listen(address: TcpAddress) -> socket.socket:

@@ -42,6 +42,7 @@ from kvoffload.peers.requests import (
     read_answer_head,
 )
 from kvoffload.peers.requests import read_answer as read_records
+from kvoffload.peers.seal_library import find_seal_library
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import read_key
@@ -230,6 +231,8 @@ def connect_link(ticket: LinkTicket, terms: PeerStoreTerms) -> tuple[socket.sock
         try:
             end = undo.enter_context(socket.create_connection((address.host, address.port), timeout_s))
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if terms.is_sealed:
+                find_seal_library()
             keys = _shake_hands(end, ticket, terms)
             link = native.RecordLink(os.dup(end.fileno()), keys)
         except (OSError, ValueError, RuntimeError) as fault:

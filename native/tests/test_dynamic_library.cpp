@@ -17,3 +17,10 @@ TEST(symbols_are_found_or_null) {
     CHECK(library.value().find("cuInit") != nullptr);
     CHECK(library.value().find("no_such_symbol") == nullptr);
 }
+
+TEST(a_function_tells_its_file) {
+    const auto library = DynamicLibrary::open(DRIVER_STUB_CURRENT);
+    CHECK(library.ok());
+    CHECK(DynamicLibrary::file_of(library.value().find("cuInit")) == DRIVER_STUB_CURRENT);
+    CHECK(DynamicLibrary::file_of(nullptr).empty());
+}

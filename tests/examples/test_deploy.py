@@ -134,6 +134,11 @@ def test_the_container_runs_a_server() -> None:
     assert "COPY . /source" in CONTAINER
 
 
+def test_the_container_has_a_libcrypto_that_uses_what_processors_have() -> None:
+    """Debian 13 has 3.5, and Debian 12 3.0; what is built in one image runs in the other."""
+    assert re.findall(r"^FROM (\S+)", CONTAINER, re.M) == ["docker.io/library/python:3.12-slim-trixie"] * 2
+
+
 def test_the_container_of_an_engine_has_the_wheels_of_make_wheels() -> None:
     text = (DEPLOY / "Containerfile.engine").read_text()
     assert "source=dist," in text

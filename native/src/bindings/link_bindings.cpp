@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
 #include <chrono>
@@ -12,6 +13,7 @@
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
 #include "link/record_link.hpp"
+#include "link/seal_library.hpp"
 
 namespace nb = nanobind;
 
@@ -173,7 +175,11 @@ private:
 
 // Seconds in which so many bytes are sealed, in pieces as on a link: what a sealed link cannot be faster than.
 double time_sealing(std::uint64_t size_bytes) {
-    Result<Sealing> sealing = Sealing::make(SealKey{}, Sealing::Way::seal);
+    const Result<const Libcrypto*> library = seal_library();
+    if (!library.ok()) {
+        raise_if_not_ok(library.fault());
+    }
+    Result<Sealing> sealing = Sealing::make(*library.value(), SealKey{}, Sealing::Way::seal);
     if (!sealing.ok()) {
         raise_if_not_ok(sealing.fault());
     }
@@ -197,6 +203,27 @@ double time_sealing(std::uint64_t size_bytes) {
     return std::chrono::duration<double>(RecordLink::Clock::now() - begun).count();
 }
 
+// Its name, its version's number and its file.
+std::tuple<std::string, unsigned long, std::string> describe_seal_library() {
+    const Result<const Libcrypto*> library = seal_library();
+    if (!library.ok()) {
+        raise_if_not_ok(library.fault());
+    }
+    return {library.value()->name, library.value()->version, library.value()->file};
+}
+
+bool use_library(const std::string& file) {
+    Result<bool> is_used = false;
+    {
+        const WithoutGil unlocked;
+        is_used = use_seal_library(file);
+    }
+    if (!is_used.ok()) {
+        raise_if_not_ok(is_used.fault());
+    }
+    return is_used.value();
+}
+
 }  // namespace
 
 void bind_link(nb::module_& module) {
@@ -211,6 +238,8 @@ void bind_link(nb::module_& module) {
              nb::kw_only(), nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"),
              nb::arg("timeout_ms"))
         .def("shut", &Link::shut);
+    module.def("use_seal_library", &use_library, nb::arg("file"));
+    module.def("seal_library", &describe_seal_library);
     module.def("time_sealing", &time_sealing, nb::arg("size_bytes"));
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "link/seal_library.hpp"
 #include "shim/system_fault.hpp"
 
 namespace kvo {
@@ -66,8 +67,12 @@ Result<RecordLink> RecordLink::make(FileDescriptor socket, const std::optional<L
     }
     std::optional<Sealing> seal, open;
     if (keys) {
-        Result<Sealing> sends = Sealing::make(keys->send, Sealing::Way::seal);
-        Result<Sealing> receives = Sealing::make(keys->receive, Sealing::Way::open);
+        const Result<const Libcrypto*> library = seal_library();
+        if (!library.ok()) {
+            return library.fault();
+        }
+        Result<Sealing> sends = Sealing::make(*library.value(), keys->send, Sealing::Way::seal);
+        Result<Sealing> receives = Sealing::make(*library.value(), keys->receive, Sealing::Way::open);
         if (!sends.ok() || !receives.ok()) {
             return sends.ok() ? receives.fault() : sends.fault();
         }

@@ -1,85 +1,30 @@
 #include "link/sealing.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
 
-#include "shim/dynamic_library.hpp"
-
 namespace kvo {
-
-// As libcrypto has declared them since version 1.1; its types are opaque there, too.
-struct CryptoCalls {
-    void* (*new_state)() = nullptr;
-    void (*free_state)(void*) = nullptr;
-    const void* (*aes_256_gcm)() = nullptr;
-    int (*init)(void*, const void* cipher, void* engine, const unsigned char* key, const unsigned char* nonce,
-                int seals) = nullptr;
-    int (*update)(void*, unsigned char* out, int* out_bytes, const unsigned char* in, int in_bytes) = nullptr;
-    int (*finish)(void*, unsigned char* out, int* out_bytes) = nullptr;
-    int (*control)(void*, int type, int number, void* pointer) = nullptr;
-};
-
 namespace {
 
-constexpr std::array kLibraries = {"libcrypto.so.3", "libcrypto.so.1.1"};
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr std::size_t kNonceBytes = 12;
 constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;  // lengths are ints there
-
-template <typename Function>
-bool find(const DynamicLibrary& library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(library.find(name));
-    return function != nullptr;
-}
-
-Result<CryptoCalls> load() {
-    std::string reason = "no libcrypto";
-    for (const char* name : kLibraries) {
-        const Result<DynamicLibrary> library = DynamicLibrary::open(name);
-        if (!library.ok()) {
-            reason = library.fault().message();
-            continue;
-        }
-        CryptoCalls calls;
-        if (find(library.value(), "EVP_CIPHER_CTX_new", calls.new_state) &&
-            find(library.value(), "EVP_CIPHER_CTX_free", calls.free_state) &&
-            find(library.value(), "EVP_aes_256_gcm", calls.aes_256_gcm) &&
-            find(library.value(), "EVP_CipherInit_ex", calls.init) &&
-            find(library.value(), "EVP_CipherUpdate", calls.update) &&
-            find(library.value(), "EVP_CipherFinal_ex", calls.finish) &&
-            find(library.value(), "EVP_CIPHER_CTX_ctrl", calls.control)) {
-            return calls;
-        }
-        reason = std::string(name) + " lacks AES-GCM";
-    }
-    return Status(Code::unavailable, reason);
-}
-
-// Once for the process.
-const Result<CryptoCalls>& crypto() {
-    static const Result<CryptoCalls> loaded = load();
-    return loaded;
-}
 
 Status refused(const char* what) { return {Code::failed, std::string("libcrypto: ") + what + " failed"}; }
 
 }  // namespace
 
-Result<Sealing> Sealing::make(const SealKey& key, Way way) {
-    const Result<CryptoCalls>& calls = crypto();
-    if (!calls.ok()) {
-        return calls.fault();
-    }
-    void* state = calls.value().new_state();
+Result<Sealing> Sealing::make(const Libcrypto& library, const SealKey& key, Way way) {
+    const CryptoCalls& calls = library.calls;
+    void* state = calls.new_state();
     if (state == nullptr) {
         return refused("a new state");
     }
-    Sealing made(&calls.value(), state, way);
-    if (calls.value().init(state, calls.value().aes_256_gcm(), nullptr, key.data(), nullptr, way == Way::seal) != 1) {
+    Sealing made(&calls, state, way);
+    if (calls.init(state, calls.aes_256_gcm(), nullptr, key.data(), nullptr, way == Way::seal) != 1) {
         return refused("taking the key");
     }
     return made;

@@ -1,4 +1,4 @@
-// AES-256-GCM by the libcrypto that this machine has, found at run time: its owner keeps it up to date, we don't.
+// AES-256-GCM by a libcrypto.
 #pragma once
 
 #include <array>
@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/status.hpp"
+#include "link/libcrypto.hpp"
 
 namespace kvo {
 
@@ -17,16 +18,15 @@ inline constexpr std::size_t kSealTagBytes = 16;
 using SealKey = std::array<std::uint8_t, kSealKeyBytes>;
 using SealTag = std::array<std::uint8_t, kSealTagBytes>;
 
-struct CryptoCalls;
-
 // One direction of one connection. Pieces are sealed, or opened, one after the other, each under the next number: a
 // piece that was changed, left out, repeated or moved does not open. For one thread at a time.
 class Sealing {
 public:
     enum class Way { seal, open };
 
-    // A key must never be used for a second Sealing of the same way. Code::unavailable: there is no libcrypto.
-    static Result<Sealing> make(const SealKey& key, Way way);
+    // The library outlives it. A key must never be used for a second Sealing of the same way. Code::failed: the library
+    // does not take it.
+    static Result<Sealing> make(const Libcrypto& library, const SealKey& key, Way way);
 
     Sealing(Sealing&&) noexcept;
     Sealing& operator=(Sealing&&) noexcept;

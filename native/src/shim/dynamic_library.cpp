@@ -15,4 +15,9 @@ Result<DynamicLibrary> DynamicLibrary::open(const std::string& name) {
 
 void* DynamicLibrary::find(const char* symbol) const noexcept { return dlsym(handle_, symbol); }
 
+std::string DynamicLibrary::file_of(const void* function) {
+    Dl_info found{};
+    return dladdr(function, &found) != 0 && found.dli_fname != nullptr ? found.dli_fname : "";
+}
+
 }  // namespace kvo

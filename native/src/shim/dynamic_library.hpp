@@ -16,6 +16,9 @@ public:
     // Null if the library has no such symbol.
     void* find(const char* symbol) const noexcept;
 
+    // The file that has this function's code, as the loader names it; empty if it knows none.
+    static std::string file_of(const void* function);
+
 private:
     explicit DynamicLibrary(void* handle) noexcept : handle_(handle) {}
 

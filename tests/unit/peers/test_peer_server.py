@@ -18,6 +18,7 @@ from kvoffload.peers.peer_store import PeerStore
 from kvoffload.peers.requests import ANSWER_BYTES as ANSWER_HEAD_BYTES
 from kvoffload.peers.requests import CODE, HEAD_BYTES, LinkRequest, LinkVerb, pack_code, read_answer_head
 from kvoffload.peers.requests import read_answer as read_records
+from kvoffload.peers.seal_library import SealLibrary
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.record_store import StoreFaultError
@@ -191,6 +192,29 @@ def test_a_server_ends_with_links_that_do_nothing() -> None:
         with pytest.raises(StoreFaultError):
             store.probe()
         peer.server.close()
+
+
+def test_with_nothing_to_seal_with_no_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> SealLibrary:
+        raise RuntimeError("no libcrypto")
+
+    monkeypatch.setattr(peer_server, "find_seal_library", find)
+    with pytest.raises(ConfigError, match="there is nothing to seal links with: no libcrypto"):
+        PeerServer(LOOPBACK, is_sealed=True)
+    PeerServer(LOOPBACK, is_sealed=False).close()
+
+
+def test_it_tells_what_seals_and_which_library_it_refuses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", peer_server.__name__)
+    library = SealLibrary(name="OpenSSL 3.0.19", version=0x300000D0, file="/lib/libcrypto.so.3", refusal="a link")
+    monkeypatch.setattr(peer_server, "find_seal_library", lambda: library)
+    PeerServer(LOOPBACK, is_sealed=True).close()
+    assert caplog.messages == [
+        "the libcrypto of psycopg-binary does not seal links: a link",
+        "links are sealed by OpenSSL 3.0.19 (/lib/libcrypto.so.3)",
+    ]
 
 
 def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
