@@ -2,7 +2,8 @@
 
 Replays traces from seeds, and one that is named with its halves and its reverse, over each policy that `kvoffload
 replay` knows. Prints hit rates in per cent, the prefill time that these hits save in per cent of all of it, and by how
-much the server's policy is above or below the best of the others.
+much the server's policy is above or below the best of the others. Of the trace whose traffic becomes another one
+half-way it also prints that for windows after the shift.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.evictions.after_shift import WINDOWS, AfterShift, compare_after_shift
 from benchmarks.evictions.traces import GENERATED, Trace, describe
 from kvoffload import native
 from kvoffload.cache.benefit import PrefillCost, parse_prefill_cost
@@ -26,6 +28,8 @@ from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 PERCENTS = (1, 2, 5, 10, 20)
 COST = PrefillCost()
+SHIFTED = "shift"
+"""The traffic of the generated trace with this name becomes another one half-way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +67,7 @@ def compare(
     cost: PrefillCost = COST,
 ) -> Comparison:
     """All policies and, without a hybrid model, the optimum."""
-    packed = pack_trace(
-        TraceRequest(timestamp_ms=0, input_length=BLOCK_TOKENS * len(blocks), output_length=0, hash_ids=blocks)
-        for blocks in requests
-    )
+    packed = _pack(requests)
     rates: dict[str, list[float]] = {}
     saved: dict[str, list[float]] = {}
     for result in replay(
@@ -75,6 +76,27 @@ def compare(
         rates.setdefault(result.policy, []).append(100 * result.hit_rate)
         saved.setdefault(result.policy, []).append(100 * result.saved_share(cost, BLOCK_TOKENS))
     return Comparison(trace=name, is_hybrid=is_hybrid, rates=rates, saved=saved)
+
+
+def compare_after_half(
+    requests: Trace, *, is_hybrid: bool = False, percents: Sequence[float] = PERCENTS
+) -> list[AfterShift]:
+    """All policies at each capacity, in windows of the second half."""
+    half = len(requests) // 2
+    ends = [half + (len(requests) - half) * window // WINDOWS for window in range(WINDOWS + 1)]
+    beginnings = [_pack(requests[:end]) for end in ends]
+    total = beginnings[-1].total_bytes(is_hybrid)
+    return [
+        compare_after_shift(beginnings, capacity=int(total * percent / 100), is_hybrid=is_hybrid)
+        for percent in percents
+    ]
+
+
+def _pack(requests: Trace) -> native.ReplayTrace:
+    return pack_trace(
+        TraceRequest(timestamp_ms=0, input_length=BLOCK_TOKENS * len(blocks), output_length=0, hash_ids=blocks)
+        for blocks in requests
+    )
 
 
 def list_traces(file: Path | None, *, seed: int) -> Iterator[tuple[str, Trace]]:
@@ -111,7 +133,26 @@ def _print_comparison(console: Console, requests: Trace, found: Comparison, perc
     console.print()
 
 
-def _as_json(found: Comparison, percents: Sequence[float]) -> str:
+def _print_after_shift(console: Console, after: Sequence[AfterShift], percents: Sequence[float]) -> None:
+    share = after[0].window_percent
+    table = Table(box=None, pad_edge=False, title="hits above the best other, after the shift", title_justify="left")
+    for column in ("memory", *(f"to {share * (window + 1):g}%" for window in range(WINDOWS)), "near after"):
+        table.add_column(column, justify="right")
+    for percent, found in zip(percents, after, strict=True):
+        points = (f"{points:+.2f}" for points in found.above_best(DEFAULT_POLICY))
+        table.add_row(f"{percent:g}%", *points, f"{found.near_after_percent(DEFAULT_POLICY):g}%")
+    console.print(table)
+    console.print()
+
+
+def _after_shift_json(after: Sequence[AfterShift]) -> dict[str, object]:
+    return {
+        "after_shift_points": [[round(points, 3) for points in found.above_best(DEFAULT_POLICY)] for found in after],
+        "near_after_shift_percent": [found.near_after_percent(DEFAULT_POLICY) for found in after],
+    }
+
+
+def _as_json(found: Comparison, percents: Sequence[float], after: Sequence[AfterShift]) -> str:
     return json.dumps(
         {
             "trace": found.trace,
@@ -123,6 +164,7 @@ def _as_json(found: Comparison, percents: Sequence[float]) -> str:
                 policy: [round(share, 3) for share in shares] for policy, shares in found.saved.items()
             },
             "saved_time_above_best_points": [round(points, 3) for points in found.saved_above_best],
+            **(_after_shift_json(after) if after else {}),
         }
     )
 
@@ -143,10 +185,13 @@ def main() -> int:
         for is_hybrid in (False, True) if options.hybrid else (False,):
             found = compare(name, requests, is_hybrid=is_hybrid, cost=options.prefill_cost)
             all_found.append(found)
+            after = compare_after_half(requests, is_hybrid=is_hybrid) if name == SHIFTED else []
             if options.json:
-                print(_as_json(found, PERCENTS), flush=True)
-            else:
-                _print_comparison(console, requests, found, PERCENTS)
+                print(_as_json(found, PERCENTS, after), flush=True)
+                continue
+            _print_comparison(console, requests, found, PERCENTS)
+            if after:
+                _print_after_shift(console, after, PERCENTS)
     if not options.json:
         worst = min(all_found, key=lambda found: min(found.above_best))
         console.print(f"at worst {min(worst.above_best):+.2f}, on {worst.trace}")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.eviction import PERCENTS, Comparison, compare, list_traces
+from benchmarks.eviction import PERCENTS, SHIFTED, Comparison, compare, compare_after_half, list_traces
+from benchmarks.evictions.after_shift import WINDOWS, AfterShift
 from benchmarks.evictions.traces import GENERATED, Agents, Chat, Loop, Questions, Scans, Shift, describe
 from kvoffload.cache.benefit import PrefillCost
 from kvoffload.cache.replay import OPTIMUM
@@ -84,6 +85,44 @@ def test_a_named_trace_is_halved_and_turned(tmp_path: Path) -> None:
     assert traces["small, first half"] + traces["small, second half"] == traces["small"]
     assert traces["small, backwards"] == traces["small"][::-1]
     assert traces.keys() > GENERATED.keys()
+
+
+def test_a_policy_is_near_when_two_windows_in_a_row_are_within_a_point() -> None:
+    found = AfterShift(
+        rates={"lru": [8.0, 9.0, 4.0, 9.0, 9.0], "arc": [5.0, 9.5, 6.0, 3.0, 3.0], "prefix": [2.0, 9.0, 3.0, 8.5, 9.5]},
+        window_percent=5.0,
+    )
+    assert found.above_best("prefix") == [-6.0, -0.5, -3.0, -0.5, 0.5]
+    assert found.near_after_percent("prefix") == 15.0
+    assert found.near_after_percent("lru") == 0.0
+    assert found.near_after_percent("arc") == 5.0
+    far = AfterShift(rates={"lru": [8.0, 8.0], "prefix": [7.5, 6.5]}, window_percent=5.0)
+    assert far.near_after_percent("prefix") == 10.0
+
+
+def test_windows_after_a_shift_add_up_to_its_half() -> None:
+    trace = Shift(first=Chat(requests=200), second=Chat(requests=200)).make(2)
+    (found,) = compare_after_half(trace, percents=(100,))
+    assert found.window_percent == 5.0
+    assert {len(rates) for rates in found.rates.values()} == {WINDOWS}
+    # With memory for all, only what the second half asks for the first time is missed.
+    half = trace[200:]
+    seen: set[int] = set()
+    for window, rate in enumerate(found.rates["lru"]):
+        requests = half[20 * window : 20 * window + 20]
+        hits = 0
+        for request in requests:
+            hits += sum(block in seen for block in request)
+            seen.update(request)
+        assert rate == pytest.approx(100 * hits / sum(map(len, requests)))
+
+
+def test_the_trace_with_a_shift_has_it_half_way() -> None:
+    trace = GENERATED[SHIFTED](1)
+    half = len(trace) // 2
+    assert {block for request in trace[:half] for block in request}.isdisjoint(
+        block for request in trace[half:] for block in request
+    )
 
 
 def test_a_loop_that_no_list_of_uses_hits_is_hit() -> None:
