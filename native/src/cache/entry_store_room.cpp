@@ -33,7 +33,9 @@ void EntryStore::prefetch_next(EntryNumber victim) const {
         return;
     }
     table_.prefetch(victim);
-    const EntryNumber parent = view_.entries[victim].parent.load(kRelaxed);
+    const Entry& entry = view_.entries[victim];
+    departures_.prefetch(name_of(entry.space.load(kRelaxed), entry.hash[0].load(kRelaxed)));
+    const EntryNumber parent = entry.parent.load(kRelaxed);
     if (parent < view_.header->entry_count.load(kRelaxed)) {
         __builtin_prefetch(&view_.entries[parent], 1);
     }
