@@ -36,6 +36,17 @@ using Ids = std::vector<SessionId>;
 
 }  // namespace
 
+TEST(of_several_that_are_charged_at_once_as_many_are_granted_as_the_limit_allows) {
+    Sessions sessions;
+    const SessionId id = sessions.open(100);
+    CHECK_EQUAL(sessions.table.charge_some(id, 30, 2), 2u);
+    CHECK_EQUAL(sessions.table.charge_some(id, 30, 2), 1u);
+    CHECK_EQUAL(sessions.table.charge_some(id, 30, 2), 0u);
+    CHECK_EQUAL(sessions.table.held_bytes(id), 90u);
+    CHECK(sessions.table.quarantine(id));
+    CHECK_EQUAL(sessions.table.charge_some(id, 1, 1), 0u);
+}
+
 TEST(a_session_holds_at_most_its_limit) {
     Sessions sessions;
     const SessionId id = sessions.open(100);

@@ -52,6 +52,8 @@ bool Commits::commit_next(Committing& committing, std::span<const std::uint64_t>
         committing.status = {Code::invalid, "no tenant has number " + std::to_string(*batch.tenant)};
         return true;
     }
+    EntryNumber before = kNoEntry;  // readable since the item before
+    std::uint32_t ended = 0;
     for (std::size_t i = begin; i < end; ++i) {
         CommitOutcome& outcome = committing.outcomes[i];
         const bool is_valid = committing.is_open && reservations_.is_valid(place, batch.tickets[i]) &&
@@ -60,11 +62,12 @@ bool Commits::commit_next(Committing& committing, std::span<const std::uint64_t>
             state_.store.expect(entry_of(batch.tickets[i]),
                                 read_hash(batch.hashes.data() + (i + kAhead) * kHashBytes)[0]);
         }
-        outcome = is_valid ? commit_one(batch, i, digests[i - begin], *committing.name_space) : CommitOutcome::stale;
-        if (outcome != CommitOutcome::stale && outcome != CommitOutcome::incomplete) {
-            reservations_.note_end(committing.session, committing.name_space->groups[group_of(batch.space)].slot_bytes);
-        }
+        outcome =
+            is_valid ? commit_one(batch, i, digests[i - begin], *committing.name_space, before) : CommitOutcome::stale;
+        before = outcome == CommitOutcome::readable ? entry_of(batch.tickets[i]) : kNoEntry;
+        ended += outcome != CommitOutcome::stale && outcome != CommitOutcome::incomplete ? 1 : 0;
     }
+    reservations_.note_ends(committing.session, ended, committing.name_space->groups[group_of(batch.space)].slot_bytes);
     committing.next = end;
     return end == batch.tickets.size();
 }
@@ -142,7 +145,7 @@ std::uint64_t Commits::digest_item(std::uint16_t place, const CommitBatch& batch
 }
 
 CommitOutcome Commits::commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
-                                  const Namespace& name_space) {
+                                  const Namespace& name_space, EntryNumber before) {
     const EntryNumber number = entry_of(batch.tickets[item]);
     Entry& entry = state_.view.entries[number];
     const HashWords hash = read_hash(batch.hashes.data() + item * kHashBytes);
@@ -170,7 +173,7 @@ CommitOutcome Commits::commit_one(const CommitBatch& batch, std::size_t item, st
     if (batch.tenant) {
         state_.store.charge(number, *batch.tenant);
     }
-    const EntryNumber parent = find_parent(batch, item, name_space);
+    const EntryNumber parent = find_parent(batch, item, name_space, before);
     if (!state_.store.publish(number, hash, parent, find_parent_tag(batch, item), batch.was_promoted).ok()) {
         state_.store.abort(number);
         return CommitOutcome::refused;
@@ -178,7 +181,8 @@ CommitOutcome Commits::commit_one(const CommitBatch& batch, std::size_t item, st
     return CommitOutcome::readable;
 }
 
-EntryNumber Commits::find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const {
+EntryNumber Commits::find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space,
+                                 EntryNumber before) const {
     if (batch.parents.empty()) {
         return kNoEntry;
     }
@@ -187,6 +191,11 @@ EntryNumber Commits::find_parent(const CommitBatch& batch, std::size_t item, con
         return kNoEntry;
     }
     const std::uint32_t group = name_space.groups[group_of(batch.space)].anchor;
+    // As a rule it came just now.
+    if (before != kNoEntry && group == group_of(batch.space) &&
+        parent == read_hash(batch.hashes.data() + (item - 1) * kHashBytes)) {
+        return before;
+    }
     return find_entry(state_.view, {parent, make_space(name_space.number, group)}).entry;
 }
 

@@ -83,8 +83,9 @@ private:
     bool commit_next(Committing& committing, std::span<const std::uint64_t> digests);
     void make_left(const std::shared_ptr<LeftJob>& job);
     CommitOutcome commit_one(const CommitBatch& batch, std::size_t item, std::uint64_t digest,
-                             const Namespace& name_space);
-    EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space) const;
+                             const Namespace& name_space, EntryNumber before);
+    EntryNumber find_parent(const CommitBatch& batch, std::size_t item, const Namespace& name_space,
+                            EntryNumber before) const;
     static std::uint16_t find_parent_tag(const CommitBatch& batch, std::size_t item);
     std::uint64_t digest_item(std::uint16_t place, const CommitBatch& batch, std::size_t item) const;
 

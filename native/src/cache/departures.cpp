@@ -30,6 +30,12 @@ Departures::Departures(std::size_t limit) {
     }
 }
 
+void Departures::prefetch(std::uint64_t name) const {
+    if (!sets_.empty()) {
+        __builtin_prefetch(&sets_[mix(name) & (sets_.size() - 1)], 1);
+    }
+}
+
 void Departures::add(std::uint64_t name, const Departure& departure) {
     if (sets_.empty()) {
         return;

@@ -33,6 +33,8 @@ public:
     // memory.
     explicit Departures(std::size_t limit);
 
+    // Asks for the memory where adding this name begins.
+    void prefetch(std::uint64_t name) const;
     void add(std::uint64_t name, const Departure& departure);
     // The last one of this name, if it is remembered.
     std::optional<Departure> find(std::uint64_t name) const;

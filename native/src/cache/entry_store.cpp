@@ -276,7 +276,6 @@ void EntryStore::tell_used() {
 
 // Out of the table and its policy; the word says already that it cannot be acquired.
 void EntryStore::unlink(EntryNumber number, bool was_evicted) {
-    table_.prefetch(number);
     orphans_ -= is_orphan(number);
     tenants_.policy_of(view_.entries[number].tenant.load(kRelaxed)).remove(number, was_evicted);
     table_.erase(number);
@@ -306,7 +305,7 @@ void EntryStore::note_residence(EntryNumber number, std::uint32_t now_s) {
     }
     const auto seconds = number < stored_at_.size() ? stored_at_[number].seconds_until(now_s) : std::nullopt;
     if (seconds) {
-        const auto bucket = std::ranges::lower_bound(kResidenceBounds, *seconds) - kResidenceBounds.begin();
+        const auto bucket = std::ranges::count_if(kResidenceBounds, [&](auto bound) { return bound < *seconds; });
         counts_.residence[static_cast<std::size_t>(bucket)].fetch_add(1, kRelaxed);
         counts_.residence_seconds.fetch_add(*seconds, kRelaxed);
     }

@@ -16,11 +16,12 @@ constexpr auto kRelease = std::memory_order_release;
 bool EntryStore::evict_one(TenantNumber wanting) {
     const std::uint32_t clock = view_.header->clock.load(kRelaxed);
     const auto age = [&](EntryNumber entry) { return clock - view_.entries[entry].recency.load(kRelaxed); };
-    const std::size_t policy = tenants_.choose_policy(age, wanting);
-    if (policy == TenantTable::kNoPolicy) {
+    const std::size_t policy = tenants_.has_one_policy() ? 0 : tenants_.choose_policy(age, wanting);
+    const EntryNumber victim = policy == TenantTable::kNoPolicy ? kNoEntry : tenants_.policy(policy).choose_victim();
+    if (victim == kNoEntry) {
         return false;
     }
-    if (!try_evict(tenants_.policy(policy).choose_victim())) {
+    if (!try_evict(victim)) {
         return evict_around(age, wanting);
     }
     prefetch_next(tenants_.policy(policy).expect_victim());
@@ -33,7 +34,9 @@ void EntryStore::prefetch_next(EntryNumber victim) const {
         return;
     }
     table_.prefetch(victim);
-    const EntryNumber parent = view_.entries[victim].parent.load(kRelaxed);
+    const Entry& entry = view_.entries[victim];
+    departures_.prefetch(name_of(entry.space.load(kRelaxed), entry.hash[0].load(kRelaxed)));
+    const EntryNumber parent = entry.parent.load(kRelaxed);
     if (parent < view_.header->entry_count.load(kRelaxed)) {
         __builtin_prefetch(&view_.entries[parent], 1);
     }

@@ -138,11 +138,6 @@ NamespaceUse NamespaceTable::use(std::uint32_t number) const noexcept {
     return {&uses, found};
 }
 
-const Namespace* NamespaceTable::find(std::uint32_t number) const noexcept {
-    const Namespace* const found = by_place_[place_of_namespace(number)].load(std::memory_order_acquire);
-    return found != nullptr && found->number == number ? found : nullptr;
-}
-
 void NamespaceTable::adopt() {
     const std::lock_guard lock(mutex_);
     const std::uint32_t end = std::min(view_.header->namespace_count.load(std::memory_order_acquire), kNamespaceLimit);

@@ -88,7 +88,10 @@ public:
     std::uint32_t shards_of(Space space) const noexcept;
 
     // The same without keeping it, for whoever has something that does: an entry of it, or a use. nullptr: none has it.
-    const Namespace* find(std::uint32_t number) const noexcept;
+    const Namespace* find(std::uint32_t number) const noexcept {
+        const Namespace* const found = by_place_[place_of_namespace(number)].load(std::memory_order_acquire);
+        return found != nullptr && found->number == number ? found : nullptr;
+    }
 
     // Reads records that another process wrote and that are not known here, up to the first that makes no sense. Whom
     // that process has forgotten is forgotten when another has the place.

@@ -45,8 +45,8 @@ bool Reservations::reserve_next(Reserving& reserving) {
     const std::uint64_t slot_bytes = reserving.name_space->groups[group_of(reserving.space)].slot_bytes;
     const std::uint16_t place = session_place(reserving.session);
     const auto end = [&](Status status) {
-        if (reserving.is_charged) {
-            state_.sessions.discharge(reserving.session, slot_bytes);
+        if (reserving.charged != 0) {
+            state_.sessions.discharge(reserving.session, std::exchange(reserving.charged, 0) * slot_bytes);
         }
         reserving.status = std::move(status);
         return true;
@@ -60,10 +60,12 @@ bool Reservations::reserve_next(Reserving& reserving) {
         return end(size_class.fault());
     }
     state_.drain_touches();
+    std::uint64_t wanted = reserving.end - reserving.next;
     // Before anything is evicted for the others.
     for (std::size_t at = reserving.next; at < reserving.end; ++at) {
         if (const EntryNumber present = reserving.found[at - reserving.begin].entry; present != kNoEntry) {
             state_.store.spare(present);
+            --wanted;
         }
     }
     for (; reserving.next < reserving.end; ++reserving.next) {
@@ -73,8 +75,10 @@ bool Reservations::reserve_next(Reserving& reserving) {
             continue;
         }
         EntryNumber entry = kNoEntry;
-        if (reserving.is_charged || state_.sessions.charge(reserving.session, slot_bytes)) {
-            reserving.is_charged = true;
+        if (reserving.charged == 0) {
+            reserving.charged = state_.sessions.charge_some(reserving.session, slot_bytes, wanted);
+        }
+        if (reserving.charged != 0) {
             entry =
                 state_.store.reserve(reserving.space, size_class.value(), reserving.tenant, place, reserving.effort);
             if (entry == kNoEntry && reserving.effort.is_unfinished) {
@@ -83,10 +87,11 @@ bool Reservations::reserve_next(Reserving& reserving) {
         }
         if (entry == kNoEntry) {
             refused_.fetch_add(1, kRelaxed);
-            without_room_.fetch_add(reserving.is_charged && !reserving.is_left ? 1 : 0, kRelaxed);
+            without_room_.fetch_add(reserving.charged != 0 && !reserving.is_left ? 1 : 0, kRelaxed);
             return end({});
         }
-        reserving.is_charged = false;
+        --reserving.charged;
+        --wanted;
         reserving.effort = {};
         count_by_place_[place].fetch_add(1, kRelaxed);
         ticket = make_ticket(entry, EntryWord(state_.view.entries[entry].word.load(kRelaxed)).generation());
@@ -227,12 +232,14 @@ void Reservations::leave_abort(SessionId session, const std::vector<Ticket>& tic
 void Reservations::end_one(SessionId session, EntryNumber entry) {
     const std::uint64_t bytes = state_.store.slot_bytes(entry).size();
     state_.store.abort(entry);
-    note_end(session, bytes);
+    note_ends(session, 1, bytes);
 }
 
-void Reservations::note_end(SessionId session, std::uint64_t slot_bytes) {
-    count_by_place_[session_place(session)].fetch_sub(1, kRelaxed);
-    state_.sessions.discharge(session, slot_bytes);
+void Reservations::note_ends(SessionId session, std::uint32_t count, std::uint64_t slot_bytes) {
+    if (count != 0) {
+        count_by_place_[session_place(session)].fetch_sub(count, kRelaxed);
+        state_.sessions.discharge(session, count * slot_bytes);
+    }
 }
 
 void Reservations::adopt(std::uint16_t place, EntryNumber entry) {

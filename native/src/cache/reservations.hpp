@@ -49,8 +49,8 @@ public:
     bool is_valid(std::uint16_t place, Ticket ticket) const;
     // The slot of a valid ticket, and the space of its entry.
     std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
-    // With the writer's lock: an entry of this space that the session had reserved is reserved no more.
-    void note_end(SessionId session, std::uint64_t slot_bytes);
+    // With the writer's lock: so many entries of one group that the session had reserved are reserved no more.
+    void note_ends(SessionId session, std::uint32_t count, std::uint64_t slot_bytes);
 
     // What a dead process left: another entry that is reserved for the session at this place.
     void adopt(std::uint16_t place, EntryNumber entry);
@@ -79,7 +79,7 @@ private:
         std::size_t end = 0;
         std::size_t next = 0;  // so many are decided
         bool is_left = false;
-        bool is_charged = false;  // for the next one
+        std::uint64_t charged = 0;  // slots, for those that come next
         Effort effort = {};
         Status status = {};
     };

@@ -173,15 +173,19 @@ bool SessionTable::is_open(SessionId id) const {
     return session != nullptr && session->state == SessionState::open && !session->is_ending;
 }
 
-bool SessionTable::charge(SessionId id, std::uint64_t bytes) {
+bool SessionTable::charge(SessionId id, std::uint64_t bytes) { return charge_some(id, bytes, 1) == 1; }
+
+std::uint64_t SessionTable::charge_some(SessionId id, std::uint64_t bytes, std::uint64_t count) {
     const std::lock_guard lock(mutex_);
     Session* const session = find(id);
-    if (session == nullptr || session->state != SessionState::open || session->is_ending ||
-        session->held_bytes.load(kRelaxed) + bytes > session->limit_bytes) {
-        return false;
+    if (session == nullptr || session->state != SessionState::open || session->is_ending) {
+        return 0;
     }
-    session->held_bytes.fetch_add(bytes, kRelaxed);
-    return true;
+    const std::uint64_t held = session->held_bytes.load(kRelaxed);
+    const std::uint64_t left = session->limit_bytes - std::min(session->limit_bytes, held);
+    const std::uint64_t granted = bytes == 0 ? count : std::min(count, left / bytes);
+    session->held_bytes.fetch_add(granted * bytes, kRelaxed);
+    return granted;
 }
 
 void SessionTable::discharge(SessionId id, std::uint64_t bytes) {

@@ -59,6 +59,8 @@ public:
 
     // False if the session is not open or would hold more than its limit; then nothing is charged.
     bool charge(SessionId id, std::uint64_t bytes);
+    // The same of as many of `count` times so much as the limit allows; returns how many.
+    std::uint64_t charge_some(SessionId id, std::uint64_t bytes, std::uint64_t count);
     void discharge(SessionId id, std::uint64_t bytes);
     std::uint64_t held_bytes(SessionId id) const;
 

@@ -11,7 +11,10 @@ std::unique_ptr<EvictionPolicy> make_prefix_policy(PolicyBounds bounds) {
 }
 
 void PrefixPolicy::expect_admission(std::uint64_t name) const {
-    __builtin_prefetch(ghosts_.address_of(short_name(name) / kHomeBlocks), 1);
+    // Of a run the first of each home alone has its home by its own name.
+    if (run_end_ == kNoEntry || nodes_[run_end_].extra % kHomeBlocks == kHomeBlocks - 1) {
+        __builtin_prefetch(ghosts_.address_of(short_name(name) / kHomeBlocks), 1);
+    }
 }
 
 void PrefixPolicy::admit(const Admission& admission) {

@@ -85,7 +85,20 @@ void Table::prefetch(EntryNumber entry) const {
 }
 
 void Table::erase(EntryNumber entry) {
-    const std::uint32_t first = bucket_of(mix(entry), view_.header->bucket_count.load(kRelaxed));
+    const std::uint64_t mixed = mix(entry);
+    const std::uint32_t first = bucket_of(mixed, view_.header->bucket_count.load(kRelaxed));
+    Bucket& bucket = view_.buckets[first];
+    if (bucket.overflow.load(kRelaxed) == kNoBucket) {
+        // As a rule; nothing takes the place.
+        for (std::uint32_t alike = match_bucket(bucket, tag_of(mixed)); alike != 0; alike &= alike - 1) {
+            const auto position = static_cast<std::uint32_t>(std::countr_zero(alike));
+            if (bucket.entries[position].load(kRelaxed) == entry) {
+                set_item(bucket, position, kNoEntry, 0);
+                --size_;
+                return;
+            }
+        }
+    }
     list_chain(first);
     for (const std::uint32_t number : chain_) {
         const auto& entries = view_.buckets[number].entries;
