@@ -283,6 +283,23 @@ class RecordLink:
         """Digests; of each record whether it is one; of those that came coded: how many, their bytes, the seconds."""
     def shut(self) -> None: ...
 
+def receive_resp_values(
+    socket: int,
+    inbox: Buffer,
+    first: int,
+    last: int,
+    slots: Buffer,
+    record_bytes: int,
+    *,
+    head_bytes: int,
+    fingerprint: bytes,
+    block_hashes: bytes,
+    group: int,
+    shard: int,
+    timeout_ms: int,
+) -> tuple[bytes, bytes, int, int]:
+    """Heads and digests of the values that came; first and last of what is left in the inbox."""
+
 def seal_library() -> tuple[str, int, str]: ...
 def time_sealing(size_bytes: int) -> float: ...
 def use_seal_library(file: str) -> bool: ...
@@ -494,6 +511,9 @@ def sha256(data: Buffer) -> bytes: ...
 def digest_record(data: Buffer, *, fingerprint: bytes, block_hash: bytes, group: int, shard: int) -> int: ...
 def digest_records(
     data: Buffer, record_bytes: int, *, fingerprint: bytes, block_hashes: bytes, group: int, shard: int
+) -> bytes: ...
+def digest_slots(
+    slots: Buffer, record_bytes: int, *, fingerprint: bytes, block_hashes: bytes, group: int, shard: int
 ) -> bytes: ...
 def digest_run(data: Buffer, offset: int = 0) -> int: ...
 def finish_digest(

@@ -35,6 +35,7 @@ NO_DIGEST = 0
 
 digest_record = _native.digest_record
 digest_records = _native.digest_records
+digest_slots = _native.digest_slots
 digest_run = _native.digest_run
 finish_digest = _native.finish_digest
 finish_digests = _native.finish_digests
@@ -63,6 +64,7 @@ SegmentMap = _native.SegmentMap
 open_segment_map = _native.open_segment_map
 
 RecordLink = _native.RecordLink
+receive_resp_values = _native.receive_resp_values
 seal_library = _native.seal_library
 time_sealing = _native.time_sealing
 use_seal_library = _native.use_seal_library

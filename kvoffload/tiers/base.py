@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.errors import TierError
+from kvoffload.hash_rows import choose_rows
 from kvoffload.types import HASH_BYTES
 
 CLOSE_TIMEOUT_S = 30.0
@@ -81,6 +82,10 @@ class RecordNames:
     def part(self, chosen: slice) -> RecordNames:
         """Of these records alone."""
         return replace(self, hashes=self.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES])
+
+    def pick(self, chosen: npt.NDArray[np.intp]) -> RecordNames:
+        """The same of records at these places, in rising order."""
+        return replace(self, hashes=choose_rows(self.hashes, chosen))
 
 
 def _make_none() -> npt.NDArray[np.uint64]:

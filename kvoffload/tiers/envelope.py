@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from kvoffload import native
-from kvoffload.tiers.base import RecordNames
+from kvoffload.tiers.base import Addresses, Digests, RecordNames
 from kvoffload.types import HASH_BYTES
 
 MAGIC: Final = b"KVOR"
@@ -24,7 +27,30 @@ _FIELDS = struct.Struct("<4sHHIIQQ32s32s32s")
 _CODED_SHIFT: Final = 32
 """Of a coded record both lengths lie in the field of the one: no record of 4 GiB is coded."""
 _CHECKSUM = struct.Struct("<Q")
+_CHECKSUM_MASK: Final = (1 << 64) - 1
 HEAD_BYTES: Final = _FIELDS.size + _CHECKSUM.size
+
+_HASH = f"V{HASH_BYTES}"
+_HEAD = np.dtype(
+    [
+        ("magic", "S4"),
+        ("version", "<u2"),
+        ("code", "<u2"),
+        ("group", "<u4"),
+        ("shard", "<u4"),
+        ("record_bytes", "<u8"),
+        ("digest", "<u8"),
+        ("fingerprint", _HASH),
+        ("block_hash", _HASH),
+        ("parent", _HASH),
+        ("checksum", "<u8"),
+    ]
+)
+"""The same as an array's element: what has no code is packed and checked by the batch."""
+_PARENT: Final = HEAD_BYTES - _CHECKSUM.size - HASH_BYTES
+
+Heads = npt.NDArray[np.uint8]
+"""HEAD_BYTES a row."""
 
 _KEY = struct.Struct(">32sII32s")
 KEY_BYTES: Final = _KEY.size
@@ -100,6 +126,51 @@ def list_names(names: RecordNames) -> Iterator[RecordName]:
         yield RecordName(names.fingerprint, names.group, names.shard, names.hashes[at : at + HASH_BYTES])
 
 
+def list_keys(names: RecordNames) -> list[bytes]:
+    """Returns the keys of all records."""
+    begin = _KEY.pack(names.fingerprint, names.group, names.shard, b"")[:-HASH_BYTES]
+    return [begin + names.hashes[at : at + HASH_BYTES] for at in range(0, len(names.hashes), HASH_BYTES)]
+
+
+def pack_heads(names: RecordNames, record_bytes: int, digests: Digests, parents: bytes = b"") -> Heads:
+    """Packs the heads of records that are not coded. `parents`: none, or one a record."""
+    heads = np.zeros(len(names), _HEAD)
+    heads["magic"], heads["version"] = MAGIC, VERSION
+    heads["group"], heads["shard"], heads["record_bytes"] = names.group, names.shard, record_bytes
+    heads["digest"] = digests
+    heads["fingerprint"] = np.void(names.fingerprint)
+    heads["block_hash"] = np.frombuffer(names.hashes, _HASH)
+    if parents:
+        heads["parent"] = np.frombuffer(parents, _HASH)
+    packed = heads.view(np.uint8)
+    fields = packed.data
+    sums = [native.digest_run(fields[at : at + _FIELDS.size]) for at in range(0, len(fields), HEAD_BYTES)]
+    # A sum may have a bit more, which whoever made the parents could see to.
+    heads["checksum"] = [total & _CHECKSUM_MASK for total in sums]
+    return packed.reshape(-1, HEAD_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class CameRecords:
+    """Heads of values, and what digests the records behind them have."""
+
+    heads: Heads
+    digests: Digests
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    @property
+    def parents(self) -> npt.NDArray[np.uint8]:
+        """As the heads say, a row each."""
+        return self.heads[:, _PARENT : _PARENT + HASH_BYTES]
+
+    def are(self, names: RecordNames, record_bytes: int) -> npt.NDArray[np.bool_]:
+        """Says which of them are these records, not coded and whole: their heads are what would be written now."""
+        written = pack_heads(names, record_bytes, self.digests, self.parents.tobytes())
+        return np.asarray((self.heads == written).all(1), np.bool_)
+
+
 def read_head(value: bytes | memoryview) -> RecordHead | Verdict:
     """Reads the head of a value, or of its first HEAD_BYTES."""
     return _read_head(value, None)
@@ -110,6 +181,19 @@ def digest_of(data: memoryview, name: RecordName) -> int:
     return native.digest_record(
         data, fingerprint=name.fingerprint, block_hash=name.block_hash, group=name.group, shard=name.shard
     )
+
+
+def digest_slots(names: RecordNames, slots: Addresses, record_bytes: int) -> Digests:
+    """Returns the digests that records in slots have under their names."""
+    made = native.digest_slots(
+        slots.data,
+        record_bytes,
+        fingerprint=names.fingerprint,
+        block_hashes=names.hashes,
+        group=names.group,
+        shard=names.shard,
+    )
+    return np.frombuffer(made, np.uint64)
 
 
 def open_value(

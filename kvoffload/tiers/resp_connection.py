@@ -15,6 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from kvoffload import native
+from kvoffload.tiers.base import Addresses, RecordNames
+from kvoffload.tiers.envelope import HEAD_BYTES, CameRecords
 from kvoffload.tiers.record_store import StoreFaultError, Value, one_line
 
 _LINE_BYTES = 64 << 10
@@ -22,6 +27,7 @@ _SEND_PARTS = 512
 """Of one call of the kernel, which takes 1024."""
 _SLOWEST = 1 << 20
 """Bytes a second; an answer has so much time more than one without bytes."""
+_LONGEST_MS = (1 << 32) - 1
 _VALUE_LIMIT = 512 << 20
 """The server's own."""
 _ANSWER_LIMIT = 16 << 20
@@ -67,6 +73,8 @@ class RespConnection:
     def __init__(self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         """Connects. No answer may take longer than the timeout, and a large one not longer than a slow line needs."""
         self._timeout_s = timeout_s
+        self.moves_records = tls is None
+        """The socket's bytes are the records', and are read without Python."""
         self._all = socket.MSG_WAITALL if tls is None else 0
         self._lines = bytearray(_LINE_BYTES)
         self._first = self._last = 0
@@ -152,6 +160,29 @@ class RespConnection:
         for part in parts:
             self._read_into(part, end_s)
         self._read_end(end_s)
+
+    def read_records(self, names: RecordNames, slots: Addresses, record_bytes: int) -> CameRecords:
+        """Reads values that are heads and records to slots, up to the first answer that is no value of that length.
+        They are read without a turn of Python for each. Only if `moves_records`."""
+        allowed_s = self._timeout_s + (HEAD_BYTES + record_bytes) / _SLOWEST
+        try:
+            heads, digests, self._first, self._last = native.receive_resp_values(
+                self._socket.fileno(),
+                self._lines,
+                self._first,
+                self._last,
+                slots.data,
+                record_bytes,
+                head_bytes=HEAD_BYTES,
+                fingerprint=names.fingerprint,
+                block_hashes=names.hashes,
+                group=names.group,
+                shard=names.shard,
+                timeout_ms=min(int(allowed_s * 1000), _LONGEST_MS),
+            )
+        except OSError as fault:
+            raise StoreFaultError(_describe(fault, self._timeout_s)) from fault
+        return CameRecords(np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES), np.frombuffer(digests, np.uint64))
 
     def read_beginning(self, size: int, wanted: int) -> memoryview:
         """Reads the beginning of a value whose size was read; what follows is dropped."""

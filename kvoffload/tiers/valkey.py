@@ -7,7 +7,7 @@ policy's business.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +18,18 @@ import numpy.typing as npt
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
     HEAD_BYTES,
+    KEY_BYTES,
+    CameRecords,
     OpenValue,
     RecordHead,
     RecordName,
     Verdict,
     check_record,
-    digest_of,
-    list_names,
+    digest_slots,
+    list_keys,
     open_value,
+    pack_heads,
+    read_key,
 )
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
@@ -44,6 +48,8 @@ _SENT_BYTES = 256 << 10
 """Smaller values leave together."""
 _AHEAD_BYTES = 2 << 20
 """Asked for before it is read: the server copies what it has to send, best while that is in its caches."""
+_READ_AT_ONCE = 256
+"""Records, however small they are."""
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
 
 
@@ -88,32 +94,34 @@ class ValkeyStore(SlotStore):
         self._nodes = ValkeyNodes(terms, view)
 
     def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
-        wanted = list(list_names(batch.names))
-        outcomes = np.full(len(wanted), RecordOutcome.WRITTEN, np.uint8)
-        there = self.look([name.key for name in wanted], is_use=True)
-        ttl = self._ttl_s
-        rest = b"\r\n$2\r\nEX\r\n" + _word(b"%d" % ttl) if ttl else b"\r\n"
+        names, keys = batch.names, list_keys(batch.names)
+        outcomes = np.full(len(keys), RecordOutcome.WRITTEN, np.uint8)
+        absent = np.flatnonzero(~np.array(self.look(keys, is_use=True), np.bool_))
+        heads = pack_heads(names, batch.record_bytes, batch.digests, batch.parents)
+        begin = _begin_command(b"SET", words=5 if self._ttl_s else 3)
+        rest = b"\r\n$2\r\nEX\r\n" + _word(b"%d" % self._ttl_s) if self._ttl_s else b"\r\n"
         sent: dict[int, RespConnection] = {}
         outbox = _Outbox()
         sent_bytes = 0
-        for at, name in enumerate(wanted):
-            if there[at]:
-                continue
-            record = view_slot(int(batch.slots[at]), batch.record_bytes)
+        step = max(_SENT_BYTES // max(batch.record_bytes, 1), 1)
+        for part in (absent[first : first + step] for first in range(0, len(absent), step)):
             # While these are on their way the next ones are verified and coded.
-            digest = digest_of(record, name)
-            if digest != int(batch.digests[at]):
-                outcomes[at] = RecordOutcome.DAMAGED
-                continue
-            coded = self._coder.encode(name.group, record)
-            data: Value = record if coded is None else coded
-            words = 5 if ttl else 3
-            begin = b"*%d\r\n$3\r\nSET\r\n%b$%d\r\n" % (words, _word(PREFIX + name.key), HEAD_BYTES + len(data))
-            sent[at] = self._nodes.of(PREFIX + name.key)
-            head = RecordHead(name, batch.record_bytes, digest, batch.parent(at), len(coded or b"")).pack()
-            with self._coder.sending():
-                outbox.add(sent[at], [begin, head, data, rest], len(data))
-            sent_bytes += len(data)
+            is_whole = digest_slots(names.pick(part), batch.slots[part], batch.record_bytes) == batch.digests[part]
+            outcomes[part[~is_whole]] = RecordOutcome.DAMAGED
+            for at in part[is_whole].tolist():
+                data: Value = view_slot(int(batch.slots[at]), batch.record_bytes)
+                head = heads[at].tobytes()
+                coded = self._coder.encode(names.group, data)
+                if coded is not None:
+                    data, digest = coded, int(batch.digests[at])
+                    head = RecordHead(
+                        read_key(keys[at]), batch.record_bytes, digest, batch.parent(at), len(coded)
+                    ).pack()
+                sent[at] = self._nodes.of(PREFIX + keys[at])
+                intro = b"%b%b\r\n$%d\r\n%b" % (begin, keys[at], HEAD_BYTES + len(data), head)
+                with self._coder.sending():
+                    outbox.add(sent[at], [intro, data, rest], len(data))
+                sent_bytes += len(data)
         with self._coder.sending():
             outbox.send()
             lines = self._read_lines(list(sent.values()), refusal="OOM")
@@ -126,21 +134,18 @@ class ValkeyStore(SlotStore):
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         """What a node does not have any more because it was moved is a miss; the next call knows better."""
         self._nodes.begin()
-        wanted = list(list_names(names))
-        outcomes = np.full(len(wanted), RecordOutcome.MISSING, np.uint8)
-        digests = np.zeros(len(wanted), np.uint64)
-        parents = [bytes(HASH_BYTES)] * len(wanted)
-        ahead = max(_AHEAD_BYTES // (HEAD_BYTES + record_bytes), 2)
+        keys = list_keys(names)
+        arrivals = _Arrivals(RecordBatch(names, slots, record_bytes=record_bytes), keys)
+        step = max(_AHEAD_BYTES // (HEAD_BYTES + record_bytes) // 2, 1)
         asked: list[RespConnection] = []
-        for at, name in enumerate(wanted):
-            if len(asked) - at <= ahead // 2:
-                asked += self._send_each([name.key for name in wanted[len(asked) : at + ahead]], b"GET")
-            head = self._read_record(asked[at], name, view_slot(int(slots[at]), record_bytes))
-            if isinstance(head, RecordHead):
-                outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
-            elif head is Verdict.DAMAGED:
-                outcomes[at] = RecordOutcome.DAMAGED
-        return FoundRecords(outcomes=outcomes, digests=digests, parents=b"".join(parents))
+        for first in range(0, len(keys), step):
+            asked += self._send_each(keys[len(asked) : first + 2 * step], b"GET")
+            answering: defaultdict[RespConnection, list[int]] = defaultdict(list)
+            for at, connection in enumerate(asked[first : first + step], first):
+                answering[connection].append(at)
+            for connection, places in answering.items():
+                self._read_records(connection, places, arrivals)
+        return arrivals.found()
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
         if is_use and self._ttl_s:
@@ -186,6 +191,22 @@ class ValkeyStore(SlotStore):
 
     # ---- calls ----
 
+    def _read_records(self, asked: RespConnection, places: Sequence[int], arrivals: _Arrivals) -> None:
+        """Reads the answers for records at these places, in their order."""
+        left = np.array(places, np.intp)
+        is_alike = asked.moves_records
+        while len(left):
+            if is_alike:
+                came = asked.read_records(*arrivals.rooms(left[:_READ_AT_ONCE]))
+                self._coder.told_read(arrivals.take(left[: len(came)], came))
+                left = left[len(came) :]
+            if len(left):
+                # One that is missing, coded or damaged in its length is rarely alone.
+                head = self._read_record(asked, *arrivals.wanted(int(left[0])))
+                arrivals.settle(int(left[0]), head)
+                left = left[1:]
+                is_alike = asked.moves_records and isinstance(head, RecordHead) and not head.coded_bytes
+
     def _read_record(self, asked: RespConnection, name: RecordName, room: memoryview) -> RecordHead | Verdict | None:
         """To where it is wanted, if it has the length that is. None: there is none."""
         size = asked.read_size()
@@ -223,10 +244,12 @@ class ValkeyStore(SlotStore):
     def _send_each(self, keys: Sequence[Key], verb: bytes, *rest: bytes) -> list[RespConnection]:
         """Whom each was sent to."""
         asked = [self._nodes.of(PREFIX + key) for key in keys]
-        outbox = _Outbox()
+        begin, end = _begin_command(verb, words=2 + len(rest)), b"\r\n" + b"".join(map(_word, rest))
+        commands: defaultdict[RespConnection, list[bytes]] = defaultdict(list)
         for connection, key in zip(asked, keys, strict=True):
-            outbox.add(connection, [pack_command(verb, PREFIX + key, *rest)], 0)
-        outbox.send()
+            commands[connection].append(b"%b%b%b" % (begin, key, end))
+        for connection, parts in commands.items():
+            connection.send([b"".join(parts)])
         return asked
 
     def _read_lines(self, asked: Sequence[RespConnection], *, refusal: str = "") -> list[bytes | None]:
@@ -266,6 +289,50 @@ class ValkeyStore(SlotStore):
         )
 
 
+class _Arrivals:
+    """What a get has found so far."""
+
+    def __init__(self, wanted: RecordBatch, keys: Sequence[Key]) -> None:
+        self._wanted = wanted
+        self._keys = keys
+        self._outcomes = np.full(len(keys), RecordOutcome.MISSING, np.uint8)
+        self._digests = np.zeros(len(keys), np.uint64)
+        self._parents = np.zeros((len(keys), HASH_BYTES), np.uint8)
+
+    def wanted(self, at: int) -> tuple[RecordName, memoryview]:
+        """Returns the name of one record, and the room for it."""
+        return read_key(self._keys[at]), view_slot(int(self._wanted.slots[at]), self._wanted.record_bytes)
+
+    def rooms(self, places: npt.NDArray[np.intp]) -> tuple[RecordNames, Addresses, int]:
+        """Returns the same of many."""
+        return self._wanted.names.pick(places), self._wanted.slots[places], self._wanted.record_bytes
+
+    def take(self, places: npt.NDArray[np.intp], came: CameRecords) -> int:
+        """Verifies records that came to their rooms, and returns their bytes."""
+        if not len(came):
+            return 0
+        names, _, record_bytes = self.rooms(places)
+        are_whole = came.are(names, record_bytes)
+        good = places[are_whole]
+        self._outcomes[good] = RecordOutcome.FOUND
+        self._digests[good] = came.digests[are_whole]
+        self._parents[good] = came.parents[are_whole]
+        for at in np.flatnonzero(~are_whole).tolist():
+            name, room = self.wanted(int(places[at]))
+            self.settle(int(places[at]), check_record(came.heads[at].tobytes(), room, name))
+        return len(came) * record_bytes
+
+    def settle(self, at: int, head: RecordHead | Verdict | None) -> None:
+        if isinstance(head, RecordHead):
+            self._outcomes[at], self._digests[at] = RecordOutcome.FOUND, head.digest
+            self._parents[at] = np.frombuffer(head.parent, np.uint8)
+        elif head is Verdict.DAMAGED:
+            self._outcomes[at] = RecordOutcome.DAMAGED
+
+    def found(self) -> FoundRecords:
+        return FoundRecords(outcomes=self._outcomes, digests=self._digests, parents=self._parents.tobytes())
+
+
 class _Outbox:
     """Commands that go out together, to each node its own."""
 
@@ -284,6 +351,11 @@ class _Outbox:
             connection.send(parts)
         self._parts.clear()
         self._bytes = 0
+
+
+def _begin_command(verb: bytes, *, words: int) -> bytes:
+    """Begins a command, up to what names the record within its key."""
+    return b"*%d\r\n%b$%d\r\n%b" % (words, _word(verb), len(PREFIX) + KEY_BYTES, PREFIX)
 
 
 def _word(word: bytes) -> bytes:

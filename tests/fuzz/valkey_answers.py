@@ -3,6 +3,7 @@ and to a fleet's registry."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 from unittest.mock import patch
@@ -34,20 +35,26 @@ _SLOTS = np.uint64(_RECORDS.ctypes.data) + np.arange(2, dtype=np.uint64) * np.ui
 _OWN = FleetMember(address=TcpAddress("127.0.0.1", 5000), key="k" * 40)
 _REGISTRY = RegistryTerms(valkey=_TERMS, fleet="blue", secret=b"what only the fleet knows")
 _CALLS = 7
+_SAID_LIMIT = 100 << 10
+"""What a socket takes that nobody reads."""
 
 
 class _Connected:
     """A socket whose other end has said it all, and listens to nothing. All connections share what is said."""
 
     def __init__(self, said: bytes, piece_bytes: int) -> None:
-        self._said = said
+        self._end, other = socket.socketpair()
         self._piece_bytes = piece_bytes
+        with other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            other.sendall(said[:_SAID_LIMIT])
 
     def recv_into(self, room: memoryview, _: int, flags: int) -> int:
-        size = min(len(room), len(self._said) if flags & socket.MSG_WAITALL else self._piece_bytes)
-        piece, self._said = self._said[:size], self._said[size:]
-        room[: len(piece)] = piece
-        return len(piece)
+        size = len(room) if flags & socket.MSG_WAITALL else min(len(room), self._piece_bytes)
+        return self._end.recv_into(room, size, flags)
+
+    def fileno(self) -> int:
+        return self._end.fileno()
 
     def sendmsg(self, parts: Sequence[memoryview]) -> int:
         return sum(map(len, parts))
@@ -55,6 +62,12 @@ class _Connected:
     def setsockopt(self, *_: object) -> None: ...
     def settimeout(self, _: object) -> None: ...
     def close(self) -> None: ...
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Lasts as long as the connections."""
+        with self._end:
+            yield
 
 
 def make_seeds() -> Iterator[bytes]:
@@ -107,7 +120,7 @@ def run(data: bytes) -> None:
             raise OverflowError("port must be 0-65535")
         return said
 
-    with patch("kvoffload.tiers.resp_connection.socket.create_connection", connect):
+    with patch("kvoffload.tiers.resp_connection.socket.create_connection", connect), said.shared():
         try:
             _ask(call)
         except StoreFaultError as fault:

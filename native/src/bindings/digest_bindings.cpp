@@ -1,5 +1,6 @@
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@ namespace nb = nanobind;
 
 namespace kvo {
 namespace {
+
+constexpr std::size_t kQuickBytes = 4 << 10;
 
 using Bytes32 = std::span<const std::uint8_t, 32>;
 
@@ -84,6 +87,33 @@ nb::bytes digest_records_of_buffer(nb::handle data, std::uint64_t record_bytes, 
     return nb::bytes(digests.data(), digests.size() * sizeof(std::uint64_t));
 }
 
+nb::bytes digest_records_in_slots(nb::handle slots, std::uint64_t record_bytes, const nb::bytes& fingerprint,
+                                  const nb::bytes& block_hashes, std::int64_t group, std::int64_t shard) {
+    const BufferView buffer(slots);
+    const std::size_t count = block_hashes.size() / kBlockHashBytes;
+    if (block_hashes.size() != count * kBlockHashBytes || buffer.bytes().size() != count * sizeof(std::uint64_t)) {
+        throw nb::value_error("slots must have 8 bytes and block_hashes 32 for each record");
+    }
+    if (record_bytes > kMaxRecordBytes) {
+        throw nb::value_error("a record must not be longer than 2**63 bytes");
+    }
+    const Bytes32 fingerprint_view = view_32(fingerprint, "fingerprint");
+    const std::span hashes(static_cast<const std::uint8_t*>(block_hashes.data()), block_hashes.size());
+    const std::uint32_t group_number = check_number(group, "group"), shard_number = check_number(shard, "shard");
+    std::vector<std::uint64_t> digests(count);
+    {
+        const WithoutGil unlocked;
+        for (std::size_t i = 0; i < count; ++i) {
+            std::uint64_t address = 0;
+            std::memcpy(&address, buffer.bytes().data() + i * sizeof address, sizeof address);
+            digests[i] = digest_record({reinterpret_cast<const std::uint8_t*>(address), record_bytes},
+                                       {fingerprint_view, hashes.subspan(i * kBlockHashBytes).first<kBlockHashBytes>(),
+                                        group_number, shard_number});
+        }
+    }
+    return nb::bytes(digests.data(), digests.size() * sizeof(std::uint64_t));
+}
+
 nb::int_ digest_run_of_buffer(nb::handle data, std::uint64_t offset) {
     const BufferView buffer(data);
     if (offset > kMaxRecordBytes || buffer.bytes().size() > kMaxRecordBytes - offset) {
@@ -91,7 +121,11 @@ nb::int_ digest_run_of_buffer(nb::handle data, std::uint64_t offset) {
     }
     RunDigest digest;
     {
-        const WithoutGil unlocked;
+        // To let go of the GIL and to wait for its turn takes longer than a few bytes do.
+        std::optional<WithoutGil> unlocked;
+        if (buffer.bytes().size() > kQuickBytes) {
+            unlocked.emplace();
+        }
         digest = digest_run(buffer.bytes(), offset);
     }
     return to_python(digest);
@@ -148,6 +182,9 @@ void bind_digest(nb::module_& module) {
     module.def("digest_records", digest_records_of_buffer, nb::arg("data"), nb::arg("record_bytes"), nb::kw_only(),
                nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"),
                "The digests of records of one size that lie one after the other, 8 bytes each in the machine's order.");
+    module.def("digest_slots", digest_records_in_slots, nb::arg("slots"), nb::arg("record_bytes"), nb::kw_only(),
+               nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"),
+               "The same of records at these addresses, 8 bytes each.");
     module.def("digest_run", digest_run_of_buffer, nb::arg("data"), nb::arg("offset") = 0,
                "The part of a record's digest that is made by bytes which begin at `offset` of the record.");
     module.def("finish_digest", finish_digest, nb::arg("total"), nb::arg("record_bytes"), nb::kw_only(),

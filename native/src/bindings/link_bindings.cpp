@@ -13,12 +13,15 @@
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
 #include "link/record_link.hpp"
+#include "link/resp_values.hpp"
 #include "link/seal_library.hpp"
 
 namespace nb = nanobind;
 
 namespace kvo {
 namespace {
+
+constexpr std::size_t kMostHeadBytes = 1 << 12;
 
 using Keys = std::optional<std::tuple<nb::bytes, nb::bytes>>;
 
@@ -173,6 +176,34 @@ private:
     RecordLink link_;
 };
 
+// Heads and digests of the values that came, and what of the inbox nobody has taken then.
+std::tuple<nb::bytes, nb::bytes, std::size_t, std::size_t> receive_resp_values(
+    int socket, nb::handle inbox, std::size_t first, std::size_t last, nb::handle slots, std::uint64_t record_bytes,
+    std::size_t head_bytes, const nb::bytes& fingerprint, const nb::bytes& block_hashes, std::uint32_t group,
+    std::uint32_t shard, std::uint32_t timeout_ms) {
+    const Wanted wanted(slots, record_bytes, fingerprint, block_hashes, group, shard);
+    if (head_bytes > kMostHeadBytes) {
+        throw nb::value_error("a value's head is too long");
+    }
+    const WritableBufferView room(inbox);
+    RespInbox left{room.bytes(), first, last};
+    std::vector<std::uint8_t> heads(wanted.count() * head_bytes);
+    std::vector<RunDigest> totals(wanted.count());
+    std::vector<std::uint64_t> digests;
+    Result<std::size_t> came = std::size_t{0};
+    {
+        const WithoutGil unlocked;
+        came = receive_values(socket, left, {head_bytes, wanted.records()}, heads, totals,
+                              std::chrono::milliseconds(timeout_ms));
+        for (std::size_t at = 0; came.ok() && at < came.value(); ++at) {
+            digests.push_back(wanted.finish_digest(at, totals[at]));
+        }
+    }
+    raise_if_lost(came.ok() ? Status() : came.fault());
+    return {nb::bytes(heads.data(), came.value() * head_bytes),
+            nb::bytes(digests.data(), digests.size() * sizeof(std::uint64_t)), left.first, left.last};
+}
+
 // Seconds in which so many bytes are sealed, in pieces as on a link: what a sealed link cannot be faster than.
 double time_sealing(std::uint64_t size_bytes) {
     const Result<const Libcrypto*> library = seal_library();
@@ -238,6 +269,10 @@ void bind_link(nb::module_& module) {
              nb::kw_only(), nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"),
              nb::arg("timeout_ms"))
         .def("shut", &Link::shut);
+    module.def("receive_resp_values", &receive_resp_values, nb::arg("socket"), nb::arg("inbox"), nb::arg("first"),
+               nb::arg("last"), nb::arg("slots"), nb::arg("record_bytes"), nb::kw_only(), nb::arg("head_bytes"),
+               nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"),
+               nb::arg("timeout_ms"));
     module.def("use_seal_library", &use_library, nb::arg("file"));
     module.def("seal_library", &describe_seal_library);
     module.def("time_sealing", &time_sealing, nb::arg("size_bytes"));

@@ -14,14 +14,18 @@ from kvoffload.tiers.envelope import (
     HEAD_BYTES,
     KEY_BYTES,
     MAGIC,
+    CameRecords,
     OpenValue,
     RecordHead,
     RecordName,
     Verdict,
     check_record,
     digest_of,
+    digest_slots,
+    list_keys,
     list_names,
     open_value,
+    pack_heads,
     read_head,
     read_key,
 )
@@ -151,3 +155,54 @@ def test_keys_say_all_of_a_name_and_begin_alike() -> None:
     assert names[0] == NAME
     assert names[1].block_hash == b"I" * 32
     assert names[1].key[:40] == NAME.key[:40]
+
+
+def make_batch(count: int) -> tuple[RecordNames, np.ndarray, np.ndarray]:
+    """Names, records and their digests."""
+    random = np.random.default_rng(7)
+    names = RecordNames(fingerprint=b"F" * 32, hashes=random.bytes(32 * count), group=3, shard=1)
+    records = random.integers(0, 256, (count, len(DATA)), np.uint8)
+    digests = [digest_of(record.data, name) for record, name in zip(records, list_names(names), strict=True)]
+    return names, records, np.array(digests, np.uint64)
+
+
+def test_a_batch_has_the_keys_of_its_records() -> None:
+    names, _, _ = make_batch(3)
+    assert list_keys(names) == [name.key for name in list_names(names)]
+    assert list_keys(names.pick(np.array([0, 2]))) == [list_keys(names)[0], list_keys(names)[2]]
+
+
+def test_digests_of_slots_are_those_of_their_records() -> None:
+    names, records, digests = make_batch(5)
+    slots = np.uint64(records.ctypes.data) + np.arange(5, dtype=np.uint64) * np.uint64(len(DATA))
+    assert digest_slots(names, slots, len(DATA)).tolist() == digests.tolist()
+    assert digest_slots(names.pick(np.arange(0)), slots[:0], len(DATA)).tolist() == []
+    with pytest.raises(ValueError, match="slots must have 8 bytes and block_hashes 32"):
+        digest_slots(names, slots[1:], len(DATA))
+
+
+@pytest.mark.parametrize("has_parents", [True, False])
+def test_heads_of_a_batch_are_those_of_its_records(has_parents: bool) -> None:
+    names, _, digests = make_batch(4)
+    parents = np.random.default_rng(8).bytes(4 * 32) if has_parents else b""
+    heads = pack_heads(names, len(DATA), digests, parents)
+    for at, name in enumerate(list_names(names)):
+        parent = parents[at * 32 : at * 32 + 32] or bytes(32)
+        assert heads[at].tobytes() == RecordHead(name, len(DATA), int(digests[at]), parent).pack()
+    came = CameRecords(heads, digests)
+    assert came.are(names, len(DATA)).all()
+    assert came.parents.tobytes() == (parents or bytes(4 * 32))
+
+
+def test_of_records_that_came_each_bit_of_their_heads_is_looked_at() -> None:
+    names, _, digests = make_batch(1)
+    heads = pack_heads(names, len(DATA), digests, b"P" * 32)
+    for bit in range(8 * HEAD_BYTES):
+        broken = heads.copy()
+        broken[0, bit // 8] ^= 1 << bit % 8
+        assert not CameRecords(broken, digests).are(names, len(DATA)).any(), bit
+    assert not CameRecords(heads, digests).are(names, len(DATA) + 1).any()
+    assert not CameRecords(heads, digests + np.uint64(1)).are(names, len(DATA)).any()
+    assert not CameRecords(heads, digests).are(make_batch(2)[0].pick(np.array([1])), len(DATA)).any()
+    coded = np.frombuffer(CODED_HEAD.pack(), np.uint8).reshape(1, -1)
+    assert not CameRecords(coded, digests).are(names, len(LONG)).any()

@@ -7,10 +7,13 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from kvoffload.tiers.envelope import pack_heads
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count
+from tests.kit.tiers.tier_contract import Records
 
 LARGE = bytes(range(256)) * 1200
 
@@ -106,6 +109,48 @@ def test_of_a_value_that_is_too_long_the_beginning_is_kept(peer: Peer, size: int
     assert connection.read_size() == size
     assert connection.read_beginning(size, 100) == value[: min(size, 100)]
     assert connection.read_answer() == b"OK"
+    connection.close()
+
+
+def test_records_come_to_their_slots_up_to_another_answer(peer: Peer) -> None:
+    connection = peer.connect()
+    written, read = (Records(0, 3, 1000, filled=is_filled) for is_filled in (True, False))
+    heads = pack_heads(written.names, 1000, written.digests, written.parents)
+    values = [head.tobytes() + record.tobytes() for head, record in zip(heads, written.memory, strict=True)]
+    said = [b"$%d\r\n%b\r\n" % (len(value), value) for value in values]
+    peer.say(b"+OK\r\n" + said[0][:50], said[0][50:] + b"$-1\r\n" + said[1])
+    assert connection.read_answer() == b"OK"
+    came = connection.read_records(read.names, read.slots, 1000)
+    assert came.are(read.names.pick(np.arange(1)), 1000).tolist() == [True]
+    assert connection.read_size() is None
+    peer.say(said[2], b":5\r\n")
+    rest = np.arange(1, 3)
+    came = connection.read_records(read.names.pick(rest), read.slots[rest], 1000)
+    assert came.are(read.names.pick(rest), 1000).tolist() == [True, True]
+    assert came.parents.tobytes() == written.parents[32:]
+    assert np.array_equal(read.memory, written.memory)
+    assert connection.read_answer() == 5
+    connection.close()
+
+
+def test_records_of_which_one_does_not_end_as_it_should_are_a_fault(peer: Peer) -> None:
+    records = Records(0, 1, 10, filled=False)
+    value = b"$146\r\n" + bytes(146)
+    connection = peer.connect(timeout_s=0.02)
+    peer.say(value)
+    with pytest.raises(StoreFaultError, match=r"no answer within 0\.02 s"):
+        connection.read_records(records.names, records.slots, 10)
+    connection.close()
+    connection = peer.connect()
+    peer.say(value + b"+OK\r\n")
+    with pytest.raises(StoreFaultError, match="it does not speak as it should: a value without an end"):
+        connection.read_records(records.names, records.slots, 10)
+    connection.close()
+    connection = peer.connect()
+    peer.say(value)
+    peer.close()
+    with pytest.raises(StoreFaultError, match="it has hung up"):
+        connection.read_records(records.names, records.slots, 10)
     connection.close()
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from kvoffload.tiers.base import RecordOutcome, Tier
-from kvoffload.tiers.envelope import HEAD_BYTES
+from kvoffload.tiers.envelope import HEAD_BYTES, list_keys
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import PREFIX
 from tests.kit.tiers.learning_coder import check_learning
-from tests.kit.tiers.tier_contract import Records, TierContract, get, put
+from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, terms_of
 
 CAPACITY = ("--maxmemory", "48mb", "--maxmemory-policy", "allkeys-lru")
@@ -122,6 +122,30 @@ def test_coded_records_are_shorter_there_and_come_back_as_they_were(server: Serv
     assert np.array_equal(read.memory, written.memory)
     one.close()
     other.close()
+
+
+def test_a_read_tells_apart_whatever_the_answers_are(server: Server) -> None:
+    ask(server, "flushall")
+    plain, coding = make_tier(terms_of(server)), make_tier(terms_of(server, compress=Coding.ON))
+    records = Records(0, 40, 20_000, filled=True, has_numbers=True)
+    changes = {at: ("coded", "missing", "damaged", "longer")[at % 4] for at in (0, 7, 8, 9, 10, 22, 33, 39)}
+    for at in range(40):
+        one = records.batch().part(slice(at, at + 1))
+        tier = coding if changes.get(at) == "coded" else plain
+        finish(tier, tier.put(one, timeout_s=TIMEOUT_S))
+        key = "".join(f"\\{byte:03}" for byte in PREFIX + list_keys(one.names)[0])
+        call = {"missing": "'del', '{}'", "damaged": "'setrange', '{}', 5000, 'x'", "longer": "'append', '{}', 'x'"}
+        if changes.get(at) in call:
+            assert ask(server, "eval", f"return redis.call({call[changes[at]].format(key)})", "0")
+    read = Records(0, 40, 20_000, filled=False)
+    ended = get(plain, read)
+    wanted = {"missing": RecordOutcome.MISSING, "damaged": RecordOutcome.DAMAGED, "longer": RecordOutcome.DAMAGED}
+    assert ended.outcomes.tolist() == [wanted.get(changes.get(at, ""), RecordOutcome.FOUND) for at in range(40)]
+    for at in np.flatnonzero(ended.outcomes == RecordOutcome.FOUND).tolist():
+        assert np.array_equal(read.memory[at], records.memory[at])
+        assert ended.digests[at] == records.digests[at]
+    plain.close()
+    coding.close()
 
 
 def test_what_is_read_decides_what_is_coded(server: Server) -> None:
