@@ -76,6 +76,7 @@ class PeerStore(SlotStore):
         """Connects, as `connect_link` does if nothing else is said. StoreFaultError: it cannot."""
         self._terms = terms
         self._lock = threading.Lock()
+        self._is_interrupted = False
         self._end: socket.socket | None = None
         ticket = terms.control.find_ticket(is_sealed=terms.is_sealed)
         try:
@@ -113,25 +114,34 @@ class PeerStore(SlotStore):
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         with self._faults():
             code = CODE if self._terms.coder.asks(len(names) * record_bytes) else 0
-            told = self._ask(
-                LinkRequest(
-                    verb=LinkVerb.GET, names=names, record_bytes=record_bytes, wait_ms=self._timeout_ms, code=code
+            begun_s = time.monotonic()
+            try:
+                told = self._ask(
+                    LinkRequest(
+                        verb=LinkVerb.GET, names=names, record_bytes=record_bytes, wait_ms=self._timeout_ms, code=code
+                    )
                 )
-            )
-            if told is None:
-                return _find_nothing(len(names))
-            outcomes = told.outcomes.copy()
-            found = outcomes == RecordOutcome.FOUND
-            came = receive_records(
-                self._link,
-                replace(names, hashes=choose_rows(names.hashes, found)),
-                slots[found],
-                record_bytes,
-                claimed=told.digests[found],
-                code=told.code,
-                coder=self._terms.coder,
-                timeout_s=self._terms.timeout_s,
-            )
+                if told is None:
+                    return _find_nothing(len(names))
+                code = told.code
+                outcomes = told.outcomes.copy()
+                found = outcomes == RecordOutcome.FOUND
+                came = receive_records(
+                    self._link,
+                    replace(names, hashes=choose_rows(names.hashes, found)),
+                    slots[found],
+                    record_bytes,
+                    claimed=told.digests[found],
+                    code=code,
+                    coder=self._terms.coder,
+                    timeout_s=self._terms.timeout_s,
+                )
+            except OSError as fault:
+                # Whoever gives codes before it answers: where no answer came either, it may have been that.
+                if code and (self._is_interrupted or isinstance(fault, TimeoutError)):
+                    taken_s = time.monotonic() - begun_s
+                    self._terms.coder.told_late(len(names) * record_bytes, taken_s=taken_s)
+                raise
         digests = np.zeros(len(names), np.uint64)
         digests[found] = came
         outcomes[found & (digests != told.digests)] = RecordOutcome.DAMAGED
@@ -154,6 +164,7 @@ class PeerStore(SlotStore):
         return StoreFacts(capacity_bytes=int(told.digests[0]), used_bytes=int(told.digests[1]))
 
     def interrupt(self) -> None:
+        self._is_interrupted = True
         with self._lock:
             if self._end is not None:
                 with contextlib.suppress(OSError):

@@ -19,6 +19,8 @@ _ONE_KIND = 7 / 8
 """Of a period's bytes: what was read in it is taken for all coded, or all plain."""
 _READ_MARGIN = 1.03
 """So many times as fast coded records must come."""
+_LATE_TIMES = 4
+"""So many times as long as plain records take, at most, those are said to have taken that did not come in time."""
 _DECODE_MARGIN = 0.9
 """Of one thread's speed of decoding: what arrives must not wait for it."""
 _SEND_MARGIN = 0.5
@@ -89,6 +91,14 @@ class CodingChoice:
             self.plain.add(size_bytes, taken_s)
         elif coded_bytes >= _ONE_KIND * size_bytes > 0:
             self.coded.add(size_bytes, taken_s)
+
+    def told_late(self, size_bytes: int, taken_s: float) -> None:
+        """Is told that coded records of so many bytes had not come after so long, when nobody waited any longer. Where
+        plain ones would have, it is known by that alone how slow coded ones are: each more of them may come too late,
+        and then it teaches nothing else."""
+        if self.plain.rate * taken_s > size_bytes:
+            late_s = min(taken_s / size_bytes, _LATE_TIMES / self.plain.rate)
+            self.coded.add(KNOWN_BYTES, KNOWN_BYTES * late_s)
 
     def wants(self, size_bytes: int, ratio: float) -> bool:
         """Says whether a record that is to be sent should be coded; `ratio`: by how much it would become shorter."""

@@ -173,6 +173,12 @@ class RecordCoder:
                 self._reading.coded_bytes += record_bytes
                 self._choice.decoding.add(record_bytes, decoding_s)
 
+    def told_late(self, record_bytes: int, *, taken_s: float) -> None:
+        """Is told within `reading` that records of so many bytes, which were asked for coded, had not come after so
+        long, when nobody waited any longer. Of the way they had a share: others read meanwhile."""
+        with self._lock:
+            self._choice.told_late(record_bytes * max(self._reading.connections, 1), taken_s)
+
     def told_waiting(self, jobs: int, connections: int) -> None:
         """Is told how many jobs wait to be sent when one of the connections takes the next one. Once each connection
         could have had one more, sending is behind, until none waits."""

@@ -371,6 +371,40 @@ TEST(a_refused_plan_is_not_tried_again_at_once) {
     CHECK(arena.plan_room(small, is_movable)->moves.empty());  // it has holes
 }
 
+// What was free when a plan was refused does not count once others have taken it.
+TEST(a_plan_is_tried_again_when_more_is_free_than_the_least_since_it_was_refused) {
+    constexpr std::uint64_t kRecord = 64 * kKiB;
+    Arena arena = make_arena({64 * kMiB, kMiB}, 16);
+    const ClassNumber small = arena.class_for(kRecord).value();
+    const ClassNumber large = arena.class_for(24 * kMiB).value();
+    std::vector<Slot> slots;
+    while (const auto slot = arena.allocate(small, static_cast<EntryNumber>(slots.size()))) {
+        slots.push_back(*slot);
+    }
+    // Every other one goes, and nothing can be moved.
+    std::size_t freed = 0;
+    const auto free_bytes = [&](std::uint64_t bytes) {
+        for (; bytes != 0; bytes -= kRecord, freed += 2) {
+            arena.free(slots[freed]);
+        }
+    };
+    free_bytes(128 * kMiB);
+    CHECK(arena.can_make_room(large));
+    CHECK(!arena.plan_room(large, [](EntryNumber) { return false; }));
+    CHECK(!arena.can_make_room(large));
+    for (std::uint64_t taken = 0; taken < 32 * kMiB; taken += kRecord) {
+        CHECK(arena.allocate(small, 1).has_value());
+    }
+    CHECK(!arena.allocate(large, 1));
+    CHECK(!arena.can_make_room(large));
+    free_bytes(3 * kMiB - kRecord);
+    CHECK(!arena.can_make_room(large));
+    free_bytes(kRecord);
+    CHECK(arena.can_make_room(large));
+    CHECK(!arena.plan_room(large, [](EntryNumber) { return false; }));
+    CHECK(!arena.can_make_room(large));
+}
+
 TEST(a_full_pool_of_one_size_does_not_plan_for_each_record) {
     constexpr std::uint64_t kRecord = 5 * kMiB;
     Arena arena = make_arena({64 * kMiB, kMiB}, 512);  // 4 extents of each segment are left over

@@ -85,7 +85,12 @@ Result<ClassNumber> Arena::class_for(std::uint64_t record_bytes) {
 std::optional<Slot> Arena::allocate(ClassNumber number, EntryNumber owner) {
     assert(owner != kNoEntry);
     const std::optional<Slot> slot = pool_.allocate(number, owner);
-    free_bytes_ -= slot ? static_cast<std::int64_t>(size_class(number).slot_bytes) : 0;
+    if (slot) {
+        free_bytes_ -= static_cast<std::int64_t>(size_class(number).slot_bytes);
+    } else if (auto& refusal = refusals_[number]; refusal) {
+        // What was free when the plan was refused may have been taken: what is freed from here on is new.
+        refusal->free_bytes = std::min(refusal->free_bytes, free_bytes_ + retry_bytes(number));
+    }
     return slot;
 }
 
@@ -115,13 +120,18 @@ std::optional<RoomPlan> Arena::plan_room(ClassNumber number, const std::function
     }
     RoomPlan plan = RoomPlanner(pool_, shape_.extent_bytes, is_movable).plan(number);
     if (plan.moves.empty()) {
-        const std::uint64_t part = shape.extents * shape_.extent_bytes / kRetriesPerSpan;
+        const std::int64_t part = retry_bytes(number);
         const std::uint64_t seen = std::min(pool_.spans.extent_count(), kExtentsSeen) * shape_.extent_bytes;
-        refusals_[number] = {.free_bytes = free_bytes_ + static_cast<std::int64_t>(part),
-                             .freed_bytes = freed_bytes_ + std::max(part, seen / kSeenPerFreed)};
+        refusals_[number] = {
+            .free_bytes = free_bytes_ + part,
+            .freed_bytes = freed_bytes_ + std::max(static_cast<std::uint64_t>(part), seen / kSeenPerFreed)};
         return std::nullopt;
     }
     return plan;
+}
+
+std::int64_t Arena::retry_bytes(ClassNumber number) const noexcept {
+    return static_cast<std::int64_t>(size_class(number).shape.extents * shape_.extent_bytes / kRetriesPerSpan);
 }
 
 void Arena::finish_move(const Move& move) {

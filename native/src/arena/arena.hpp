@@ -73,7 +73,7 @@ public:
     Claim claim(ClassNumber number, Slot slot, EntryNumber owner);
 
     // Whether it is worth asking for a plan; a guess, in constant time. After a plan was refused it says no until
-    // some more is free, or very much has been freed though it was taken again.
+    // some more is free than the size has found in vain since, or very much has been freed though it was taken again.
     bool can_make_room(ClassNumber number) const noexcept;
 
     // Moves after which allocate() may find room; if not, ask again. None: there is no way now, evict more. The caller
@@ -102,6 +102,8 @@ private:
         std::int64_t free_bytes = 0;
         std::uint64_t freed_bytes = 0;
     };
+
+    std::int64_t retry_bytes(ClassNumber number) const noexcept;
 
     ArenaShape shape_;
     SlotPool pool_;

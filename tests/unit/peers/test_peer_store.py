@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from kvoffload import native
 from kvoffload.peers.peer_store import PeerStore
 from kvoffload.peers.requests import ANSWER_BYTES, CODE, LinkAnswer, LinkStatus, answer_only
 from kvoffload.tiers.base import RecordBatch, RecordNames, RecordOutcome, Tier
+from kvoffload.tiers.coding_choice import KNOWN_BYTES
 from kvoffload.tiers.envelope import RecordName
-from kvoffload.tiers.record_coder import Coding
+from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
 from kvoffload.types import Fingerprint
@@ -244,8 +247,6 @@ def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_s
     real = peer.find_ticket
 
     def lead_there(*, is_sealed: bool) -> Any:
-        from dataclasses import replace
-
         from kvoffload.config.tcp_address import TcpAddress
 
         return replace(real(is_sealed=is_sealed), address=TcpAddress("127.0.0.1", listener.getsockname()[1]))
@@ -455,3 +456,40 @@ def test_a_code_that_nobody_asked_for_costs_its_link(asked: Coding, answered: in
         pytest.raises(StoreFaultError, match=f"an answer in code {answered}"),
     ):
         get(store, coded(1, filled=False))
+
+
+@pytest.mark.parametrize(
+    ("said", "ends_by", "is_learned"),
+    [
+        (b"", "timeout", True),
+        (answer_of(coded()), "timeout", True),
+        (answer_of(coded(), code=0), "timeout", False),
+        (b"", "interrupt", True),
+        (b"", "hang-up", False),
+    ],
+)
+def test_a_first_coded_get_that_is_late_teaches_to_ask_for_plain_records(
+    said: bytes, ends_by: str, is_learned: bool
+) -> None:
+    """Whoever gives may be at coding, before it answers or after it; whoever says that its records are plain is not."""
+    ticks = itertools.count()
+    coder = RecordCoder(Coding.AUTO, clock=lambda: next(ticks) * 1e-9)
+    with coder.reading():
+        coder.told_read(KNOWN_BYTES)
+    ours, theirs = socket.socketpair()
+    with one_peer(is_sealed=False) as peer:
+        peer.teach(peer.here, FINGERPRINT, same_groups(CODED_BYTES))
+        link = native.RecordLink(os.dup(ours.fileno()), None)
+        terms = replace(peer.terms(is_sealed=False, timeout_s=0.01 if ends_by == "timeout" else TIMEOUT_S), coder=coder)
+        store = PeerStore(terms, lambda ticket, terms: (ours, link))
+        theirs.sendall(said)
+        if ends_by == "interrupt":
+            store.interrupt()
+        elif ends_by == "hang-up":
+            theirs.shutdown(socket.SHUT_RDWR)
+        assert coder.asks(1)
+        with pytest.raises(StoreFaultError), coder.reading():
+            get(store, coded(filled=False))
+        assert coder.asks(1) is not is_learned
+        store.close()
+        theirs.close()

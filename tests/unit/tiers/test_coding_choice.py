@@ -140,3 +140,28 @@ def test_others_are_asked_to_code_while_coded_records_come_sooner() -> None:
     assert not choice.asks(RECORD_BYTES, RATIO)
     asked = [choice.asks(RECORD_BYTES, RATIO) for _ in range((FIRST_TRIAL_BYTES + TRIAL_BYTES) // RECORD_BYTES)]
     assert sum(asked) == TRIAL_BYTES // RECORD_BYTES, "once in a while, because that may have changed"
+
+
+def test_one_get_of_coded_records_that_was_late_is_enough_to_ask_for_plain_ones() -> None:
+    choice = CodingChoice()
+    choice.told_late(RECORD_BYTES, 1.0)
+    assert not choice.coded.is_known, "nothing is known of plain ones either"
+    read(choice, plain=0.1 * GB)
+    # Plain ones would not have come either.
+    choice.told_late(RECORD_BYTES, 0.9 * RECORD_BYTES / (0.1 * GB))
+    assert choice.asks(RECORD_BYTES, RATIO)
+    choice.told_late(RECORD_BYTES, 1.1 * RECORD_BYTES / (0.1 * GB))
+    assert not choice.asks(RECORD_BYTES, RATIO)
+
+
+@pytest.mark.parametrize("size_bytes", [1, RECORD_BYTES])
+def test_a_bad_moment_in_which_coded_records_were_late_is_put_right_by_some_trials(size_bytes: int) -> None:
+    choice = CodingChoice()
+    read(choice, plain=0.1 * GB)
+    choice.told_late(size_bytes, 60.0)
+    trials = 0
+    while not choice.asks(0, RATIO):
+        read(choice, coded=0.15 * GB, times=1)
+        trials += 1
+        assert trials < 8
+    assert trials > 1

@@ -192,6 +192,17 @@ def test_others_are_asked_to_code_as_it_is_set() -> None:
     assert not coder.asks(1)
 
 
+def test_what_was_asked_for_coded_and_came_too_late_is_asked_for_plain() -> None:
+    for connections, others in ((1, False), (4, True)):
+        coder = make_coder(Coding.AUTO)
+        read(coder, SLOW)
+        with ExitStack() as stack:
+            for _ in range(connections):
+                stack.enter_context(coder.reading())
+            coder.told_late(1000, taken_s=2 * 1000 * SLOW)
+        assert coder.asks(1) is others, "of four each has a fourth of the way: plain ones would have been late, too"
+
+
 def test_auto_codes_what_is_given_while_the_way_is_slower_than_the_code() -> None:
     coder = make_coder(Coding.AUTO)
     assert not coder.gives(1)
