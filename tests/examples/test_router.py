@@ -27,6 +27,15 @@ from tests.kit.server.tiers import await_that, serving
 from tests.kit.web.vllm_blocks import BLOCK, SEED, engine, name_blocks, save
 
 choose = runpy.run_path(str(EXAMPLES / "07_router/choice.py"))["choose"]
+PATIENT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+del sys.argv[1]
+import router
+router.ASK_S = 30.0
+router.main()
+"""
+"""The router on a machine whose caches are late: what it is told late counts, too."""
 TEXT_TOKENS = 10 * BLOCK
 told_params: list[Any] = []
 """What requests had in `kv_transfer_params`, one after the other."""
@@ -128,7 +137,9 @@ def router(folder: Path, *, identity: str = "") -> Iterator[Routed]:
         listen = f"127.0.0.1:{free_port()}"
         command = [
             sys.executable,
-            str(EXAMPLES / "07_router/router.py"),
+            "-c",
+            PATIENT,
+            str(EXAMPLES / "07_router"),
             "--listen",
             listen,
             "--token-file",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from serving import serve
 from kvoffload.client import Client, ClientTerms, Member
 from kvoffload.protocol import Role
 from tests.examples.serve import EXAMPLES, QUANTS, assert_equal, make_prompt
+from tests.kit.server.tiers import await_that
 
 WITHOUT_WAITING = """
 import runpy, sys
@@ -103,6 +103,11 @@ def test_what_one_engine_saved_another_restores_and_the_lost_is_computed() -> No
         second.sleep()
 
 
+def is_open(store: SharedStore) -> bool:
+    """Nothing is found on a disk that is not, and nothing written to it."""
+    return [place.state for place in store.client.stats().places] == ["ready"]
+
+
 @pytest.mark.parametrize("quant", QUANTS)
 def test_a_restarted_engine_and_server_restore_from_disk(tmp_path: Path, quant: str) -> None:
     """With scales per token and head: they are part of what comes back."""
@@ -111,14 +116,15 @@ def test_a_restarted_engine_and_server_restore_from_disk(tmp_path: Path, quant: 
     disk.mkdir(mode=0o700)
     with serve(memory="64MiB", disk=str(disk), disk_size="1GiB") as socket:
         first, store = start(socket, cache=cache)
+        await_that(lambda: is_open(store))
         cold = first.run(PROMPT, max_tokens=3)
         hit = first.run(PROMPT, max_tokens=3)
         assert (cold.reused, hit.reused, hit.restored_blocks) == (0, 64, 0)
-        while (stats := store.client.stats()).places[0].records < stats.readable:
-            time.sleep(0.01)
+        await_that(lambda: (stats := store.client.stats()).places[0].records >= stats.readable)
         first.sleep()
     with serve(memory="64MiB", disk=str(disk), disk_size="1GiB") as socket:
         second, store = start(socket, cache=cache)
+        await_that(lambda: is_open(store))
         assert store.client.stats().readable == 0
         restored = second.run(PROMPT, max_tokens=3)
         assert restored.reused == 64

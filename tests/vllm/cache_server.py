@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,12 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from kvoffload.cache import CacheStats
+from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.protocol import Role
 from tests.kit.children import stop
 
 if TYPE_CHECKING:
     from tests.vllm.engine import Engine
 
 ADOPT_WAIT_S = 60
+JOIN_WAIT_S = 30.0
 LOOKS = 3000
 LOOK_S = 0.02
 
@@ -97,3 +102,11 @@ def await_served(engine: Engine) -> None:
         if all(client.wait_until_served(LOOK_S) for client in clients) and len({c.boot_id for c in clients}) == 1:
             return
     raise AssertionError(f"not served again: {[client.fault for client in clients]}")
+
+
+def count(server: SharedServer) -> CacheStats:
+    """What a server has, with all that it has been told before."""
+    member = Member(engine="an onlooker", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
+    with Client(ClientTerms(socket=server.socket, member=member)) as client:
+        assert client.wait_until_served(JOIN_WAIT_S)
+        return client.stats()

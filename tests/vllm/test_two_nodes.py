@@ -15,11 +15,11 @@ import pytest
 
 from tests.kit.machines import two_machines, why_not
 from tests.vllm import connector_probe as probe
-from tests.vllm.cache_server import SharedServer
+from tests.vllm.cache_server import SharedServer, count
 from tests.vllm.engine import Engine, EnginePool, Json, make_prompt, make_room
 from tests.vllm.equality import answer, check_every_repeat, restorable, restored_answer
 from tests.vllm.tiny_models import DENSE, SLIDING, TinyModel
-from tests.vllm.two_nodes import count, node_servers, two_nodes
+from tests.vllm.two_nodes import node_servers, two_nodes
 
 pytestmark = pytest.mark.vllm
 

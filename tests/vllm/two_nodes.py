@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cache import CacheStats
-from kvoffload.client import Client, ClientTerms, Member
-from kvoffload.protocol import Role
 from tests.kit.free_ports import free_port
 from tests.kit.machines import Machine, Network, inside
 from tests.vllm import connector_probe as probe
@@ -24,7 +21,6 @@ from tests.vllm.engine import SETTINGS, Engine, EnginePool, start_engine
 from tests.vllm.tiny_models import TinyModel
 
 ROOT = Path(__file__).parents[2]
-JOIN_WAIT_S = 30.0
 _HERE = Machine("here", "127.0.0.1", "lo")
 
 
@@ -105,11 +101,3 @@ def be_on(patch: pytest.MonkeyPatch, machine: Machine, server: SharedServer | Pa
         patch.setenv("TMPDIR", str(server))
     patch.setenv("VLLM_HOST_IP", machine.address)
     patch.setenv("GLOO_SOCKET_IFNAME", machine.device)
-
-
-def count(server: SharedServer) -> CacheStats:
-    """What a server has, with all that it has been told before."""
-    member = Member(engine="an onlooker", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
-    with Client(ClientTerms(socket=server.socket, member=member)) as client:
-        assert client.wait_until_served(JOIN_WAIT_S)
-        return client.stats()

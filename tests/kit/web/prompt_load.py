@@ -10,7 +10,16 @@ from random import Random
 import numpy as np
 
 from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
-from kvoffload.client import Client, ClientTerms, FarTerms, Member, PromptNote, add_report_text, describe_blocks
+from kvoffload.client import (
+    Client,
+    ClientTerms,
+    FarTerms,
+    LinkTerms,
+    Member,
+    PromptNote,
+    add_report_text,
+    describe_blocks,
+)
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import IdentityField, Miss, Role
 from kvoffload.types import HASH_BYTES
@@ -19,6 +28,8 @@ from tests.kit.cache.cache_model import fingerprint, make_chain
 BLOCK = 16
 RECORD_BYTES = 64 << 10
 TOKEN_US = 70
+PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0)
+"""What a busy machine answers late is no miss."""
 GEOMETRY = CacheGeometry(
     hash_block_size=BLOCK,
     groups=(CacheGroup(rule=GroupRule(block_size=BLOCK, reuse=ReuseRule.PREFIX), record_bytes=RECORD_BYTES),),
@@ -36,7 +47,7 @@ class PromptLoad:
         register = add_report_text(register, "this engine is made up: it has no tensors")
         self.engine = f"{model} {seed}"
         member = Member(engine=self.engine, role=Role.SCHEDULER, pid=os.getpid())
-        self.client = Client(ClientTerms(socket=socket, member=member, register=register)).start()
+        self.client = Client(ClientTerms(socket=socket, member=member, register=register, link=PATIENT)).start()
         assert self.client.wait_until_served(30), self.client.fault
         self._random = Random(seed)
         self._lengths: dict[int, int] = {}

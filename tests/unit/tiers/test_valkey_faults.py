@@ -144,9 +144,10 @@ def test_a_slow_server_costs_one_timeout_and_is_found_again(server: Server) -> N
 def test_a_batch_does_not_wait_for_a_slow_server_beyond_its_own_timeout(server: Server) -> None:
     tier = make_tier(terms_of(server, call_timeout_s=TIMEOUT_S))
     put(tier, Records(50, 4, 1000, filled=True))
-    ask(server, "client", "pause", "2000")
     late, read = Records(50, 4, 1000, filled=False), Records(50, 4, 1000, filled=False)
+    server.pause()
     ended = finish(tier, tier.get(late.names, late.slots, record_bytes=1000, timeout_s=0.01))
+    server.go_on()
     assert ended.count(RecordOutcome.LATE) == 4
     assert get(tier, read).count(FOUND) == 4
     assert not late.memory.any()
