@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import zstandard
 
-from benchmarks.kv_records import TEXTS, write_all
+from benchmarks.kv_records import TEXTS, make_missing, parse_folders
 from kvoffload import native
 from kvoffload.units import MIB, SIZE_UNITS
 
@@ -133,11 +132,10 @@ def read_records(folder: Path, kind: str, *, sample_bytes: int = SAMPLE_BYTES) -
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    if not (folder / "records.json").is_file():
-        write_all(folder, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    given = parse_folders(__doc__)
+    make_missing(given.records, given.model)
     for kind in KINDS:
-        records = read_records(folder, kind)
+        records = read_records(given.records, kind)
         found = measure(records, make_codes())
         line = {
             "kind": kind,

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,7 +28,7 @@ import numpy as np
 
 from benchmarks.codec import read_records
 from benchmarks.coded_wire import Wanted, compare, finish, take_turns
-from benchmarks.kv_records import write_all
+from benchmarks.kv_records import make_missing, parse_folders
 from kvoffload.tiers.base import RecordOutcome, Ticket
 from kvoffload.tiers.coding_choice import KNOWN_BYTES
 from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
@@ -140,10 +139,10 @@ def measure(
 
 
 def main() -> None:
-    folder, listing = Path(sys.argv[1]), Path(sys.argv[2])
-    if not (listing / "records.json").is_file():
-        write_all(listing, Path(sys.argv[3]) if len(sys.argv) > 3 else None)
-    records = read_records(listing, "text_bf16", sample_bytes=32 << 20)
+    given = parse_folders(__doc__, "folder")
+    folder = given.folder
+    make_missing(given.records, given.model)
+    records = read_records(given.records, "text_bf16", sample_bytes=32 << 20)
     with reading_at(RATES[0], folder):
         print(json.dumps({"fits": count_fitting(records, folder), "capacity_bytes": FILLED_BYTES}), flush=True)
     for rate in (*RATES, None):

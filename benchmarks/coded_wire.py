@@ -18,20 +18,18 @@ import os
 import select
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from benchmarks.codec import read_records
-from benchmarks.kv_records import write_all
+from benchmarks.kv_records import make_missing, parse_folders
 from kvoffload import native
 from kvoffload.bench.served_peer import PeerPlace, serve_peer, teach
 from kvoffload.bench.valkey import find_command
@@ -235,10 +233,9 @@ def compare(uncoded: Sequence[float], taken: Sequence[float]) -> float:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    if not (folder / "records.json").is_file():
-        write_all(folder, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
-    records = read_records(folder, "text_bf16", sample_bytes=16 << 20)
+    given = parse_folders(__doc__)
+    make_missing(given.records, given.model)
+    records = read_records(given.records, "text_bf16", sample_bytes=16 << 20)
     for name, rate in product(STORES, RATES):
         found = measure(records, rate, STORES[name])
         line = {"store": name, "rate": rate, "records": len(records), "record_bytes": len(records[0]), **found}

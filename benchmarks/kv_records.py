@@ -9,8 +9,8 @@ Run: python -m benchmarks.kv_records FOLDER [MODEL_FOLDER]
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,8 +107,25 @@ def write_all(folder: Path, source: Path | None) -> dict[str, dict[str, object]]
     return listing
 
 
+def parse_folders(about: str | None, *others: str) -> argparse.Namespace:
+    """Parses folders of a program's command line: its own, then `records`, and `model` if it is given."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in others:
+        parser.add_argument(name, type=Path)
+    parser.add_argument("records", type=Path, help="of `python -m benchmarks.kv_records`; made where it has none")
+    parser.add_argument("model", type=Path, nargs="?", help="a model's folder; without it the one of a wheel is built")
+    return parser.parse_args()
+
+
+def make_missing(folder: Path, source: Path | None) -> None:
+    """Makes the records where the folder has none."""
+    if not (folder / "records.json").is_file():
+        write_all(folder, source)
+
+
 def main() -> None:
-    print(json.dumps(write_all(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)))
+    given = parse_folders(__doc__)
+    print(json.dumps(write_all(given.records, given.model)))
 
 
 if __name__ == "__main__":

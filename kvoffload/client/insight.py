@@ -73,14 +73,14 @@ class ServerInsight:
 
     @property
     def ceiling(self) -> float | None:
-        """Of the blocks that were asked for, the share that an endless cache would have had; None: there were none."""
+        """Returns the share of the blocks asked for that an endless cache would have had; None: there were none."""
         if not self.asked_blocks:
             return None
         return max(0.0, 1 - self.distinct_blocks / self.asked_blocks)
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the tokens that were asked for; None: there were none."""
+        """Returns the share of hits of the tokens asked for; None: there were none."""
         asked = sum(self.outcomes.values())
         hits = self.outcomes.get("hit_memory", 0) + self.outcomes.get("hit_lower", 0)
         return hits / asked if asked else None

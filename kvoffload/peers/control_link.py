@@ -75,7 +75,7 @@ class ControlLink:
         self._is_closed = False
 
     def find_ticket(self, *, is_sealed: bool) -> LinkTicket:
-        """One that was good a while ago, or else a new one."""
+        """Returns a ticket that was good a while ago, or else a new one."""
         begun_s = time.monotonic()
         with self._lock:
             if self._ticket is None:

@@ -84,7 +84,8 @@ class RegistryClock:
         self._last: _Reading | None = None
 
     def read(self, told_ms: int, *, asked_s: float, answered_s: float) -> int:
-        """By how many milliseconds the registry's clock was set since the last reading; 0 if it has just gone on."""
+        """Returns by how many milliseconds the registry's clock was set since the last reading; 0: it has just gone
+        on."""
         last, self._last = self._last, _Reading(told_ms, asked_s, answered_s)
         if last is None:
             return 0

@@ -206,7 +206,7 @@ class FleetTier:
             return True
 
     def _part(self) -> None:
-        """From those that leave, and have nothing under way."""
+        """Parts from members that leave, and have nothing under way."""
         busy = {name for name, _ in self._parts}
         for name in list(self._leaving - busy):
             tier = self._members.pop(name)

@@ -22,7 +22,7 @@ PROOF_BYTES: Final = 32
 _HELLO = struct.Struct("<4sHH16s16s")
 _ANSWER = struct.Struct("<4sHH16s32s")
 HELLO_BYTES: Final = _HELLO.size
-ANSWER_BYTES: Final = _ANSWER.size
+HELLO_ANSWER_BYTES: Final = _ANSWER.size
 
 
 class HelloVerdict(IntEnum):
@@ -51,8 +51,8 @@ class LinkHello:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkAnswer:
-    """`proof` shows that the server has the secret; zeros where it refuses."""
+class HelloAnswer:
+    """The first bytes of whoever is connected to. `proof` shows that it has the secret; zeros where it refuses."""
 
     verdict: HelloVerdict
     nonce: bytes = bytes(NONCE_BYTES)
@@ -72,12 +72,12 @@ def read_hello(frame: bytes) -> LinkHello | HelloVerdict:
     return LinkHello(token=token, nonce=nonce, is_sealed=bool(mode))
 
 
-def read_answer(frame: bytes) -> LinkAnswer:
+def read_hello_answer(frame: bytes) -> HelloAnswer:
     """Reads the answer to a hello. ValueError: it is none, or has a verdict that this version does not know."""
     magic, _, verdict, nonce, proof = _ANSWER.unpack(frame)
     if magic != MAGIC:
         raise ValueError("no answer of a peer")
-    return LinkAnswer(verdict=HelloVerdict(verdict), nonce=nonce, proof=proof)
+    return HelloAnswer(verdict=HelloVerdict(verdict), nonce=nonce, proof=proof)
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,7 @@ class PeerAccess:
                         del self._staged[self._key(room.space, names, int(place))]
 
     def _list_staged(self, room: Room, names: RecordNames, chosen: npt.NDArray[np.bool_]) -> list[_Staged | None]:
-        """Of the chosen ones of those that were wanted. None: the block is staged anew, or not at all."""
+        """Lists what is staged of those chosen ones that were wanted. None: the block is staged anew, or not at all."""
         at = np.flatnonzero(room.wanted)[chosen]
         found = [self._staged.get(self._key(room.space, names, int(one))) for one in at]
         tickets = room.tickets[chosen].tolist()

@@ -28,8 +28,8 @@ from kvoffload.peers.link_hello import (
     NONCE_BYTES,
     PROOF_BYTES,
     TOKEN_BYTES,
+    HelloAnswer,
     HelloVerdict,
-    LinkAnswer,
     LinkSecret,
     is_proof,
     read_hello,
@@ -41,6 +41,7 @@ from kvoffload.peers.requests import (
     CODE_BYTES,
     HEAD_BYTES,
     BadRequestError,
+    LinkAnswer,
     LinkRequest,
     LinkStatus,
     LinkVerb,
@@ -48,7 +49,6 @@ from kvoffload.peers.requests import (
     read_code,
     read_head,
 )
-from kvoffload.peers.requests import LinkAnswer as RecordsAnswer
 from kvoffload.peers.seal_library import PACKAGE, find_seal_library
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.record_coder import Coding, RecordCoder
@@ -271,11 +271,11 @@ class PeerServer:
             access = None if known is None else self._accesses.get(known.domain)
         verdict = read if isinstance(read, HelloVerdict) else self._judge(read.is_sealed, known, access)
         if verdict is not HelloVerdict.WELCOME or known is None or access is None:
-            end.sendall(LinkAnswer(verdict=verdict).pack())
+            end.sendall(HelloAnswer(verdict=verdict).pack())
             return None
         nonce = secrets.token_bytes(NONCE_BYTES)
         secret = LinkSecret(known.secret, hello, nonce)
-        end.sendall(LinkAnswer(verdict=verdict, nonce=nonce, proof=secret.server_proof).pack())
+        end.sendall(HelloAnswer(verdict=verdict, nonce=nonce, proof=secret.server_proof).pack())
         if not is_proof(receive_exactly(end, PROOF_BYTES, end_s), secret.client_proof):
             raise ValueError("it does not know its session's secret")
         keys = (secret.server_key, secret.client_key) if self._is_sealed else None
@@ -322,12 +322,12 @@ def serve_requests(end: socket.socket, link: native.RecordLink, access: PeerAcce
                 _answer(link, answer_only(LinkStatus.UNKNOWN_IDENTITY))
 
 
-def _answer(link: native.RecordLink, answer: RecordsAnswer) -> None:
+def _answer(link: native.RecordLink, answer: LinkAnswer) -> None:
     link.send(answer.pack(), timeout_ms=int(STEP_TIMEOUT_S * 1000))
 
 
-def _outcomes(outcomes: np.ndarray) -> RecordsAnswer:
-    return RecordsAnswer(outcomes=outcomes, digests=np.zeros(len(outcomes), np.uint64))
+def _outcomes(outcomes: np.ndarray) -> LinkAnswer:
+    return LinkAnswer(outcomes=outcomes, digests=np.zeros(len(outcomes), np.uint64))
 
 
 def _look(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
@@ -339,7 +339,7 @@ def _remove(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -
 
 
 def _count(link: native.RecordLink, access: PeerAccess, request: LinkRequest) -> None:
-    _answer(link, RecordsAnswer(outcomes=np.zeros(2, np.uint8), digests=np.array(access.count(), np.uint64)))
+    _answer(link, LinkAnswer(outcomes=np.zeros(2, np.uint8), digests=np.array(access.count(), np.uint64)))
 
 
 def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, coder: RecordCoder) -> None:
@@ -348,7 +348,7 @@ def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, c
         outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
         digests = np.zeros(len(outcomes), np.uint64)
         digests[held.found] = held.digests
-        answer = RecordsAnswer(outcomes=outcomes, digests=digests)
+        answer = LinkAnswer(outcomes=outcomes, digests=digests)
         send_records(
             link,
             held.slots,

@@ -19,19 +19,17 @@ from kvoffload.hash_rows import choose_rows
 from kvoffload.peers.coded_records import receive_records, send_records
 from kvoffload.peers.control_link import ControlLink, LinkTicket
 from kvoffload.peers.link_hello import (
-    ANSWER_BYTES,
+    HELLO_ANSWER_BYTES,
     NONCE_BYTES,
     HelloVerdict,
     LinkHello,
     LinkSecret,
     is_proof,
-    read_answer,
+    read_hello_answer,
 )
 from kvoffload.peers.receiving import receive_exactly
 from kvoffload.peers.requests import (
-    ANSWER_BYTES as HEAD_BYTES,
-)
-from kvoffload.peers.requests import (
+    ANSWER_BYTES,
     CODE,
     BadRequestError,
     LinkAnswer,
@@ -39,9 +37,9 @@ from kvoffload.peers.requests import (
     LinkStatus,
     LinkVerb,
     pack_code,
+    read_answer,
     read_answer_head,
 )
-from kvoffload.peers.requests import read_answer as read_records
 from kvoffload.peers.seal_library import find_seal_library
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
@@ -214,9 +212,9 @@ class PeerStore(SlotStore):
         self._link.send(request.pack(), timeout_ms=self._timeout_ms)
 
     def _read(self, count: int, *, code: int = 0) -> LinkAnswer:
-        head = read_answer_head(self._link.receive(HEAD_BYTES, timeout_ms=self._timeout_ms), count, code=code)
+        head = read_answer_head(self._link.receive(ANSWER_BYTES, timeout_ms=self._timeout_ms), count, code=code)
         rest = self._link.receive(head.rest_bytes, timeout_ms=self._timeout_ms) if head.rest_bytes else b""
-        return read_records(head, rest)
+        return read_answer(head, rest)
 
     def _read_records(self, count: int) -> LinkAnswer:
         """Reads an answer about records. BadRequestError: an answer about so many records was due, and this one says
@@ -256,7 +254,7 @@ def _shake_hands(end: socket.socket, ticket: LinkTicket, terms: PeerStoreTerms) 
     """Keys to send and to receive with; None: it is not sealed."""
     hello = LinkHello(token=ticket.token, nonce=secrets.token_bytes(NONCE_BYTES), is_sealed=terms.is_sealed).pack()
     end.sendall(hello)
-    answer = read_answer(receive_exactly(end, ANSWER_BYTES, time.monotonic() + terms.timeout_s))
+    answer = read_hello_answer(receive_exactly(end, HELLO_ANSWER_BYTES, time.monotonic() + terms.timeout_s))
     if answer.verdict is not HelloVerdict.WELCOME:
         raise ValueError(_REFUSALS[answer.verdict])
     secret = LinkSecret(ticket.secret, hello, answer.nonce)

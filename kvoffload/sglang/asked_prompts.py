@@ -66,7 +66,7 @@ class AskedPrompts:
         )
 
     def end_old(self, now_s: float) -> None:
-        """To be called now and then."""
+        """Tells of prompts of which nothing was heard for long. Is called now and then."""
         while self._asked:
             rid, asked = next(iter(self._asked.items()))
             if now_s - asked.at_s < TELL_AFTER_S:

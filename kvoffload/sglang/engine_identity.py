@@ -112,7 +112,8 @@ def identify_rank(
 
 
 def resolve_arguments(arguments: Any) -> Any:
-    """As the engine has decided them; its own record has what somebody gave, and nothing of what it chose itself."""
+    """Returns the arguments as the engine has decided them; its own record has what somebody gave, and nothing of what
+    it chose itself."""
     resolve = getattr(arguments, "resolved_dict", None)
     return arguments if resolve is None else SimpleNamespace(**resolve())
 
@@ -138,8 +139,8 @@ def choose_variables(variables: Mapping[str, str]) -> dict[str, Plain]:
 
 
 def _identify_adapters(arguments: Any) -> list[Plain]:
-    """Of those that the engine is started with: SGLang's keys have their names and paths alone. One that it loads later
-    has a number of its own in them, which no other engine has."""
+    """Describes the adapters that the engine is started with: SGLang's keys have their names and paths alone. One that
+    it loads later has a number of its own in them, which no other engine has."""
     return [[name, path, identify_adapter(Path(path))] for name, path in _list_adapters(arguments.lora_paths or ())]
 
 

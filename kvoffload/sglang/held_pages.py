@@ -14,7 +14,8 @@ from kvoffload.cache import LeasedGroup
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTerms:
-    """Of the pages of one pool. `trailing_pages`: how many of them a length needs, its last ones; 0: all of them."""
+    """Describes the pages of one pool. `trailing_pages`: how many of them a length needs, its last ones; 0: all of
+    them."""
 
     record_bytes: int
     page_rows: int
@@ -22,13 +23,14 @@ class GroupTerms:
     trailing_pages: int = 0
 
     def first_needed(self, length: int) -> int:
-        """Of a length in pages."""
+        """Returns the first page that a length of so many pages needs."""
         return max(0, length - self.trailing_pages) if self.trailing_pages else 0
 
 
 @dataclass(frozen=True, eq=False)
 class HeldPages:
-    """Of one group, by position in the prompt: whether the page is leased, where its record is, and its digest."""
+    """Knows of one group, by position in the prompt, whether the page is leased, where its record is, and its
+    digest."""
 
     is_held: npt.NDArray[np.bool_]
     addresses: npt.NDArray[np.uint64]
@@ -42,7 +44,7 @@ class HeldPages:
         return held
 
     def add(self, positions: npt.NDArray[np.int64], group: LeasedGroup) -> None:
-        """In the order of its addresses."""
+        """Adds leased pages at these positions, in the order of the group's addresses."""
         self.is_held[positions] = True
         self.addresses[positions] = group.addresses
         if len(group.digests):

@@ -70,11 +70,11 @@ def derive_storage(
     find_group: Callable[[], Any],
     updates: WeightUpdates | None = None,
 ) -> type:
-    """Of SGLang's own classes; a test gives others of their form. `find_group` gives that of the engine's ranks,
-    `updates` are those of its weights."""
+    """Derives the storage from SGLang's own classes; a test gives others of their form. `find_group` gives that of the
+    engine's ranks, `updates` are those of its weights."""
 
     class KVOffloadStorage(base):  # type: ignore[misc]
-        """As HiCache's threads call it. A fault of ours is a miss, and no fault of the engine."""
+        """Is the storage that HiCache's threads call. A fault of ours is a miss, and no fault of the engine."""
 
         def __init__(self, storage_config: Any, given: Any) -> None:
             extra = storage_config.extra_config or {}

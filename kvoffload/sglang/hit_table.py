@@ -94,7 +94,7 @@ class HitTable:
             self.drop(rid)
 
     def drop_old(self) -> None:
-        """Those whose requests have not come, and what is one too many."""
+        """Drops hits whose requests have not come, and the oldest where there are too many."""
         now_s = self._clock()
         while self._hits:
             rid, hit = next(iter(self._hits.items()))

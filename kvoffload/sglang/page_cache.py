@@ -19,7 +19,8 @@ FULL = 0
 
 
 class PageCache(Protocol):
-    """As `Client` has it; nothing here waits but `wait_for` and `acquire_entries`, within the step's budget."""
+    """Is the part of `Client` that pages need; nothing here waits but `wait_for` and `acquire_entries`, within the
+    step's budget."""
 
     @property
     def is_served(self) -> bool: ...

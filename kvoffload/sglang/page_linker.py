@@ -144,7 +144,7 @@ class PageLinker:
         return True
 
     def take_loaded(self) -> tuple[bool, ...]:
-        """Of each load since the last call whether its bytes are there. The forward that reads them begins."""
+        """Returns of each load since the last call whether its bytes are there. The forward that reads them begins."""
         loaded, self._loaded = self._loaded, {}
         return tuple(loaded.values())
 
@@ -185,7 +185,7 @@ class PageLinker:
         return done
 
     def pop_done(self) -> bool:
-        """Whether all pages of the first of them are kept."""
+        """Takes the first save, which is done, and says whether all of its pages are kept."""
         return bool(self._saves.popleft().result)
 
     def end_saves(self) -> None:
@@ -328,7 +328,7 @@ class PageLinker:
     def _digest(
         self, finished: FinishedCopy, chosen: Sequence[_Chosen]
     ) -> Iterator[tuple[_Chosen, npt.NDArray[np.uint64]]]:
-        """As they are kept, part by part."""
+        """Yields each part with its digests as they are kept."""
         assert finished.digests is not None
         first = 0
         for part in chosen:
@@ -360,7 +360,7 @@ class PageLinker:
         self._copies[save.ticket] = save
 
     def _take_slots(self, save: _Save, part: GroupRows) -> None:
-        """For what of it is neither kept nor on its way."""
+        """Takes slots for those pages that are neither kept nor on their way."""
         names = self._name(part.keys)
         words = [(part.group, name.tobytes()) for name in as_rows(names)]
         pages = self._find_pages(part)

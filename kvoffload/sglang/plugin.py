@@ -56,11 +56,12 @@ def make_linker_class() -> type:
 def derive_linker(
     base: Any, counter: Any, *, version: str, pool_name: Callable[[str], Any], updates: WeightUpdates | None = None
 ) -> type:
-    """Of SGLang's own classes; a test gives others of their form. `pool_name` makes SGLang's name of a pool's,
-    `updates` are those of the engine's weights."""
+    """Derives the linker from SGLang's own classes; a test gives others of their form. `pool_name` makes SGLang's name
+    of a pool's, `updates` are those of the engine's weights."""
 
     class KVOffloadLinker(base):  # type: ignore[misc]
-        """As SGLang's scheduler calls it, on its thread. A fault of ours is a miss, and no fault of the engine."""
+        """Is the linker that SGLang's scheduler calls, on its thread. A fault of ours is a miss, and no fault of the
+        engine."""
 
         def __init__(
             self,
@@ -151,7 +152,7 @@ def _nothing() -> list[int]:
 
 
 def _find_keys(transfers: list[Any], groups: Mapping[str, int]) -> list[str]:
-    """Of all pages; those of the other groups are the last ones of them."""
+    """Returns the keys of all pages; those of the other groups are the last ones of them."""
     return next(transfer.keys or [] for transfer in transfers if _find_group(transfer, groups) == 0)
 
 

@@ -91,7 +91,7 @@ class PoolPages:
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """As SGLang names them in its offers."""
+        """Returns the groups' names as SGLang has them in its offers."""
         return tuple(group.name for group in self.geometry.groups)
 
     @property
@@ -224,7 +224,7 @@ def _make_part(name: str, pool: Any, page_size: int, layers: Sequence[int], wind
 
 
 def _split_windows(pool: Any, page_size: int, window: int) -> tuple[_Part, ...]:
-    """Of a pool for layers of both kinds."""
+    """Splits a pool for layers of both kinds."""
     _check_outer(pool, SWA_POOL, page_size, {"full_kv_pool": MHA_POOL, "swa_kv_pool": MHA_POOL})
     numbers: dict[str, list[tuple[int, int]]] = {KV: [], SWA: []}
     for number, (at, is_window) in pool.layers_mapping.items():
@@ -242,7 +242,7 @@ def _split_windows(pool: Any, page_size: int, window: int) -> tuple[_Part, ...]:
 
 
 def _split_states(pool: Any, page_size: int) -> tuple[_Part, ...]:
-    """Of a pool for attention beside recurrent layers, which have their states in another one."""
+    """Splits a pool for attention beside recurrent layers, which have their states in another one."""
     _check_outer(pool, LINEAR_POOL, page_size, {"full_kv_pool": MHA_POOL, "mamba_pool": STATE_POOL})
     states, mapping = pool.mamba_pool, pool.full_attention_layer_id_mapping
     attention = sorted(mapping, key=mapping.__getitem__)
@@ -264,7 +264,7 @@ def _split_states(pool: Any, page_size: int) -> tuple[_Part, ...]:
 
 
 def _check_outer(pool: Any, kind: str, page_size: int, inner: Mapping[str, str]) -> None:
-    """Of a pool of pools: which ones. Its other tensors say where rows lie, or it is refused."""
+    """Checks which pools a pool of pools has. Its other tensors say where rows lie, or it is refused."""
     _check_settings(pool, kind, page_size)
     for name, wanted in inner.items():
         found = _kind_of(getattr(pool, name))
@@ -329,7 +329,7 @@ def _mla_buffers(part: _Part) -> Iterator[_Buffer]:
 
 
 def _state_buffers(part: _Part, page_size: int) -> Iterator[_Buffer]:
-    """Of each layer one of every kind: what its convolution saw last, and what it has gathered."""
+    """Returns a buffer of every kind for each layer: what its convolution saw last, and what it has gathered."""
     states = part.pool.mamba_cache
     kinds = {f"conv{at}": tensor for at, tensor in enumerate(states.conv)} | {"temporal": states.temporal}
     slots = part.num_pages
@@ -426,7 +426,7 @@ def _refuse_unplaced(members: Mapping[str, Any], kind: str, placed: set[int]) ->
 
 
 def _find_tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """In containers and in the engine's own objects, as deep as pools keep them."""
+    """Yields tensors in containers and in the engine's own objects, as deep as pools keep them."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -444,5 +444,5 @@ def _find_tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, torc
 
 
 def dtype_name(dtype: Any) -> str:
-    """As kvspec has it."""
+    """Returns the name that kvspec has for it."""
     return str(dtype).removeprefix("torch.")

@@ -91,7 +91,7 @@ def start_host_pages(
     updates: WeightUpdates | None = None,
     group: Any = None,
 ) -> HostPages:
-    """For HiCache. UnsupportedError, as `start_linker`.
+    """Starts pages of HiCache's host pool. UnsupportedError, as `start_linker`.
 
     `is_same_everywhere`: all ranks have the same bytes, and the first of them alone backs them up. `group`: of all
     ranks, if there are others.
@@ -240,7 +240,7 @@ def _find_rank(params: Any) -> tuple[int, int]:
 
 
 def agree_within(group: Any) -> Callable[[bytes], bytes] | None:
-    """What makes one mask of those of all ranks of this group, in which each rank calls it as often as the others. A
+    """Returns what makes one mask of those of all ranks of this group; each rank calls it as often as the others. A
     page of any rank depends on the weights of all."""
     if group is None:
         return None

@@ -77,7 +77,7 @@ UPDATER = {
 
 @dataclass(frozen=True, kw_only=True)
 class StorageParts:
-    """Those of HiCache."""
+    """Are the parts of HiCache that are used."""
 
     version: str
     storage: type

@@ -99,8 +99,9 @@ class WeightMask:
         return self.updates.count != self._seen
 
     def has_changed(self) -> bool:
-        """Since the mask was made: whether an update has begun, which may have left the engine's cache as it is. Beside
-        that a few tensors are looked at: whoever changes all without a word of the engine shows in any."""
+        """Says whether the weights may have changed since the mask was made: whether an update has begun, which may
+        have left the engine's cache as it is, or one of a few tensors is another. Whoever changes all past the engine
+        shows in any of them."""
         if self.is_told or self.updates.is_open:
             return True
         if any(look.has_changed() for look in self._looks):
@@ -108,17 +109,19 @@ class WeightMask:
         return self._has_changed
 
     def is_proved_equal(self) -> bool:
-        """To what they were when the mask was taken, byte for byte; then they count as unchanged. For the thread alone
-        by which the engine updates them. Of several ranks none can prove it without the others."""
+        """Says whether the weights are what they were when the mask was taken, byte for byte; then they count as
+        unchanged. For the thread alone by which the engine updates them. Of several ranks none can prove it without the
+        others."""
         former = self._digest
         return self._agree is None and not self.updates.is_open and bool(former) and self._look_at_all() == former
 
     def take(self) -> bytes:
-        """Of the weights as they are now, each byte of them."""
+        """Takes the mask of the weights as they are now, of each byte of them."""
         return self._share(self._look_at_all())
 
     def invent(self, seen: int) -> bytes:
-        """A mask of weights after so many updates, the same on all ranks of this engine and of no other one's."""
+        """Makes up a mask of weights after so many updates, the same on all ranks of this engine and of no other
+        one's."""
         self._begin(seen)
         try:
             self._looks = [_Look.at(tensor) for _, tensor in _spread(list(self._tensors()))]
@@ -166,7 +169,7 @@ def _spread(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, torc
 
 
 def find_models() -> list[torch.nn.Module]:
-    """Those with attention of the engine in them that are in no other one."""
+    """Finds the models: modules with the engine's attention in them that are in no other module."""
     import torch
 
     # By type: some objects answer for their class with a warning, or with more.

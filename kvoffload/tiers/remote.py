@@ -173,7 +173,7 @@ class RemoteTier:
             ]
 
     def wait_open(self, timeout_s: float) -> bool:
-        """Until the store has answered, or could not be had; False if that takes longer."""
+        """Waits until the store has answered, or could not be had. False: that takes longer."""
         with self._to_watch:
             return self._to_watch.wait_for(lambda: self._state is not TierState.OPENING, timeout_s)
 

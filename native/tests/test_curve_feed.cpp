@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kOwnSize = 2;  // the pool's own size among the curve's
 
-MemoryCurve::Counts counts_of(SmallCache& cache) { return cache->curve().counts(); }
+MemoryCurve::Counts counts_of(SmallCache& cache) { return cache->memory_curve(); }
 
 BoundaryQuery query_of(Space space, const Hashes& hashes) {
     return {.name_space = namespace_of(space), .chain = hashes, .limit = UINT64_MAX, .alignment = 16};
@@ -22,12 +22,6 @@ void load(SmallCache& cache, SessionId session, Space space, const Hashes& hashe
     const Acquired acquired = value_of(cache->leases().acquire(session, query_of(space, hashes)));
     CHECK(acquired.outcome == AcquireOutcome::hit);
     CHECK(cache->leases().release(session, acquired.lease));
-}
-
-// Touches wait until somebody reserves.
-void tell_touches(SmallCache& cache, SessionId session, Space space) {
-    const std::vector<Ticket> tickets = cache.reserve(session, space, chain(1 << 20, 1));
-    CHECK_EQUAL(cache->reservations().abort(session, tickets), tickets.size());
 }
 
 }  // namespace
@@ -41,7 +35,6 @@ TEST(what_is_saved_is_asked_for_and_what_is_loaded_is_a_hit) {
     CHECK_EQUAL(counts_of(cache).asked.bytes, 10U * 4096);
     CHECK_EQUAL(counts_of(cache).hits[kOwnSize].blocks, 0U);
     load(cache, session, space, chain(1, 6));
-    tell_touches(cache, session, space);
     CHECK_EQUAL(counts_of(cache).asked.blocks, 16U);
     for (const PoolShare& hits : counts_of(cache).hits) {
         CHECK_EQUAL(hits.blocks, 6U);
@@ -90,7 +83,6 @@ TEST(what_a_dead_process_left_is_known_and_not_asked_for) {
     CHECK_EQUAL(counts_of(cache).asked.blocks, 0U);
     const SessionId later = cache.session();
     load(cache, later, space, chain(1, 10));
-    tell_touches(cache, later, space);
     CHECK_EQUAL(counts_of(cache).asked.blocks, 10U);
     CHECK_EQUAL(counts_of(cache).hits[kOwnSize].blocks, 10U);
 }
@@ -127,7 +119,6 @@ TEST(a_promoted_record_is_asked_for_when_it_is_used) {
               .ok());
     CHECK_EQUAL(counts_of(cache).asked.blocks, 0U);
     load(cache, session, space, hashes);
-    tell_touches(cache, session, space);
     CHECK_EQUAL(counts_of(cache).asked.blocks, 3U);
     CHECK_EQUAL(counts_of(cache).hits[kOwnSize].blocks, 0U);
 }

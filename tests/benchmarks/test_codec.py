@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.codec import KINDS, make_codes, measure, read_records
+from benchmarks.kv_records import parse_folders
 
 NUMBERS = np.random.default_rng(36).normal(size=(4, 40_000)).astype(np.float32)
 BFLOAT16 = (NUMBERS.view(np.uint32) >> 16).astype(np.uint16)
@@ -48,3 +49,15 @@ def test_records_of_a_kind_are_spread_over_its_files(tmp_path: Path) -> None:
     everything = read_records(tmp_path, "text_bf16")
     assert [bytes(one) for one in everything] == [bytes([at // 4]) * 1000 for at in range(24)]
     assert read_records(tmp_path, "text_bf16", sample_bytes=8000) == everything[::3]
+
+
+def test_folders_that_are_missing_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["codec", "work"])
+    with pytest.raises(SystemExit):
+        parse_folders("Codes.", "folder")
+    assert "the following arguments are required: records" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["codec", "work", "records", "model"])
+    given = parse_folders("Codes.", "folder")
+    assert (given.folder, given.records, given.model) == (Path("work"), Path("records"), Path("model"))

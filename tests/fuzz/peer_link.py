@@ -72,7 +72,7 @@ def _access() -> PeerAccess:
 
 def make_seeds() -> Iterator[bytes]:
     yield b"\0" + LinkHello(token=b"t" * 16, nonce=b"n" * 16, is_sealed=True).pack()
-    yield b"\1" + link_hello.LinkAnswer(verdict=HelloVerdict.WELCOME, nonce=b"n" * 16, proof=b"p" * 32).pack()
+    yield b"\1" + link_hello.HelloAnswer(verdict=HelloVerdict.WELCOME, nonce=b"n" * 16, proof=b"p" * 32).pack()
     digests = np.array([5, 6], np.uint64).tobytes()
     requests = {
         verb: LinkRequest(
@@ -122,9 +122,10 @@ def run(data: bytes) -> None:
 
 
 def _read_hello(given: Input, way: int) -> None:
-    size, read = ((link_hello.HELLO_BYTES, link_hello.read_hello), (link_hello.ANSWER_BYTES, link_hello.read_answer))[
-        way
-    ]
+    size, read = (
+        (link_hello.HELLO_BYTES, link_hello.read_hello),
+        (link_hello.HELLO_ANSWER_BYTES, link_hello.read_hello_answer),
+    )[way]
     with contextlib.suppress(ValueError):
         read(given.take(size).ljust(size, b"\0"))
     with contextlib.suppress(BadRequestError):

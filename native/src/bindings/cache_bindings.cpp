@@ -312,7 +312,7 @@ nb::dict stats(const Cache& cache) {
 // In how many blocks one is followed, blocks and bytes that were asked for, and for each size its quarters of the
 // pool's and what would have been hits.
 nb::tuple memory_curve(const Cache& cache) {
-    const MemoryCurve::Counts counts = without_gil(cache, [](CacheCore& core) { return core.curve().counts(); });
+    const MemoryCurve::Counts counts = without_gil(cache, [](CacheCore& core) { return core.memory_curve(); });
     nb::list sizes;
     for (std::size_t at = 0; at < counts.hits.size(); ++at) {
         sizes.append(nb::make_tuple(MemoryCurve::kQuarters[at], counts.hits[at].blocks, counts.hits[at].bytes));

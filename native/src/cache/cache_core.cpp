@@ -214,6 +214,15 @@ CacheStats CacheCore::stats() const {
     return stats;
 }
 
+MemoryCurve::Counts CacheCore::memory_curve() {
+    // Nobody reserves where all is hit, and touches would wait for that.
+    if (state_.writer.try_lock()) {
+        const std::lock_guard lock(state_.writer, std::adopt_lock);
+        state_.drain_touches();
+    }
+    return curve_.counts();
+}
+
 std::unique_lock<WriterLock> CacheCore::hold_writer() { return std::unique_lock(state_.writer); }
 
 }  // namespace kvo

@@ -82,8 +82,8 @@ public:
     Commits& commits() noexcept { return commits_; }
     Removals& removals() noexcept { return removals_; }
     const EntrySearch& search() const noexcept { return search_; }
-    // How many hits less and more memory would bring.
-    CurveFeed& curve() noexcept { return curve_; }
+    // How many hits less and more memory would bring. What was acquired counts at once, but for a writer at work.
+    MemoryCurve::Counts memory_curve();
     RemovedLog& removed() noexcept { return state_.store.removed(); }
     SessionTable& sessions() noexcept { return state_.sessions; }
     // Takes back what sessions held all of whose processes have exited; how many sessions ended by this. Call it from

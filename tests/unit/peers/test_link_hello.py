@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.peers.link_hello import (
-    ANSWER_BYTES,
+    HELLO_ANSWER_BYTES,
     HELLO_BYTES,
+    HelloAnswer,
     HelloVerdict,
-    LinkAnswer,
     LinkHello,
     LinkSecret,
     is_proof,
-    read_answer,
     read_hello,
+    read_hello_answer,
 )
 
 HELLO = LinkHello(token=b"t" * 16, nonce=b"n" * 16, is_sealed=True)
@@ -22,9 +22,9 @@ HELLO = LinkHello(token=b"t" * 16, nonce=b"n" * 16, is_sealed=True)
 def test_hello_and_answer_are_read_as_they_were_written() -> None:
     assert len(HELLO.pack()) == HELLO_BYTES
     assert read_hello(HELLO.pack()) == HELLO
-    answer = LinkAnswer(verdict=HelloVerdict.BUSY, nonce=b"m" * 16, proof=b"p" * 32)
-    assert len(answer.pack()) == ANSWER_BYTES
-    assert read_answer(answer.pack()) == answer
+    answer = HelloAnswer(verdict=HelloVerdict.BUSY, nonce=b"m" * 16, proof=b"p" * 32)
+    assert len(answer.pack()) == HELLO_ANSWER_BYTES
+    assert read_hello_answer(answer.pack()) == answer
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
@@ -35,11 +35,11 @@ def test_another_version_is_told_apart_from_nonsense() -> None:
         with pytest.raises(ValueError, match="no hello"):
             read_hello(nonsense)
     with pytest.raises(ValueError, match="no answer"):
-        read_answer(b"\0" * ANSWER_BYTES)
-    unknown = bytearray(LinkAnswer(verdict=HelloVerdict.BUSY).pack())
+        read_hello_answer(b"\0" * HELLO_ANSWER_BYTES)
+    unknown = bytearray(HelloAnswer(verdict=HelloVerdict.BUSY).pack())
     unknown[6] = 200
     with pytest.raises(ValueError, match="200"):
-        read_answer(bytes(unknown))
+        read_hello_answer(bytes(unknown))
 
 
 def test_every_key_and_proof_is_another_one() -> None:

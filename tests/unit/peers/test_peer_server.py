@@ -12,12 +12,19 @@ import pytest
 from kvoffload import native
 from kvoffload.errors import ConfigError
 from kvoffload.peers import peer_server
-from kvoffload.peers.link_hello import ANSWER_BYTES, HelloVerdict, LinkHello, LinkSecret, read_answer
+from kvoffload.peers.link_hello import HELLO_ANSWER_BYTES, HelloVerdict, LinkHello, LinkSecret, read_hello_answer
 from kvoffload.peers.peer_server import MAX_NEWCOMERS, MAX_OF_ONE_PEER, SESSIONS_OF_ONE_PEER, PeerServer
 from kvoffload.peers.peer_store import PeerStore
-from kvoffload.peers.requests import ANSWER_BYTES as ANSWER_HEAD_BYTES
-from kvoffload.peers.requests import CODE, HEAD_BYTES, LinkRequest, LinkVerb, pack_code, read_answer_head
-from kvoffload.peers.requests import read_answer as read_records
+from kvoffload.peers.requests import (
+    ANSWER_BYTES,
+    CODE,
+    HEAD_BYTES,
+    LinkRequest,
+    LinkVerb,
+    pack_code,
+    read_answer,
+    read_answer_head,
+)
 from kvoffload.peers.seal_library import SealLibrary
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.record_coder import Coding
@@ -44,7 +51,7 @@ def knock(peer: OnePeer) -> socket.socket:
 
 def greet(end: socket.socket, hello: bytes) -> Any:
     end.sendall(hello)
-    return read_answer(end.recv(ANSWER_BYTES, socket.MSG_WAITALL))
+    return read_hello_answer(end.recv(HELLO_ANSWER_BYTES, socket.MSG_WAITALL))
 
 
 def open_link(peer: OnePeer) -> socket.socket:
@@ -161,7 +168,7 @@ def test_a_put_that_is_cut_off_leaves_nothing_behind(peer: OnePeer) -> None:
     )
     with open_link(peer) as end:
         end.sendall(request.pack())
-        end.recv(ANSWER_HEAD_BYTES + 4 * 9, socket.MSG_WAITALL)
+        end.recv(ANSWER_BYTES + 4 * 9, socket.MSG_WAITALL)
         assert peer.cache.stats.reserved == 4
         end.sendall(b"half of a record" * 100)
     await_that(lambda: peer.cache.stats.reserved == 0)
@@ -249,8 +256,8 @@ def ask_put(end: socket.socket, records: Records, *, code: int = CODE) -> Any:
 
 
 def hear(end: socket.socket, count: int, *, code: int = 0) -> Any:
-    head = read_answer_head(end.recv(ANSWER_HEAD_BYTES, socket.MSG_WAITALL), count, code=code)
-    return read_records(head, end.recv(head.rest_bytes, socket.MSG_WAITALL))
+    head = read_answer_head(end.recv(ANSWER_BYTES, socket.MSG_WAITALL), count, code=code)
+    return read_answer(head, end.recv(head.rest_bytes, socket.MSG_WAITALL))
 
 
 def encode(record: Any) -> bytes:

@@ -231,7 +231,7 @@ def test_both_sides_must_say_whether_it_is_sealed(peer: OnePeer, is_sealed: bool
 
 def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_sealed: bool) -> None:
     """It knows the protocol, and even our token."""
-    from kvoffload.peers.link_hello import HELLO_BYTES, HelloVerdict, LinkAnswer
+    from kvoffload.peers.link_hello import HELLO_BYTES, HelloAnswer, HelloVerdict
 
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -239,7 +239,7 @@ def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_s
         end, _ = listener.accept()
         with end:
             end.recv(HELLO_BYTES, socket.MSG_WAITALL)
-            end.sendall(LinkAnswer(verdict=HelloVerdict.WELCOME, nonce=b"n" * 16, proof=b"p" * 32).pack())
+            end.sendall(HelloAnswer(verdict=HelloVerdict.WELCOME, nonce=b"n" * 16, proof=b"p" * 32).pack())
             end.recv(1)
 
     thread = threading.Thread(target=pretend)
