@@ -62,6 +62,7 @@ def _measure_saves(name: str, folder: Path) -> Result:
             client = stack.enter_context(join(path, "saves", record_bytes=MIB, link=link))
             movers.append(RecordMover(client, pool, records=RECORDS, record_bytes=MIB, threads=1))
         plain, tiered = movers
+        _await_open(client)
 
         def save_down() -> float:
             for _ in range(FILLING_SAVES):
@@ -95,6 +96,7 @@ def _measure_hits(name: str, folder: Path) -> Result:
         Child("kvoffload.bench.served", path, MEMORY_MIB, 0, POLICY, disk, DISK_MIB),
         join(path, "hits", record_bytes=HIT_RECORD_BYTES) as client,
     ):
+        _await_open(client)
         for seed in range(COLD_CHAINS):
             save_chain(client, make_chain(HIT_BLOCKS, 1000 + seed))
             _await_written(client)
@@ -147,6 +149,15 @@ def _await_promoted(client: Client, before: int) -> None:
     while _count_promoted(client) <= before:
         if time.monotonic() > end_s:
             raise BenchmarkError("nothing came up from the disk")
+        time.sleep(0.001)
+
+
+def _await_open(client: Client) -> None:
+    """Waits until the disk is open: what is saved before is never written. BenchmarkError: it does not open."""
+    end_s = time.monotonic() + WAIT_S
+    while any(place.state != "ready" for place in client.stats().places):
+        if time.monotonic() > end_s:
+            raise BenchmarkError("the disk tier does not open", remedy="see what the server says above")
         time.sleep(0.001)
 
 

@@ -58,7 +58,8 @@ class TierLine:
     @property
     def coded_share(self) -> float | None:
         """Returns which share of the bytes written was coded: what `auto` has decided. None: nothing was written, or
-        what peers coded for us counts, too. What others had written to a store before counts as written, and not as coded."""
+        what peers coded for us counts, too. What others had written to a store before counts as written, and not as
+        coded."""
         written = 0 if self.name == "peer" else self.counts.get("written_bytes", 0)
         # What a disk wrote again to keep it counts as coded, and not as written.
         return min(sum(place.coded_bytes for place in self.places) / written, 1.0) if written else None
