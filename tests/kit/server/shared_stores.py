@@ -38,7 +38,7 @@ def share_valkey(folder: Path) -> Iterator[SharedStore]:
         address = ValkeyAddress(host="127.0.0.1", port=server.port)
         yield SharedStore(
             kind="valkey",
-            place=ValkeyTerms(address=address, call_timeout_s=2.0, connections=2),
+            place=ValkeyTerms(address=address, call_timeout_s=valkey_server.WAIT_S, connections=2),
             nowhere=ValkeyTerms(address=replace(address, port=1)),
             flush=lambda: valkey_server.ask(server, "flushall"),
             count=lambda: int(valkey_server.ask(server, "dbsize")),

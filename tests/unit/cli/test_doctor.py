@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvoffload.cli.doctor import FAILED
 from tests.kit.cli.commands import run
-from tests.kit.server.tiers import serving
+from tests.kit.server.tiers import await_that, serving
 
 VERDICTS = ("ok", "warn", "fail")
 
@@ -24,7 +24,8 @@ def rows_of(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 
 def test_every_line_has_a_verdict_and_what_is_not_well_a_remedy(tmp_path: Path) -> None:
-    with serving(tmp_path / "s"):
+    with serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
         code, rows = rows_of("--set", f"server={tmp_path / 's'}", "--set", "memory=64MiB")
     assert {row["verdict"] for row in rows.values()} <= set(VERDICTS)
     assert all(bool(row["remedy"]) == (row["verdict"] != "ok") for row in rows.values())

@@ -25,7 +25,8 @@ WAIT_S = 60.0
 
 
 def test_once_as_json_and_as_text(tmp_path: Path) -> None:
-    with serving(tmp_path / "s"):
+    with serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
         done = run("top", "--once", "--json", "--set", f"server={tmp_path / 's'}")
         assert done.returncode == 0, done.stderr
         [row] = [json.loads(line) for line in done.stdout.splitlines()]

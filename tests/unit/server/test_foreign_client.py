@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # From another folder and without ours on its path.
     command = [sys.executable, "-P", str(SCRIPT), str(path), *arguments]
-    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=500)
 
 
 def test_one_that_knows_nothing_of_kvoffload_saves_and_another_loads(path: Path) -> None:

@@ -107,9 +107,11 @@ def test_one_failure_is_tried_again(tier: RemoteTier, proxy: FaultProxy) -> None
 def test_a_store_that_hangs_costs_one_deadline_and_is_asked_nothing_more(
     weed: S3Server, proxy: FaultProxy, record_bytes: int
 ) -> None:
-    terms = replace(weed.terms(), endpoint=proxy.endpoint, call_timeout_s=2.0)
-    tier = make_tier(terms)
-    put(tier, Records(0, 40, record_bytes, filled=True))
+    terms = weed.terms()
+    near = make_tier(terms)
+    put(near, Records(0, 40, record_bytes, filled=True))
+    near.close()
+    tier = make_tier(replace(terms, endpoint=proxy.endpoint, call_timeout_s=2.0))
     proxy.fault = lambda asked: Fault.HANG
     proxy.asked.clear()
     read = Records(0, 40, record_bytes, filled=False)
