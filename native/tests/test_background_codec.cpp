@@ -6,10 +6,12 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "check.hpp"
+#include "child_process.hpp"
 #include "codec_records.hpp"
 
 using namespace kvo;
@@ -71,4 +73,20 @@ TEST(what_is_no_coded_record_is_told_and_others_are_decoded_afterwards) {
     CHECK(!background.decode(coded, std::span(out).first(out.size() - 1)));
     CHECK(background.decode(coded, out));
     CHECK(out == record);
+}
+
+TEST(a_forked_child_codes_without_the_thread_and_ends) {
+    std::optional<BackgroundCodec> background(std::in_place);
+    const CodecBytes record = numbers(100000);
+    const std::span<const std::uint8_t> made = background->encode(record);
+    const CodecBytes coded(made.begin(), made.end());
+    ChildProcess child([&](const Line&) {
+        alarm(60);  // one that waits for the thread is killed
+        CodecBytes out(record.size());
+        const bool is_same = background->decode(coded, out) && out == record;
+        background.reset();
+        return is_same ? 0 : 1;
+    });
+    CHECK_EQUAL(child.wait_exit(), 0);
+    CHECK(std::ranges::equal(background->encode(record), coded));
 }

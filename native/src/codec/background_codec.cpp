@@ -14,12 +14,11 @@ constexpr int kNiceness = 5;  // as the disk's thread, which codes too
 }  // namespace
 
 BackgroundCodec::~BackgroundCodec() {
-    if (thread_.joinable()) {
-        {
-            const std::lock_guard hold(lock_);
-            state_ = State::stopping;
-        }
-        changed_.notify_all();
+    if (thread_.joinable() && getpid() != process_) {
+        thread_.detach();
+    } else if (thread_.joinable()) {
+        state_.store(State::stopping);
+        state_.notify_one();
         thread_.join();
     }
 }
@@ -40,17 +39,18 @@ void BackgroundCodec::run(const std::function<void()>& work) {
     if (!thread_.joinable()) {
         try {
             thread_ = std::thread([this] { serve(); });
+            process_ = getpid();
         } catch (const std::system_error&) {
-            work();
-            return;
         }
     }
-    std::unique_lock hold(lock_);
+    if (!thread_.joinable() || getpid() != process_) {
+        work();
+        return;
+    }
     work_ = &work;
-    state_ = State::wanted;
-    changed_.notify_all();
-    changed_.wait(hold, [this] { return state_ == State::done; });
-    state_ = State::idle;
+    state_.store(State::wanted);
+    state_.notify_one();
+    state_.wait(State::wanted);
     if (fault_) {
         std::rethrow_exception(std::exchange(fault_, nullptr));
     }
@@ -59,23 +59,18 @@ void BackgroundCodec::run(const std::function<void()>& work) {
 void BackgroundCodec::serve() {
     pthread_setname_np(pthread_self(), "kvoffload-code");
     static_cast<void>(!nice(kNiceness));  // a thread's own, on Linux
-    std::unique_lock hold(lock_);
-    for (;;) {
-        changed_.wait(hold, [this] { return state_ == State::wanted || state_ == State::stopping; });
-        if (state_ == State::stopping) {
-            return;
+    for (State seen = state_.load(); seen != State::stopping; seen = state_.load()) {
+        if (seen != State::wanted) {
+            state_.wait(seen);
+            continue;
         }
-        hold.unlock();
-        std::exception_ptr fault;
         try {
             (*work_)();
         } catch (...) {
-            fault = std::current_exception();
+            fault_ = std::current_exception();
         }
-        hold.lock();
-        fault_ = std::move(fault);
-        state_ = State::done;
-        changed_.notify_all();
+        state_.store(State::idle);
+        state_.notify_one();
     }
 }
 

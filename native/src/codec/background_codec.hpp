@@ -2,11 +2,12 @@
 // holds a lock that others need, as Python's threads do, must not be the one that waits for a processor.
 #pragma once
 
-#include <condition_variable>
+#include <sys/types.h>
+
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <span>
 #include <thread>
 
@@ -14,7 +15,8 @@
 
 namespace kvo {
 
-// For one thread at a time. Its thread begins with the first record. Where none can be started, the caller's does it.
+// For one thread at a time. Its thread begins with the first record. Where none can be started, the caller's does it;
+// so in a forked child, which has it not.
 class BackgroundCodec {
 public:
     BackgroundCodec() = default;
@@ -29,17 +31,17 @@ public:
     bool decode(std::span<const std::uint8_t> coded, std::span<std::uint8_t> record);
 
 private:
-    enum class State : std::uint8_t { idle, wanted, done, stopping };
+    enum class State : std::uint32_t { idle, wanted, stopping };
 
     void run(const std::function<void()>& work);
     void serve();
 
     RecordEncoder encoder_;
     std::thread thread_;
-    std::mutex lock_;
-    std::condition_variable changed_;
-    // With the lock:
-    State state_ = State::idle;
+    pid_t process_ = 0;  // that has it
+    // No condition: a forked child cannot destroy one on which the thread waits.
+    std::atomic<State> state_ = State::idle;
+    // The thread's while the state is `wanted`:
     const std::function<void()>* work_ = nullptr;
     std::exception_ptr fault_;
 };

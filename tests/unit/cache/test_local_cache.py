@@ -342,6 +342,34 @@ def test_a_process_ends_while_its_threads_look_up() -> None:
         assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+FORKED = """
+import os, signal, sys
+from pathlib import Path
+from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
+from tests.kit.cache.chains import save_chain
+from kvoffload.cache import LocalCache
+
+cache = LocalCache.create(SMALL)
+name_space, session = cache.open_namespace(fingerprint("a"), PLAIN), cache.open_session()
+names = lambda: [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+for at in range(2000):
+    save_chain(cache, session, name_space, make_chain(at, 4))
+    if "kvoffload-curve" in names():
+        break
+else:
+    sys.exit(3)
+child = os.fork()
+signal.alarm(60)  # whoever waits for the thread is killed
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_ends_without_the_thread_of_the_memory_curve() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_entries_are_found_by_the_beginnings_of_their_hashes(cache: LocalCache) -> None:
     name_space = cache.open_namespace(fingerprint("b"), PLAIN)
     cache.open_namespace(fingerprint("a"), PLAIN)
