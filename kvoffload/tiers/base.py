@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.errors import TierError
+from kvoffload.hash_rows import choose_rows
 from kvoffload.types import HASH_BYTES
 
 CLOSE_TIMEOUT_S = 30.0
@@ -80,7 +81,13 @@ class RecordNames:
 
     def part(self, chosen: slice) -> RecordNames:
         """Of these records alone."""
+        if (chosen.start, chosen.stop) == (0, len(self)):
+            return self
         return replace(self, hashes=self.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES])
+
+    def choose(self, chosen: npt.NDArray[np.bool_]) -> RecordNames:
+        """Returns the names of those records for which this is true."""
+        return self if chosen.all() else replace(self, hashes=choose_rows(self.hashes, chosen))
 
 
 def _make_none() -> npt.NDArray[np.uint64]:
