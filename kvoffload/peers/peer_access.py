@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import NO_LIMIT, CommitOutcome, LeaseId, LocalCache, StoredBlocks
-from kvoffload.hash_rows import as_rows
+from kvoffload.hash_rows import as_rows, choose_rows
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tiers.base import Addresses, Digests, RecordNames, RecordOutcome
 from kvoffload.types import HASH_BYTES
@@ -128,31 +128,28 @@ class PeerAccess:
 
     def acquire(self, names: RecordNames, record_bytes: int, *, wait_s: float = 0.0) -> Held:
         """Holds them until `release`. `wait_s`: for what lies below memory."""
-        nothing = Held(
-            found=np.zeros(len(names), np.bool_), slots=np.empty(0, np.uint64), digests=np.empty(0, np.uint64)
-        )
         space = self._spaces.find(names.fingerprint)
         group = None if space is None else space.find_group(names.group, record_bytes)
         if space is None or group is None or names.shard >= group.shards:
-            return nothing
-        rows = as_rows(names.hashes)
-        lacking = ~self.cache.lookup(space.number, names.group, names.hashes)
-        if wait_s and lacking.any():
-            below = lacking & self._loop.find_below(names)
+            return _hold_nothing(len(names))
+        found = self.cache.lookup(space.number, names.group, names.hashes)
+        if wait_s and not found.all():
+            below = ~found & self._loop.find_below(names)
             if below.any():
-                self._loop.bring(space, names.group, rows[below].tobytes(), wait_s)
+                self._loop.bring(space, names.group, choose_rows(names.hashes, below), wait_s)
+                found = self.cache.lookup(space.number, names.group, names.hashes)
         for _ in range(_LOOKS):
-            found = self.cache.lookup(space.number, names.group, names.hashes)
             if not found.any():
                 break
             acquired = self.cache.acquire_entries(
-                self._session, space.number, names.group, rows[found].tobytes(), shards=(names.shard,)
+                self._session, space.number, names.group, choose_rows(names.hashes, found), shards=(names.shard,)
             )
             if acquired.is_hit:
                 leased = acquired.groups[names.group]
                 slots = self.cache.pointers(leased.addresses) + np.uint64(names.shard * record_bytes)
                 return Held(found=found, slots=slots, digests=leased.digests[0], lease=acquired.lease)
-        return nothing
+            found = self.cache.lookup(space.number, names.group, names.hashes)
+        return _hold_nothing(len(names))
 
     def release(self, held: Held) -> None:
         if held.lease is not None:
@@ -338,3 +335,7 @@ class PeerAccess:
             slots=np.empty(0, np.uint64),
             tickets=np.empty(0, np.uint64),
         )
+
+
+def _hold_nothing(count: int) -> Held:
+    return Held(found=np.zeros(count, np.bool_), slots=np.empty(0, np.uint64), digests=np.empty(0, np.uint64))

@@ -20,7 +20,6 @@ import numpy as np
 from kvoffload import native
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
-from kvoffload.hash_rows import choose_rows
 from kvoffload.peers.coded_records import receive_records, send_records
 from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.peers.link_hello import (
@@ -348,12 +347,11 @@ def _get(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, c
         outcomes = np.where(held.found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
         digests = np.zeros(len(outcomes), np.uint64)
         digests[held.found] = held.digests
-        answer = LinkAnswer(outcomes=outcomes, digests=digests)
         send_records(
             link,
             held.slots,
             request.record_bytes,
-            head=lambda code: replace(answer, code=code).pack(),
+            head=lambda code: LinkAnswer(code=code, outcomes=outcomes, digests=digests).pack(),
             coder=coder,
             group=request.names.group,
             may_code=request.code == CODE,
@@ -377,7 +375,7 @@ def _put(link: native.RecordLink, access: PeerAccess, request: LinkRequest, *, c
         with coder.reading():
             found = receive_records(
                 link,
-                replace(names, hashes=choose_rows(names.hashes, room.wanted)),
+                names.choose(room.wanted),
                 room.slots,
                 request.record_bytes,
                 claimed=claimed,

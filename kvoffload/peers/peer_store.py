@@ -9,13 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from kvoffload import native
-from kvoffload.hash_rows import choose_rows
 from kvoffload.peers.coded_records import receive_records, send_records
 from kvoffload.peers.control_link import ControlLink, LinkTicket
 from kvoffload.peers.link_hello import (
@@ -126,7 +125,7 @@ class PeerStore(SlotStore):
                 found = outcomes == RecordOutcome.FOUND
                 came = receive_records(
                     self._link,
-                    replace(names, hashes=choose_rows(names.hashes, found)),
+                    names.choose(found),
                     slots[found],
                     record_bytes,
                     claimed=told.digests[found],

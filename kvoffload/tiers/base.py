@@ -81,10 +81,12 @@ class RecordNames:
 
     def part(self, chosen: slice) -> RecordNames:
         """Of these records alone."""
+        if (chosen.start, chosen.stop) == (0, len(self)):
+            return self
         return replace(self, hashes=self.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES])
 
-    def pick(self, chosen: npt.NDArray[np.intp]) -> RecordNames:
-        """The same of records at these places, in rising order."""
+    def choose(self, chosen: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> RecordNames:
+        """Returns the names of some of the records: by their places in rising order, or by a truth for each."""
         return replace(self, hashes=choose_rows(self.hashes, chosen))
 
 

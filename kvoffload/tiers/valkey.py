@@ -106,7 +106,7 @@ class ValkeyStore(SlotStore):
         step = max(_SENT_BYTES // max(batch.record_bytes, 1), 1)
         for part in (absent[first : first + step] for first in range(0, len(absent), step)):
             # While these are on their way the next ones are verified and coded.
-            is_whole = digest_slots(names.pick(part), batch.slots[part], batch.record_bytes) == batch.digests[part]
+            is_whole = digest_slots(names.choose(part), batch.slots[part], batch.record_bytes) == batch.digests[part]
             outcomes[part[~is_whole]] = RecordOutcome.DAMAGED
             for at in part[is_whole].tolist():
                 data: Value = view_slot(int(batch.slots[at]), batch.record_bytes)
@@ -305,7 +305,7 @@ class _Arrivals:
 
     def rooms(self, places: npt.NDArray[np.intp]) -> tuple[RecordNames, Addresses, int]:
         """Returns the same of many."""
-        return self._wanted.names.pick(places), self._wanted.slots[places], self._wanted.record_bytes
+        return self._wanted.names.choose(places), self._wanted.slots[places], self._wanted.record_bytes
 
     def take(self, places: npt.NDArray[np.intp], came: CameRecords) -> int:
         """Verifies records that came to their rooms, and returns their bytes."""
