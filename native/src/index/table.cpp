@@ -33,13 +33,16 @@ void set_item(Bucket& bucket, std::uint32_t position, EntryNumber entry, std::ui
     set_tag(bucket, position, tag);
 }
 
+// One bit for each byte that is not 0.
+std::uint32_t filled_bytes(std::uint64_t tags) {
+    constexpr std::uint64_t kLowBits = 0x7f7f7f7f7f7f7f7f;
+    const std::uint64_t high_bits = (((tags & kLowBits) + kLowBits) | tags) & ~kLowBits;
+    return static_cast<std::uint32_t>((high_bits * 0x0002040810204081) >> 56);
+}
+
 // One bit for each position that holds an entry.
 std::uint32_t filled_positions(const Bucket& bucket) {
-    std::uint32_t positions = 0;
-    for (std::uint32_t position = 0; position < Bucket::kCapacity; ++position) {
-        positions |= static_cast<std::uint32_t>(tag_at(bucket, position) != 0) << position;
-    }
-    return positions;
+    return filled_bytes(bucket.low_tags.load(kRelaxed)) | filled_bytes(bucket.high_tags.load(kRelaxed)) << 8;
 }
 
 }  // namespace
