@@ -87,7 +87,8 @@ class RecordNames:
 
     def choose(self, chosen: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> RecordNames:
         """Returns the names of some of the records: by their places in rising order, or by a truth for each."""
-        return replace(self, hashes=choose_rows(self.hashes, chosen))
+        hashes = choose_rows(self.hashes, chosen)
+        return self if len(hashes) == len(self.hashes) else replace(self, hashes=hashes)
 
 
 def _make_none() -> npt.NDArray[np.uint64]:

@@ -108,9 +108,8 @@ class RemoteJob:
                 work[self.verb](part)
 
     def _cut(self, call_bytes: int) -> Iterator[range]:
-        moves = self.verb in (Verb.PUT, Verb.GET)
+        count, moves = len(self.batch.names), self.verb in (Verb.PUT, Verb.GET)
         step = min(max(call_bytes // max(self.batch.record_bytes, 1), 1) if moves else _NAMES_AT_ONCE, _RECORDS_AT_ONCE)
-        count = len(self.batch.names)
         return (range(at, min(at + step, count)) for at in range(0, count, step))
 
     def _settle(self, at: int, outcome: RecordOutcome) -> None:

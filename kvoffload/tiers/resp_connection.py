@@ -23,6 +23,10 @@ from kvoffload.tiers.envelope import HEAD_BYTES, CameRecords
 from kvoffload.tiers.record_store import StoreFaultError, Value, one_line
 
 _LINE_BYTES = 64 << 10
+_SHORTEST_LINE = 3
+"""A sign and the line's end."""
+_FEW_BYTES = 32
+"""To wait for these alone would take another call for those behind them."""
 _SEND_PARTS = 512
 """Of one call of the kernel, which takes 1024."""
 _SLOWEST = 1 << 20
@@ -140,7 +144,8 @@ class RespConnection:
                 found += taken
             if len(found) == count:
                 return found
-            self._fill(end_s)
+            # As many bytes as they have at least: each time some of them came Python would have its turn.
+            self._fill(end_s, at_least=_SHORTEST_LINE * (count - len(found) - 1))
 
     def read_size(self) -> int | ErrorAnswer | None:
         """Of a value, which is to be read next. None: there is none."""
@@ -259,15 +264,19 @@ class RespConnection:
         self._first += len(line) + 2
         return line
 
-    def _fill(self, end_s: float) -> None:
-        """Receives at least one byte more."""
+    def _fill(self, end_s: float, *, at_least: int = 1) -> None:
+        """Receives at least one byte more. `at_least`: so many are sure to come, and nothing can be done before."""
         if self._first:
             self._lines[: self._last - self._first] = self._lines[self._first : self._last]
             self._last -= self._first
             self._first = 0
         if self._last == len(self._lines):
             raise StoreFaultError("it does not speak as it should: a line without an end")
-        self._last += self._receive(memoryview(self._lines)[self._last :], end_s)
+        room = memoryview(self._lines)[self._last :]
+        if self._all and at_least > _FEW_BYTES:
+            self._last += self._receive(room[:at_least], end_s, self._all)
+        else:
+            self._last += self._receive(room, end_s)
 
     def _read_end(self, end_s: float) -> None:
         while self._last - self._first < len(_END):

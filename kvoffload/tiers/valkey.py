@@ -44,8 +44,8 @@ PREFIX = b"kvoffload:1:"
 _PROBED = PREFIX + b"probe"
 """A key that nobody writes."""
 _SCANNED = 256
-_SENT_BYTES = 256 << 10
-"""Smaller values leave together."""
+_SENT_BYTES = 2 << 20
+"""Smaller values are verified and leave together, as each call that has to wait costs more than caches lose by it."""
 _AHEAD_BYTES = 2 << 20
 """Asked for before it is read: the server copies what it has to send, best while that is in its caches."""
 _READ_AT_ONCE = 256

@@ -169,14 +169,14 @@ def make_batch(count: int) -> tuple[RecordNames, np.ndarray, np.ndarray]:
 def test_a_batch_has_the_keys_of_its_records() -> None:
     names, _, _ = make_batch(3)
     assert list_keys(names) == [name.key for name in list_names(names)]
-    assert list_keys(names.pick(np.array([0, 2]))) == [list_keys(names)[0], list_keys(names)[2]]
+    assert list_keys(names.choose(np.array([0, 2]))) == [list_keys(names)[0], list_keys(names)[2]]
 
 
 def test_digests_of_slots_are_those_of_their_records() -> None:
     names, records, digests = make_batch(5)
     slots = np.uint64(records.ctypes.data) + np.arange(5, dtype=np.uint64) * np.uint64(len(DATA))
     assert digest_slots(names, slots, len(DATA)).tolist() == digests.tolist()
-    assert digest_slots(names.pick(np.arange(0)), slots[:0], len(DATA)).tolist() == []
+    assert digest_slots(names.choose(np.arange(0)), slots[:0], len(DATA)).tolist() == []
     with pytest.raises(ValueError, match="slots must have 8 bytes and block_hashes 32"):
         digest_slots(names, slots[1:], len(DATA))
 
