@@ -16,7 +16,11 @@ def progress(steps: int | None) -> Iterator[Tell]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Without `disable` a pipe gets an empty line at the end.
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_interactive
+    ) as bar:
         task = bar.add_task("", total=steps)
 
         def tell(doing: str, ended: int = 0) -> None:
