@@ -203,6 +203,6 @@ def test_of_records_that_came_each_bit_of_their_heads_is_looked_at() -> None:
         assert not CameRecords(broken, digests).are(names, len(DATA)).any(), bit
     assert not CameRecords(heads, digests).are(names, len(DATA) + 1).any()
     assert not CameRecords(heads, digests + np.uint64(1)).are(names, len(DATA)).any()
-    assert not CameRecords(heads, digests).are(make_batch(2)[0].pick(np.array([1])), len(DATA)).any()
+    assert not CameRecords(heads, digests).are(make_batch(2)[0].choose(np.array([1])), len(DATA)).any()
     coded = np.frombuffer(CODED_HEAD.pack(), np.uint8).reshape(1, -1)
     assert not CameRecords(coded, digests).are(names, len(LONG)).any()
