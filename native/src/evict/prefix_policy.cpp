@@ -11,7 +11,8 @@ std::unique_ptr<EvictionPolicy> make_prefix_policy(PolicyBounds bounds) {
 }
 
 void PrefixPolicy::expect_admission(std::uint64_t name) const {
-    // Of a run the first of each home alone has its home by its own name.
+    // Of a run the first of each home alone has its home by its own name. What is expected comes whole homes behind
+    // the block that comes next: eight of a commit.
     if (run_end_ == kNoEntry || nodes_[run_end_].extra % kHomeBlocks == kHomeBlocks - 1) {
         __builtin_prefetch(ghosts_.address_of(short_name(name) / kHomeBlocks), 1);
     }
