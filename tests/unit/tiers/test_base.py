@@ -54,7 +54,9 @@ def test_some_names_are_chosen_and_all_of_them_are_the_same_names() -> None:
     names = RecordNames(fingerprint=bytes(32), hashes=b"a" * 32 + b"b" * 32 + b"c" * 32, group=1, shard=2)
     some = RecordNames(fingerprint=bytes(32), hashes=b"a" * 32 + b"c" * 32, group=1, shard=2)
     assert names.choose(np.array([True, False, True])) == some
-    assert names.choose(np.array([False, False, False])) == RecordNames(fingerprint=bytes(32), hashes=b"", group=1, shard=2)
+    assert names.choose(np.array([False, False, False])) == RecordNames(
+        fingerprint=bytes(32), hashes=b"", group=1, shard=2
+    )
     assert names.choose(np.array([True, True, True])) is names
     assert names.part(slice(0, 3)) is names
     assert names.part(slice(1, 3)).hashes == b"b" * 32 + b"c" * 32
