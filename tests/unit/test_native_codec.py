@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import struct
 import threading
 from collections import Counter
@@ -219,6 +221,22 @@ class TestCodec:
         for thread in threads:
             thread.join()
         assert wrong == []
+
+    def test_a_forked_child_is_told_whose_it_is_and_ends(self) -> None:
+        encoder = native.BackgroundEncoder()
+        assert encoder.encode(make_record(1, 50_000)), "its thread has begun"
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # one that waits for the thread is killed
+            code = 2
+            try:
+                encoder.encode(make_record(1, 50_000))
+            except ValueError as fault:
+                code = 0 if "belongs to the process that made it" in str(fault) else 1
+            del encoder
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert encoder.encode(make_record(1, 50_000))
 
     def test_its_path_is_named(self) -> None:
         assert native.codec_path() in ("avx512", "avx2", "portable")

@@ -1,5 +1,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
 #include <mutex>
 #include <optional>
@@ -15,11 +16,14 @@ namespace nb = nanobind;
 namespace kvo {
 namespace {
 
-// Threads that share it take turns.
+// Threads that share it take turns. In a forked child one may have the turn for ever, and have left it half-way.
 template <typename Codes>
 class Encoder {
 public:
     std::optional<nb::bytes> encode(nb::handle record) {
+        if (getpid() != process_) {
+            throw nb::value_error("the encoder belongs to the process that made it, and this is a child of it");
+        }
         const BufferView buffer(record);
         std::unique_lock turn(turn_, std::defer_lock);
         std::span<const std::uint8_t> coded;
@@ -35,6 +39,7 @@ public:
     }
 
 private:
+    const pid_t process_ = getpid();
     std::mutex turn_;
     Codes encoder_;
 };

@@ -305,6 +305,16 @@ def test_records_are_coded_where_it_is_wanted_and_read_whatever_is_wanted(place:
         tier.close()
 
 
+def test_what_another_server_has_written_counts_as_written_and_not_as_coded(place: Place) -> None:
+    one, other = make_tier(place, coding=Coding.ON), make_tier(place, coding=Coding.ON)
+    for tier, coded in ((one, 4), (other, 0)):
+        assert put(tier, make_numbers(filled=True)).count(RecordOutcome.WRITTEN) == 4
+        counts = tier.health()[0].counts
+        assert (counts["put_written"], counts.get("coded_records", 0)) == (4, coded)
+    one.close()
+    other.close()
+
+
 @pytest.mark.parametrize("writer", [Coding.OFF, Coding.AUTO])
 def test_records_that_are_not_coded_are_read_by_who_codes(place: Place, writer: Coding) -> None:
     """Before anything is known of the store's speed, nothing is coded."""
