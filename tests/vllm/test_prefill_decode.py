@@ -61,6 +61,7 @@ def test_a_decoder_waits_for_what_a_prefill_engine_computes(
         # What the first answer tells is what a proxy passes on; what is there already is not waited for.
         told = producer.generate(prompt, max_tokens=1).kv_transfer_params
         assert expected <= told["expect_tokens"] <= length
+        producer.drain()  # what it saves beyond what was waited for
         before = stats_of(consumer).readable
         consumer.reset_local()
         assert read_answer(consumer.generate(prompt, logprobs=3, **told)) == restored

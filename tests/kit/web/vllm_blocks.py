@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvoffload.cache import Publication
-from kvoffload.client import Client, ClientTerms, Member, describe_blocks
+from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
 from kvoffload.keys.prompt_hashes import HashTerms, digest_seed, hash_prompt
 from kvoffload.protocol import IdentityField, Role
 from kvoffload.protocol.message import Event
@@ -19,6 +19,8 @@ from tests.kit.server.tiers import await_that
 
 BLOCK = PLAIN.hash_block_size
 SEED = "7"
+PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0)
+"""What a busy machine answers late is no miss, and its server is not taken for one that hangs."""
 
 
 @contextmanager
@@ -38,7 +40,8 @@ def engine(
         identity=(IdentityField(name="model", value=name),),
     )
     member = Member(engine=name, role=Role.SCHEDULER)
-    with Client(ClientTerms(socket=path, member=member, register=register), on_event=on_event) as client:
+    terms = ClientTerms(socket=path, member=member, register=register, link=PATIENT)
+    with Client(terms, on_event=on_event) as client:
         assert client.wait_until_served(30), client.fault
         yield client
 
