@@ -48,6 +48,8 @@ _SENT_BYTES = 2 << 20
 """Smaller values are verified and leave together, as each call that has to wait costs more than caches lose by it."""
 _AHEAD_BYTES = 2 << 20
 """Asked for before it is read: the server copies what it has to send, best while that is in its caches."""
+_MOVED_BYTES = 256 << 10
+"""Of records that are read many at a time. It costs less to wait in the kernel until all of a larger one is there."""
 _READ_AT_ONCE = 256
 """Records, however small they are."""
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
@@ -194,7 +196,8 @@ class ValkeyStore(SlotStore):
     def _read_records(self, asked: RespConnection, places: Sequence[int], arrivals: _Arrivals) -> None:
         """Reads the answers for records at these places, in their order."""
         left = np.array(places, np.intp)
-        is_alike = asked.moves_records
+        may_move = asked.moves_records and arrivals.record_bytes <= _MOVED_BYTES
+        is_alike = may_move
         while len(left):
             if is_alike:
                 came = asked.read_records(*arrivals.rooms(left[:_READ_AT_ONCE]))
@@ -205,7 +208,7 @@ class ValkeyStore(SlotStore):
                 head = self._read_record(asked, *arrivals.wanted(int(left[0])))
                 arrivals.settle(int(left[0]), head)
                 left = left[1:]
-                is_alike = asked.moves_records and isinstance(head, RecordHead) and not head.coded_bytes
+                is_alike = may_move and isinstance(head, RecordHead) and not head.coded_bytes
 
     def _read_record(self, asked: RespConnection, name: RecordName, room: memoryview) -> RecordHead | Verdict | None:
         """To where it is wanted, if it has the length that is. None: there is none."""
@@ -293,6 +296,7 @@ class _Arrivals:
     """What a get has found so far."""
 
     def __init__(self, wanted: RecordBatch, keys: Sequence[Key]) -> None:
+        self.record_bytes = wanted.record_bytes
         self._wanted = wanted
         self._keys = keys
         self._outcomes = np.full(len(keys), RecordOutcome.MISSING, np.uint8)
