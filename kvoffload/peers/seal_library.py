@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import os
 import re
@@ -61,8 +62,8 @@ def choose_library(folders: Sequence[str]) -> SealLibrary:
         file = find_packaged(folders)
         if file is not None:
             native.use_seal_library(str(file))
-    except (UntrustedFileError, OSError, RuntimeError, ValueError) as fault:
-        refusal = str(fault)
+    except (UntrustedFileError, OSError, RuntimeError, ValueError, TypeError, csv.Error) as fault:
+        refusal = str(fault) or type(fault).__name__
     name, version, where = native.seal_library()
     return SealLibrary(name=name, version=version, file=where, refusal=refusal)
 
@@ -76,18 +77,18 @@ def find_packaged(folders: Sequence[str]) -> Path | None:
         listed = [file for file in found.files or () if file.parent.name == _FOLDER and _NAME.fullmatch(file.name)]
         if len(listed) != 1:
             raise UntrustedFileError(f"{PACKAGE} lists {len(listed)} of them, and one is wanted")
-        file = Path(os.fspath(listed[0].locate()))
-        _check_owners(file)
+        file = _check_owners(Path(os.fspath(listed[0].locate())))
         _check_digest(file, listed[0].hash)
         return file
     return None
 
 
-def _check_owners(file: Path) -> None:
-    """Of the file and of all folders above it, nobody may write them but root and this process's user."""
-    if file.resolve(strict=True) != file.parent.parent.resolve() / file.parent.name / file.name:
+def _check_owners(file: Path) -> Path:
+    """Returns the file by a path without links. It and all folders above it may be written by nobody but root and this
+    process's user."""
+    resolved = file.resolve(strict=True)
+    if resolved != file.parent.parent.resolve() / file.parent.name / file.name:
         raise UntrustedFileError(f"{file} is a link")
-    resolved = file.resolve()
     for part in (resolved, *resolved.parents):
         found = part.stat()
         if found.st_uid not in (0, os.geteuid()):
@@ -96,6 +97,7 @@ def _check_owners(file: Path) -> None:
         is_shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
             raise UntrustedFileError(f"others may write {part}: chmod go-w {part}")
+    return resolved
 
 
 def _check_digest(file: Path, listed: metadata.FileHash | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,7 +32,10 @@ def install(site: Path, *, names: tuple[str, ...] = (NAME,), digest: str = "sha2
     listed = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     folder, facts = site / "psycopg_binary.libs", site / "psycopg_binary-3.3.9.dist-info"
     for made in (folder, facts):
-        made.mkdir(parents=True, mode=0o755)
+        made.mkdir(parents=True)
+    for made in (folder, facts, site, site.parent):
+        if not made.stat().st_mode & stat.S_ISVTX:
+            made.chmod(0o755)
     rows = [f"psycopg_binary.libs/libssl-0123abcd.so.3,{digest}={listed},10"]
     for name in names:
         (folder / name).write_bytes(content)
@@ -44,7 +48,7 @@ def install(site: Path, *, names: tuple[str, ...] = (NAME,), digest: str = "sha2
 
 def test_a_packages_library_is_found_where_it_was_installed(tmp_path: Path) -> None:
     file = install(tmp_path / "site")
-    assert find_packaged([str(tmp_path / "other"), str(tmp_path / "site")]) == file
+    assert find_packaged([str(tmp_path / "other"), str(tmp_path / "site")]) == file.resolve()
 
 
 def test_without_the_package_there_is_none(tmp_path: Path) -> None:
@@ -72,7 +76,7 @@ def test_in_a_folder_where_nobody_can_replace_it_it_is_found(tmp_path: Path) -> 
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
     file = install(tmp_path / "shared/site")
-    assert find_packaged([str(tmp_path / "shared/site")]) == file
+    assert find_packaged([str(tmp_path / "shared/site")]) == file.resolve()
 
 
 def give_to_group(file: Path) -> None:
@@ -146,12 +150,31 @@ def test_with_a_file_that_is_no_library_the_machines_seals(tmp_path: Path) -> No
     assert "psycopg_binary.libs" not in done.stdout.partition("refusal=")[0]
 
 
+def test_a_list_of_files_that_is_none_is_a_refusal(tmp_path: Path) -> None:
+    """In a process of its own: in this one another may be in use."""
+    file = install(tmp_path)
+    record = file.parents[1] / "psycopg_binary-3.3.9.dist-info/RECORD"
+    record.write_text("a,b,c,d,e\n\n" + record.read_text())
+    code = "import sys; from kvoffload.peers.seal_library import choose_library; print(choose_library(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "refusal=''" not in done.stdout
+
+
+def test_what_is_loaded_is_what_was_looked_at(tmp_path: Path) -> None:
+    """A link above it might lead elsewhere a moment later."""
+    file = install(tmp_path / "site")
+    (tmp_path / "link").symlink_to(tmp_path / "site")
+    assert find_packaged([str(tmp_path / "link")]) == file.resolve()
+
+
 def test_the_package_that_the_extra_installs_seals_here() -> None:
     try:
         metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
         pytest.skip(f"{PACKAGE} is not installed")
     found = find_seal_library()
+    if "others may write" in found.refusal or "belongs to user" in found.refusal:
+        pytest.skip(f"{PACKAGE} is not this user's alone here: {found.refusal}")
     assert found.refusal == ""
     assert found.is_fast
     assert found.version >= FAST
