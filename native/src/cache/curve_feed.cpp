@@ -13,7 +13,8 @@ CurveFeed::CurveFeed(MemoryCurveTerms terms) : curve_(std::move(terms)), sample_
 
 CurveFeed::~CurveFeed() {
     if (thread_.joinable() && getpid() != process_) {
-        thread_.detach();  // a forked child has it not
+        // A forked child has it not, and its handle may be another thread's here: it is left as it is.
+        static_cast<void>(new std::thread(std::move(thread_)));
     } else if (thread_.joinable()) {
         is_ending_.store(true);
         woken_.fetch_add(1);

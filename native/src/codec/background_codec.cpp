@@ -15,7 +15,8 @@ constexpr int kNiceness = 5;  // as the disk's thread, which codes too
 
 BackgroundCodec::~BackgroundCodec() {
     if (thread_.joinable() && getpid() != process_) {
-        thread_.detach();
+        // A forked child has it not, and its handle may be another thread's here: it is left as it is.
+        static_cast<void>(new std::thread(std::move(thread_)));
     } else if (thread_.joinable()) {
         state_.store(State::stopping);
         state_.notify_one();
