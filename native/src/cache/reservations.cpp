@@ -82,6 +82,9 @@ bool Reservations::reserve_next(Reserving& reserving) {
             entry =
                 state_.store.reserve(reserving.space, size_class.value(), reserving.tenant, place, reserving.effort);
             if (entry == kNoEntry && reserving.effort.is_unfinished) {
+                // Others have their turn: of what is charged in advance they find the one that is being made.
+                state_.sessions.discharge(reserving.session, slot_bytes * (reserving.charged - 1));
+                reserving.charged = 1;
                 return false;
             }
         }

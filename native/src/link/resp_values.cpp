@@ -52,7 +52,7 @@ public:
                 return status;
             }
         }
-        std::memcpy(head.data(), next(), head.size());
+        std::copy_n(next(), head.size(), head.data());
         inbox_.first += head.size();
         return {};
     }
@@ -60,7 +60,7 @@ public:
     // A record and what ends its value.
     Status take_record(std::span<std::uint8_t> slot) {
         const std::size_t had = std::min(here(), slot.size());
-        std::memcpy(slot.data(), next(), had);
+        std::copy_n(next(), had, slot.data());
         inbox_.first += had;
         std::size_t done = had;
         // With it comes what stands before the next record, which so needs no call of its own.
