@@ -101,7 +101,7 @@ class RecordHead:
             name.block_hash,
             self.parent,
         )
-        return fields + _CHECKSUM.pack(native.digest_run(fields))
+        return fields + _CHECKSUM.pack(_sum(fields))
 
 
 class Verdict(Enum):
@@ -144,9 +144,7 @@ def pack_heads(names: RecordNames, record_bytes: int, digests: Digests, parents:
         heads["parent"] = np.frombuffer(parents, _HASH)
     packed = heads.view(np.uint8)
     fields = packed.data
-    sums = [native.digest_run(fields[at : at + _FIELDS.size]) for at in range(0, len(fields), HEAD_BYTES)]
-    # A sum may have a bit more, which whoever made the parents could see to.
-    heads["checksum"] = [total & _CHECKSUM_MASK for total in sums]
+    heads["checksum"] = [_sum(fields[at : at + _FIELDS.size]) for at in range(0, len(fields), HEAD_BYTES)]
     return packed.reshape(-1, HEAD_BYTES)
 
 
@@ -231,13 +229,18 @@ def _check(head: RecordHead | Verdict, data: memoryview, name: RecordName) -> Re
     return head
 
 
+def _sum(fields: bytes | memoryview) -> int:
+    """Returns the sum of a head's fields. A digest may have a bit more, which whoever made the parent could see to."""
+    return native.digest_run(fields) & _CHECKSUM_MASK
+
+
 def _read_head(value: bytes | memoryview, expected: RecordName | None) -> RecordHead | Verdict:
     """With that name itself where it is that one: to make one costs more than to compare."""
     if len(value) < HEAD_BYTES or value[:4] != MAGIC:
         return Verdict.DAMAGED
     fields = bytes(value[: _FIELDS.size])
     _, version, code, group, shard, record_bytes, digest, fingerprint, block_hash, parent = _FIELDS.unpack(fields)
-    if _CHECKSUM.unpack_from(value, _FIELDS.size) != (native.digest_run(fields),):
+    if _CHECKSUM.unpack_from(value, _FIELDS.size) != (_sum(fields),):
         return Verdict.DAMAGED
     coded_bytes = 0
     if version == CODED_VERSION and code == _CODE:
