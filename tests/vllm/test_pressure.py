@@ -105,8 +105,10 @@ def test_loaded_requests_would_hold_all_blocks_for_ever_without_the_admission_gu
     with watch_scheduler(engine) as log, probe.watch_loads(engine) as loads:
         connector_side(engine).parts.restores.admission.admits = lambda **_: True
         run = Run(engine)
-        run.add_all(prompts)
-        run.step_until(lambda: len(loads) == 2 and not _copies(engine))
+        with held_copies(engine):  # neither has been loaded before the other one begins
+            run.add_all(prompts)
+            run.step_until(lambda: len(loads) == 2)
+        run.step_until(lambda: not _copies(engine))
         for _ in range(IDLE_STEPS):
             run.step()
         assert not any(log.scheduled_tokens), "the engine got out of it by itself: is vLLM's reservation mended?"

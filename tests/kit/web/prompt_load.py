@@ -14,7 +14,6 @@ from kvoffload.client import (
     Client,
     ClientTerms,
     FarTerms,
-    LinkTerms,
     Member,
     PromptNote,
     add_report_text,
@@ -24,12 +23,11 @@ from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import IdentityField, Miss, Role
 from kvoffload.types import HASH_BYTES
 from tests.kit.cache.cache_model import fingerprint, make_chain
+from tests.kit.web.vllm_blocks import PATIENT
 
 BLOCK = 16
 RECORD_BYTES = 64 << 10
 TOKEN_US = 70
-PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0)
-"""What a busy machine answers late is no miss."""
 GEOMETRY = CacheGeometry(
     hash_block_size=BLOCK,
     groups=(CacheGroup(rule=GroupRule(block_size=BLOCK, reuse=ReuseRule.PREFIX), record_bytes=RECORD_BYTES),),

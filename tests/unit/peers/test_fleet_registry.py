@@ -217,11 +217,11 @@ def test_how_many_others_there_are_is_said_when_the_registry_answers(
     said = "the registry of fleet blue answers; other servers announced there with this secret"
     with (
         serve(tmp_path / "own") as server,
-        announcing(terms_of(server), 0),
-        announcing(terms_of(server, secret=b"s" * 16), 1),
+        announcing(terms_of(server, good_for_s=600.0), 0),
+        announcing(terms_of(server, good_for_s=600.0, secret=b"s" * 16), 1),
     ):
         await_that(lambda: lines(caplog, said) == [f"{said}: 0"] * 2)
-        with announcing(terms_of(server), 2):
+        with announcing(terms_of(server, good_for_s=600.0), 2):
             await_that(lambda: lines(caplog, said)[2:] == [f"{said}: 1"])
         server.kill()
         await_that(lambda: len(lost(caplog)) == 2)

@@ -30,6 +30,7 @@ from tests.kit.tiers import tier_contract
 from tests.kit.tiers.tier_contract import FINGERPRINT, Records, TierContract, hashes_of
 
 TIMEOUT_S = 30.0
+LATE_S = 0.3
 
 
 class Taught:
@@ -480,7 +481,9 @@ def test_a_first_coded_get_that_is_late_teaches_to_ask_for_plain_records(
     with one_peer(is_sealed=False) as peer:
         peer.teach(peer.here, FINGERPRINT, same_groups(CODED_BYTES))
         link = native.RecordLink(os.dup(ours.fileno()), None)
-        terms = replace(peer.terms(is_sealed=False, timeout_s=0.01 if ends_by == "timeout" else TIMEOUT_S), coder=coder)
+        terms = replace(
+            peer.terms(is_sealed=False, timeout_s=LATE_S if ends_by == "timeout" else TIMEOUT_S), coder=coder
+        )
         store = PeerStore(terms, lambda ticket, terms: (ours, link))
         theirs.sendall(said)
         if ends_by == "interrupt":

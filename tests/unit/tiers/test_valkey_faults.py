@@ -146,8 +146,10 @@ def test_a_batch_does_not_wait_for_a_slow_server_beyond_its_own_timeout(server: 
     put(tier, Records(50, 4, 1000, filled=True))
     late, read = Records(50, 4, 1000, filled=False), Records(50, 4, 1000, filled=False)
     server.pause()
-    ended = finish(tier, tier.get(late.names, late.slots, record_bytes=1000, timeout_s=0.01))
-    server.go_on()
+    try:
+        ended = finish(tier, tier.get(late.names, late.slots, record_bytes=1000, timeout_s=0.01))
+    finally:
+        server.go_on()
     assert ended.count(RecordOutcome.LATE) == 4
     assert get(tier, read).count(FOUND) == 4
     assert not late.memory.any()
