@@ -18,29 +18,11 @@ void count(ReuseTable& table, EntryClass kind, int uses, std::uint32_t age, int 
     }
 }
 
-// In a long past half of one class were used at an age and none of another one; then it became the other way round.
-ReuseTable shifted(int entries) {
-    ReuseTable table;
-    ReuseTable::Grid followed{};
-    followed[kOther][AgeBuckets::bucket_of(20)] = entries;
-    for (int look = 0; look < 40; ++look) {
-        count(table, kOther, entries / 2, 20, entries / 2);
-        count(table, kSome, 0, 20, entries);
-        table.estimate(followed, 8);
-    }
-    for (int look = 0; look < 6; ++look) {
-        count(table, kOther, 0, 20, entries);
-        count(table, kSome, entries / 2, 20, entries / 2);
-        table.estimate(followed, 8);
-    }
-    return table;
-}
-
 }  // namespace
 
 TEST(untaught_table_values_the_young_like_an_lru_list) {
     ReuseTable table;
-    table.estimate({}, 2);
+    table.estimate({});
     for (EntryClass kind = 0; kind < kClassCount; ++kind) {
         for (std::uint32_t age = 4; age < 10000; age *= 2) {
             CHECK(table.value(kind, age) > table.value(kind, 2 * age));
@@ -54,7 +36,7 @@ TEST(untaught_table_values_the_young_like_an_lru_list) {
 // As all policies but the list of the least recently used take it to be, until the traffic says otherwise.
 TEST(untaught_table_prefers_what_was_used) {
     ReuseTable table;
-    table.estimate({}, 2);
+    table.estimate({});
     for (std::uint32_t age = 4; age < 10000; age *= 2) {
         CHECK(table.value(kPrefixUsed, age) > table.value(kPrefixBehind, age));
         CHECK(table.value(kPrefixUsed + 1, age) > table.value(kPrefixUsed, age));
@@ -67,7 +49,7 @@ TEST(class_used_more_often_is_worth_more) {
     ReuseTable table;
     count(table, kSome, 100, 30, 9900);
     count(table, kOther, 5000, 30, 5000);
-    table.estimate({}, 2);
+    table.estimate({});
     for (const std::uint32_t age : {0U, 4U, 16U, 24U}) {
         CHECK(table.value(kOther, age) > 5 * table.value(kSome, age));
     }
@@ -76,7 +58,7 @@ TEST(class_used_more_often_is_worth_more) {
 TEST(value_rises_towards_the_age_of_reuse_and_falls_behind_it) {
     ReuseTable table;
     count(table, kSome, 8000, 100, 2000);
-    table.estimate({}, 2);
+    table.estimate({});
     CHECK(table.value(kSome, 48) > 1.5 * table.value(kSome, 0));
     CHECK(table.value(kSome, 100) > 1.5 * table.value(kSome, 48));
     CHECK(table.value(kSome, 400) < 0.1 * table.value(kSome, 100));
@@ -86,7 +68,7 @@ TEST(value_rises_towards_the_age_of_reuse_and_falls_behind_it) {
 TEST(values_of_ages_in_one_bucket_differ) {
     ReuseTable table;
     count(table, kSome, 500, 10, 9500);
-    table.estimate({}, 2);
+    table.estimate({});
     for (std::uint32_t age = 64; age < 127; ++age) {
         CHECK(table.value(kSome, age) > table.value(kSome, age + 1));
     }
@@ -97,7 +79,7 @@ TEST(buckets_that_saw_little_are_judged_with_their_neighbours) {
     const auto next_to_seen = [](int entries) {
         ReuseTable table;
         count(table, kSome, entries / 2, 100, entries / 2);
-        table.estimate({}, 2);
+        table.estimate({});
         return table.value(kSome, 128) / table.value(kSome, 96);
     };
     CHECK(next_to_seen(200) > 0.1);
@@ -108,14 +90,14 @@ TEST(buckets_that_saw_little_are_judged_with_their_neighbours) {
 TEST(followed_entries_count_as_far_as_they_came) {
     ReuseTable table;
     count(table, kSome, 500, 100, 500);
-    table.estimate({}, 2);
+    table.estimate({});
     const double before = table.value(kSome, 100);
     ReuseTable::Grid followed{};
     followed[kSome][AgeBuckets::bucket_of(20)] = 100000.0;
-    table.estimate(followed, 2);
+    table.estimate(followed);
     CHECK(table.value(kSome, 100) > 0.8 * before);
     followed[kSome][AgeBuckets::bucket_of(1000)] = 100000.0;
-    table.estimate(followed, 2);
+    table.estimate(followed);
     CHECK(table.value(kSome, 100) < 0.1 * before);
 }
 
@@ -123,7 +105,7 @@ TEST(little_seen_class_takes_the_shape_of_all) {
     ReuseTable table;
     count(table, kSome, 5000, 100, 5000);
     count(table, kOther, 1, 700, 1);
-    table.estimate({}, 2);
+    table.estimate({});
     CHECK(table.value(kOther, 100) > 2 * table.value(kOther, 700));
 }
 
@@ -135,31 +117,6 @@ TEST(faded_past_gives_way_to_the_present) {
     }
     count(table, kSome, 10, 20, 990);
     count(table, kOther, 500, 20, 500);
-    table.estimate({}, 2);
+    table.estimate({});
     CHECK(table.value(kSome, 20) < 0.2 * table.value(kOther, 20));
-}
-
-// Within a turnover, while four turnovers of the past are still remembered.
-TEST(what_was_seen_lately_counts_when_it_is_unlike_the_past) {
-    const ReuseTable table = shifted(1000);
-    CHECK(table.value(kSome, 20) > 2 * table.value(kOther, 20));
-}
-
-TEST(few_uses_that_are_unlike_the_past_are_taken_for_chance) {
-    const ReuseTable table = shifted(20);
-    CHECK(table.value(kOther, 20) > 2 * table.value(kSome, 20));
-}
-
-TEST(what_was_seen_lately_adds_nothing_while_it_is_like_the_past) {
-    ReuseTable steady;
-    ReuseTable::Grid followed{};
-    followed[kOther][AgeBuckets::bucket_of(20)] = 1000.0;
-    double before = 0.0;
-    for (int look = 0; look < 60; ++look) {
-        before = steady.value(kOther, 20);
-        count(steady, kOther, 500, 20, 500);
-        steady.estimate(followed, 8);
-    }
-    CHECK(steady.value(kOther, 20) >= before);
-    CHECK(steady.value(kOther, 20) < 1.001 * before);
 }

@@ -326,14 +326,14 @@ void PrefixPolicy::advance() {
 }
 
 void PrefixPolicy::estimate() {
-    const std::uint64_t epochs = ages_.now() - std::exchange(estimated_at_, ages_.now());
+    estimated_at_ = ages_.now();
     ReuseTable::Grid followed{};
     ages_.each_slot([&](std::size_t slot, std::uint32_t age) {
         for (std::size_t kind = 0; kind < kClassCount; ++kind) {
             followed[kind][AgeBuckets::bucket_of(age)] += followed_[kind][slot];
         }
     });
-    reuse_.estimate(followed, epochs);
+    reuse_.estimate(followed);
 }
 
 void PrefixPolicy::rank() {

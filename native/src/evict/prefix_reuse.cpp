@@ -1,8 +1,6 @@
 #include "evict/prefix_reuse.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <utility>
 
 namespace kvo {
 
@@ -36,12 +34,7 @@ double ReuseTable::prior_scale(std::size_t kind) noexcept {
     return is_used_end(known) ? kUsed : 1.0;
 }
 
-void ReuseTable::estimate(const Grid& followed, std::uint64_t epochs) noexcept {
-    epochs_ += epochs;
-    epochs_since_look_ += epochs;
-    if (epochs_since_look_ >= kEpochsPerLook || weight_of_lately_ > 0.0) {
-        look_at_lately(followed);
-    }
+void ReuseTable::estimate(const Grid& followed) noexcept {
     Grid reached{};
     Counts common{};
     Counts all_used{};
@@ -77,58 +70,8 @@ void ReuseTable::estimate(const Grid& followed, std::uint64_t epochs) noexcept {
                 (used_[kind][age] + kPriorEntries * scale * common[age]) / (reached[kind][age] + kPriorEntries);
             chances[age] = chance < kMostChance ? chance : kMostChance;
         }
-        chances_[kind] = smooth(chances, reached[kind]);
-        if (weight_of_lately_ > 0.0) {
-            rate(with_lately(kind, chances_[kind]), values_[kind]);
-        } else {
-            rate(chances_[kind], values_[kind]);
-        }
+        rate(smooth(chances, reached[kind]), values_[kind]);
     }
-}
-
-void ReuseTable::look_at_lately(const Grid& followed) noexcept {
-    const auto epochs = static_cast<double>(std::exchange(epochs_since_look_, 0));
-    const double left = std::exp2(-epochs / kLatelyEpochs);
-    for (std::size_t age = kLeastAge; age <= oldest_bucket(); ++age) {
-        const double length = AgeBuckets::first_age(age + 1) - AgeBuckets::first_age(age);
-        const double share = std::min(1.0, epochs / length);
-        for (std::size_t kind = 0; kind < kClassCount; ++kind) {
-            lately_used_[kind][age] *= left;
-            lately_passed_[kind][age] = left * (lately_passed_[kind][age] + share * followed[kind][age]);
-        }
-    }
-    const double unlike = epochs_ < kPastEpochs ? 0.0 : share_unlike();
-    weight_of_lately_ = std::clamp((unlike - kLeastUnlike) / (kUnlike - kLeastUnlike), 0.0, 1.0);
-}
-
-// How many of the uses lately were not to be expected, or were and did not come.
-double ReuseTable::share_unlike() const noexcept {
-    double apart = 0.0;
-    double all = kFewUses;
-    for (std::size_t kind = 0; kind < kClassCount; ++kind) {
-        for (std::size_t begin = 0; begin <= oldest_bucket(); begin += kSpan) {
-            double used = 0.0;
-            double expected = 0.0;
-            const std::size_t end = std::min(begin + kSpan, oldest_bucket() + 1);
-            for (std::size_t age = std::max(begin, kLeastAge); age < end; ++age) {
-                used += lately_used_[kind][age];
-                expected += chances_[kind][age] * lately_reached(kind, age);
-            }
-            apart += std::abs(used - expected);
-            all += used + expected;
-        }
-    }
-    return apart / all;
-}
-
-auto ReuseTable::with_lately(std::size_t kind, const Counts& chances) const noexcept -> Counts {
-    Counts mixed = chances;
-    for (std::size_t age = kLeastAge; age + 1 < AgeBuckets::kCount; ++age) {
-        const double used = weight_of_lately_ * lately_used_[kind][age];
-        const double reached = weight_of_lately_ * lately_reached(kind, age);
-        mixed[age] = std::min(kMostChance, (used + kPastEntries * chances[age]) / (reached + kPastEntries));
-    }
-    return mixed;
 }
 
 // Ages 0 and 1 are epochs of their own, in which the requests of one prompt follow each other: their chances stay.
