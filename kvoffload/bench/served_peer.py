@@ -127,7 +127,7 @@ def main(path: str, memory_bytes: str, host: str, links: str, peer_key: str) -> 
     )
     server = CacheServer(plan)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
-    while not server.has_memory:
+    while not server.has_memory or _grows(server):
         server.turn(0.01)
     loop = threading.Thread(target=server.run)
     loop.start()
@@ -136,3 +136,8 @@ def main(path: str, memory_bytes: str, host: str, links: str, peer_key: str) -> 
     server.stop()
     loop.join()
     server.close()
+
+
+def _grows(server: CacheServer) -> bool:
+    """While memory grows, records for which there is no room yet are refused."""
+    return any(cache.ready_bytes < cache.capacity_bytes for cache in server.pools.caches.values())
