@@ -1,4 +1,4 @@
-"""What seals the links between servers, and how fast."""
+"""Says what seals the links between servers, and how fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvoffload.peers.seal_library import PACKAGE, SealLibrary, find_seal_library
 
 _INSTALL = "pip install 'kvoffload[seal]'"
 _NEEDS = {"vaes", "vpclmulqdq", "avx512f"}
-"""What a newer libcrypto makes use of."""
+"""A newer libcrypto makes use of these."""
 
 
 def look_at_sealing(machine: Machine) -> Finding:

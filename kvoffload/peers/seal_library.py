@@ -18,10 +18,10 @@ from pathlib import Path
 from kvoffload import native
 
 PACKAGE = "psycopg-binary"
-"""What `pip install kvoffload[seal]` installs: its wheels have a libcrypto of their own, as a file. Nothing of its
-Python is imported."""
+"""`pip install kvoffload[seal]` installs it. Its wheels have a libcrypto of their own, as a file; nothing of its Python
+is imported."""
 FAST = 0x30100000
-"""The version from which libcrypto seals with AVX-512 and VAES."""
+"""From this version on libcrypto seals with AVX-512 and VAES."""
 _FOLDER = "psycopg_binary.libs"
 _NAME = re.compile(r"libcrypto(-[0-9a-f]+)?\.so\.3")
 _MAX_BYTES = 64 << 20
@@ -34,7 +34,7 @@ class UntrustedFileError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class SealLibrary:
-    """What seals in this process, and why the package's does not if it is there."""
+    """Tells what seals in this process, and why the package's does not if it is there."""
 
     name: str
     version: int

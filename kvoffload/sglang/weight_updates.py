@@ -12,7 +12,7 @@ SELECT = "_select_runners"
 CHECK = "check_weights"
 """The method that calls it, too, and changes nothing by most of its actions."""
 READING_ACTIONS = frozenset({"checksum", "compare", "snapshot"})
-"""Of the actions of `CHECK`, those that only read; another one makes the weights random."""
+"""These actions of `CHECK` only read; another one makes the weights random."""
 
 
 class WeightUpdates:

@@ -150,7 +150,7 @@ def pack_heads(names: RecordNames, record_bytes: int, digests: Digests, parents:
 
 @dataclass(frozen=True, eq=False)
 class CameRecords:
-    """Heads of values, and what digests the records behind them have."""
+    """Holds the heads of values, and what digests the records behind them have."""
 
     heads: Heads
     digests: Digests
@@ -160,7 +160,7 @@ class CameRecords:
 
     @property
     def parents(self) -> npt.NDArray[np.uint8]:
-        """As the heads say, a row each."""
+        """Returns what the heads say, a row each."""
         return self.heads[:, _PARENT : _PARENT + HASH_BYTES]
 
     def are(self, names: RecordNames, record_bytes: int) -> npt.NDArray[np.bool_]:

@@ -49,9 +49,10 @@ _SENT_BYTES = 2 << 20
 _AHEAD_BYTES = 2 << 20
 """Asked for before it is read: the server copies what it has to send, best while that is in its caches."""
 _MOVED_BYTES = 256 << 10
-"""Of records that are read many at a time. It costs less to wait in the kernel until all of a larger one is there."""
+"""Records of up to so many bytes are read many at a time. It costs less to wait in the kernel until all of a larger one
+is there."""
 _READ_AT_ONCE = 256
-"""Records, however small they are."""
+"""No more records are read at a time, however small they are."""
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
 
 
@@ -293,7 +294,7 @@ class ValkeyStore(SlotStore):
 
 
 class _Arrivals:
-    """What a get has found so far."""
+    """Collects what a get has found so far."""
 
     def __init__(self, wanted: RecordBatch, keys: Sequence[Key]) -> None:
         self.record_bytes = wanted.record_bytes

@@ -104,7 +104,7 @@ def test_what_one_engine_saved_another_restores_and_the_lost_is_computed() -> No
 
 
 def is_open(store: SharedStore) -> bool:
-    """Nothing is found on a disk that is not, and nothing written to it."""
+    """Says whether the disk is open: before, nothing is found on it and nothing is written to it."""
     return [place.state for place in store.client.stats().places] == ["ready"]
 
 
