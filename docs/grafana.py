@@ -13,7 +13,7 @@ _FROM_ZERO = (Shown.SHARE, Shown.STATE)
 
 
 def render_dashboard() -> str:
-    """As Grafana imports it."""
+    """Renders the dashboard as JSON that Grafana can import."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in PANEL_ROWS:

@@ -32,7 +32,7 @@ PROMPT = [(17 * i + 5) % 1000 for i in range(20 * BLOCK_TOKENS)]
 
 def terms_of(socket: Path, engine: str) -> ClientTerms:
     hasher = BlockHasher(BLOCK_TOKENS)
-    # What an engine's bytes depend on makes the fingerprint; here it is nothing but a number.
+    # The fingerprint stands for everything that an engine's bytes depend on; here it is just a number.
     blocks = describe_blocks(Fingerprint(bytes(31) + b"\x01"), GEOMETRY, hash_algorithm=hasher.algorithm)
     member = Member(engine=engine, role=Role.SCHEDULER, pid=os.getpid())
     return ClientTerms(socket=socket, member=member, register=blocks, link=PATIENT)

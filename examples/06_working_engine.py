@@ -1,9 +1,9 @@
-"""An engine that works at a cache server, for whoever wants something to look at: conversations that go on.
+"""An engine that uses a cache server, for a look at a server at work: conversations that go on.
 
     kvoffload serve --set memory=1GiB
     python examples/06_working_engine.py
 
-Its own cache is small: most of what comes again is restored from the server. It needs numpy alone, and ends after
+Its own cache is small: most prompts that come again are restored from the server. It needs numpy alone, and ends after
 --turns, at Ctrl-C or at SIGTERM.
 
 Exit code 0: it was served, and every prompt's answer is what a cold engine computes. 1: not. 2: bad arguments.
@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Conversations:
-    """Somebody goes on with one of them; one that has become too long begins anew."""
+    """Conversations that go on in turn. One that has become too long is replaced by a new one."""
 
     def __init__(self) -> None:
         self._random = Random(7)

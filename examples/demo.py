@@ -3,9 +3,9 @@
 The first is in words: SmolLM2-135M answers as one can read, each turn is asked again with the engine's cache dropped,
 and once more when the engine was started again. In the second a tiny hybrid model (gated delta nets and attention)
 answers the same conversation three times: cold, from the engine's own prefix cache, and with that cache dropped before
-every turn, restored by kvoffload. Then the engine is started again, and a second one beside it: both restore what the
-first one computed. It needs vllm, transformers and an installed kvoffload; no GPU. SmolLM2 comes from a wheel with the
-set-up; without it there is only the second part.
+every turn, restored by kvoffload. Then the engine is started again, and a second one with it: both restore the blocks
+that the first one computed. It needs vllm, transformers and an installed kvoffload; no GPU. SmolLM2 comes from a wheel
+with the set-up; without it there is only the second part.
 """
 
 from __future__ import annotations

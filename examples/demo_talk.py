@@ -19,7 +19,7 @@ Resets = Callable[[Engine], None]
 
 ANSWER_TOKENS = 120
 ASKED_TOKENS = 4
-"""Of an answer that was read already: it is the first that takes long."""
+"""Tokens of an answer that is asked again: only the first of them takes long."""
 NOTES = """You help a writer with a novel. These are the notes for it, and whatever you write keeps to them.
 The place: Hallig, a small town on an island in a cold sea. It has one harbour, one street of shops, a church without a
 bell, and a lighthouse on the northern cliff. The bell was lost when the ship that brought it went down in sight of the

@@ -34,7 +34,7 @@ from kvoffload.types import HASH_BYTES, Fingerprint
 
 BLOCK_TOKENS, LAYERS, WIDTH, VOCABULARY = 16, 3, 64, 512
 OWN_BLOCKS = 32
-"""So many blocks the engine caches itself."""
+"""Number of blocks that the engine caches itself."""
 DEADLINE_S = 5.0
 """An example may wait; an engine that serves people has 50 ms."""
 
@@ -92,7 +92,7 @@ class SmallEngine:
         """It is set once the server has heard of the last prompt."""
         self._is_told.set()
         self._computing_s, self._computed_tokens = 0.0, 0
-        """So far: what a token that is restored would have taken."""
+        """Time and tokens of computing so far, which give the time that a restored token would have taken."""
 
     def _terms(self, socket: Path) -> ClientTerms:
         rule = GroupRule(block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX)

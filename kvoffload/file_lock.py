@@ -22,8 +22,8 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path, *, wait_s: float = 0.0) -> Self | None:
-        """Takes a lock. None: somebody else has it, for all the time that was waited. OSError: there can be no such
-        file."""
+        """Takes a lock. None: another process or descriptor has had it for all of `wait_s`. OSError: there can be no
+        such file."""
         until = time.monotonic() + wait_s
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -47,13 +47,13 @@ class FileLock:
         return self._file
 
     def leave(self) -> None:
-        """To those who have a copy of the descriptor."""
+        """Closes this descriptor and leaves the lock to processes that have a copy of it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def close(self) -> None:
-        """Lets go, whoever else has a copy; the file stays."""
+        """Releases the lock, even if others have a copy of the descriptor; the file stays."""
         if self._file >= 0:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self.leave()

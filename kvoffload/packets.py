@@ -1,8 +1,8 @@
-"""Unix packets with descriptors beside them, and who is at the other end: what a lifeline is made of.
+"""Unix packets that carry descriptors, and the credentials of the other end: the base of a lifeline.
 
 A packet arrives whole or not at all, in order, and its descriptors with it. Nothing here blocks, and nothing is read
-beyond what was declared: a packet that is too long, or that has more descriptors than it may, is a fault, and whatever
-came with it is closed.
+beyond what was declared: a packet that is too long, or that has more descriptors than it may, is a fault, and all
+descriptors that came with it are closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DESCRIPTORS = 253
 _INT = array.array("i").itemsize
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERPIDFD = 77
-"""Of Linux 6.5; Python has no name for it."""
+"""The number of this option of Linux 6.5; Python has no name for it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Credentials:
 
 @dataclass
 class Packet:
-    """What was received. Descriptors that nobody has taken are closed with it."""
+    """A received packet. Descriptors that were not taken are closed with it."""
 
     data: bytes
     descriptors: list[int] = field(default_factory=list)
@@ -76,8 +76,8 @@ class PacketSocket:
         connected.setblocking(False)
         self._socket = connected
         self.is_crowded = False
-        """What was sent the last time did not go for want of room elsewhere, though this can be written to: try again
-        after a while."""
+        """The last `send` failed because a resource of the kernel ran out, and not the room of this socket: try again
+        after a while, though the socket is writable."""
 
     def fileno(self) -> int:
         """Returns the file for a poller; -1 once closed."""
@@ -198,7 +198,7 @@ def _read_descriptors(beside: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 class ReceivedDescriptor:
-    """A descriptor that came with a message: taken by whoever needs it, or closed, with this object at the latest."""
+    """A descriptor that came with a message. It is closed unless it was taken, with this object at the latest."""
 
     def __init__(self, number: int) -> None:
         self._number = number

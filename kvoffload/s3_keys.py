@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class S3Keys:
-    """Are the keys of one user. `session_token`: of keys that end some time; they are not read again."""
+    """The keys of one user. `session_token`: of keys that expire; they are not read again."""
 
     key_id: str
     secret: str = field(repr=False)

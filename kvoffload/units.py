@@ -43,7 +43,7 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds of `250ms` or `5s`. A bare number is refused: nobody can tell seconds from milliseconds."""
+    """Seconds of `250ms` or `5s`. A bare number is refused: it could mean seconds or milliseconds."""
     if not isinstance(text, str):
         raise ValueError("the unit is missing")
     number, unit = _split(text, "duration")

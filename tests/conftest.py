@@ -17,12 +17,12 @@ settings.load_profile("house")
 
 
 def pytest_collection_finish() -> None:
-    """From here on no collection of garbage goes through what was imported by then: some tests make many of them, and
+    """Keeps garbage collections from going through the objects imported so far: some tests cause many collections, and
     with an engine's packages in the process one takes half a second."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """So that the end of the process finds what nobody needs any more."""
+    """Lets the end of the process collect the objects that were frozen."""
     gc.unfreeze()

@@ -42,12 +42,12 @@ class Pool:
     identity: str = ""
     waiting_tokens: int = 0
     loaded: dict[str, str] = field(default_factory=dict)
-    """Has for each name that the engine serves a model by the name that it has loaded it by. Requests that name none
+    """Maps each name by which the engine serves a model to the name by which it has loaded it. Requests that name none
     mean the first one."""
 
 
 class Router:
-    """Of one loop."""
+    """A router that runs in one loop."""
 
     def __init__(self, pools: list[Pool], *, token: str, seed: str | None) -> None:
         self._pools = pools
@@ -96,12 +96,12 @@ class Router:
         return json.dumps(given | {"kv_transfer_params": params}).encode()
 
     async def _read_tokens(self, path: str, given: dict[str, Any], turn: int) -> list[int]:
-        """As the engine will make them; empty: it is not known."""
+        """Returns the prompt's tokens as the engine will make them; empty: they are not known."""
         try:
             prompt = given[PROMPTS[path]]
             if isinstance(prompt, list) and set(map(type, prompt)) == {int}:
                 return prompt
-            # What changes the template changes tokens.
+            # Fields that change the template change the tokens.
             also = ("model", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens")
             question = {PROMPTS[path]: prompt} | {name: given[name] for name in also if name in given}
             engine = self._pools[turn % len(self._pools)].engine

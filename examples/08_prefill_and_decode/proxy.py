@@ -28,7 +28,7 @@ _OF_ONE_CONNECTION = ("host", "content-length", "transfer-encoding", "connection
 
 
 class Proxy:
-    """Of one loop. Engines of each kind take turns."""
+    """A proxy that runs in one loop. Engines of each kind take turns."""
 
     def __init__(self, prefill: list[str], decode: list[str]) -> None:
         self._prefill = itertools.cycle([address.rstrip("/") for address in prefill])

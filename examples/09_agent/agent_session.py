@@ -33,8 +33,8 @@ class AgentSession:
         self._client, self._model, self._ttl_s, self._web, self._token = client, model, ttl_s, web.rstrip("/"), token
 
     def turn(self, content: str, *, role: str = "user", is_last: bool = False, **more: Any) -> str:
-        """Says something and returns the answer. What came before is kept until the turn after this one, for `ttl_s` at
-        most; after the last turn it is let go. `more` goes to the client."""
+        """Sends a message and returns the answer. The conversation's cache is kept until the turn after this one, for
+        `ttl_s` at most, and let go after the last turn. `more` goes to the client."""
         self.messages.append({"role": role, "content": content})
         params: dict[str, Any] = {"session": self.name, "session_ttl_s": self._ttl_s}
         if is_last:
@@ -47,7 +47,7 @@ class AgentSession:
         return answer
 
     def release(self) -> None:
-        """Lets go of what is kept: nobody goes on."""
+        """Lets go of the kept cache: the conversation has ended."""
         if self._web:
             self._ask("/v1/hints", self._make_release())
 
@@ -60,7 +60,7 @@ class AgentSession:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What went wrong within is to be seen; whatever is kept ends with its time to live.
+        # An exception from the block must stay visible. Kept cache ends with its time to live anyway.
         with contextlib.suppress(OSError):
             self.release()
 

@@ -1,8 +1,8 @@
-"""vLLM and SGLang on one cache server: one pool for both, in which each finds what it has saved itself.
+"""vLLM and SGLang on one cache server: one pool for both, in which each engine finds its own blocks.
 
 The two need other packages, so each has an environment of its own, with kvoffload in both. This program starts a
-server, and both engines beside each other: `with_vllm.py` and `with_sglang.py` ask the same prompt, empty what the
-engine has cached itself, and ask again:
+server, and both engines at the same time: `with_vllm.py` and `with_sglang.py` ask the same prompt, empty the engine's
+own cache, and ask again:
 
     python examples/10_sglang_and_vllm/run.py MODEL --vllm VENV/bin/python --sglang VENV/bin/python
 
@@ -61,7 +61,7 @@ def main() -> int:
         until_s = time.monotonic() + ENGINES_WAIT_S
         for engine in engines:
             written, _ = engine.communicate(timeout=max(0.0, until_s - time.monotonic()))
-            # Whatever else an engine writes is its own.
+            # Other lines that an engine writes are left out.
             said += [line.rstrip() for line in written.splitlines() if "were cached at first" in line]
         with Client(ClientTerms(socket=server, member=Member(engine="example", role=Role.OBSERVER))) as client:
             assert client.wait_until_served(60), client.fault

@@ -1,4 +1,4 @@
-"""What `run.py` runs in the environment with SGLang: one prompt, cold, by SGLang's own hit, and restored."""
+"""The part that `run.py` runs in the environment with SGLang: one prompt, cold, by SGLang's own hit, and restored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(model: str, server: str, arguments: str) -> None:
     # It is emptied when all that was offered is saved.
     await_flush(lambda: bool(engine.flush_cache().success))
     again = ask()
-    # What the device had itself is not among them.
+    # Tokens that the device had itself are not counted.
     restored = (again["meta_info"].get("cached_tokens_details") or {}).get("host", 0)
     tell(
         "SGLang",

@@ -1,4 +1,4 @@
-"""What `run.py` runs in the environment with vLLM: one prompt, cold, by vLLM's own hit, and restored."""
+"""The part that `run.py` runs in the environment with vLLM: one prompt, cold, by vLLM's own hit, and restored."""
 
 from __future__ import annotations
 

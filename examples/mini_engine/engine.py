@@ -209,7 +209,7 @@ class Engine:
         begin_s = time.perf_counter()
         logprobs = self._model.forward(tokens[start:end], start, self.cache.pages, tables)
         if end - start > 1:
-            # What a prompt's tokens take; those that are decoded one by one take longer.
+            # Counts the time of a prompt's tokens only: those that are decoded one by one take longer.
             self._computed_tokens += end - start
             self._computing_s += time.perf_counter() - begin_s
         request.computed = end

@@ -1,4 +1,4 @@
-"""What the engine asks of kvoffload: register its memory, save full blocks, restore them, let go of the memory."""
+"""The engine's calls to kvoffload: register its memory, save full blocks, restore them, let go of the memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Registrar:
             raise RegistrationError(f"allocation {held[0]} is still held", remedy="attach whatever holds it")
 
     def wait(self) -> None:
-        """Until everything that has begun has ended. CopyError: not all of it well."""
+        """Waits until every copy has ended. CopyError: a copy failed."""
         if not self._engine.fence(TIMEOUT_S):
             raise CopyError(f"copies do not end within {TIMEOUT_S:.0f} s")
         for finished in self._engine.poll():
@@ -96,7 +96,7 @@ class BlockStore(Registrar):
     def __init__(self) -> None:
         super().__init__()
         self.records: dict[EntryKey, Tensor] = {}
-        """Whoever looks at the bytes calls `wait` first."""
+        """Records by name. Call `wait` before reading their bytes."""
         self._description: object = None
 
     def register(self, cache: KVCache) -> None:
@@ -116,7 +116,7 @@ class BlockStore(Registrar):
         return all(key in self.records for key in keys)
 
     def let_go(self) -> None:
-        """What is held is not loaded after all."""
+        """Gives up the hit that is held, which is not loaded after all."""
 
     def save(self, moves: Sequence[Move]) -> None:
         """Begins to save what is not there yet. The blocks keep their bytes until `wait` has returned."""

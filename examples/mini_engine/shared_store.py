@@ -153,7 +153,7 @@ class SharedStore(Registrar):
             self._saving.append((slots, hashes, b"".join(move.parent for move in new)))
 
     def wait(self) -> None:
-        """Until all copies have ended; what they saved is published."""
+        """Waits until all copies have ended, and publishes the saved blocks."""
         super().wait()
         for slots, hashes, parents in self._saving:
             self.client.publish(Publication(slots, hashes=hashes, parents=parents))

@@ -1,4 +1,4 @@
-"""Benchmarks: one question each, beside the limit it should approach. Nothing that is measured may import this."""
+"""Benchmarks: each answers one question, next to the limit it should approach. Measured code must not import them."""
 
 from __future__ import annotations
 

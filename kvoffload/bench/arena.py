@@ -65,7 +65,8 @@ class ArenaBenchmark:
 
 
 def choose_pool_bytes(headroom_bytes: int) -> int:
-    """What the goals are about, or the largest power of two that fits. Raises BenchmarkError if that is too little."""
+    """Returns the pool's size of the goals, or the largest power of two that fits. BenchmarkError: that is too
+    little."""
     pool_bytes = POOL_BYTES
     while pool_bytes + LEFT_TO_OTHERS > headroom_bytes and pool_bytes >= LEAST_POOL_BYTES:
         pool_bytes //= 2

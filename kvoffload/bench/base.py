@@ -1,4 +1,4 @@
-"""What a benchmark is: a question, a limit of this machine measured beside it, and a goal."""
+"""The parts of a benchmark: a question, a limit of this machine that is measured with it, and a goal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Measure(Enum):
-    """What a goal is about."""
+    """The number that a goal limits."""
 
     VALUE = "value"
     RATIO = "ratio"
@@ -58,7 +58,7 @@ class Result:
 
     @property
     def is_met(self) -> bool | None:
-        """Says whether the goal is met; None where none is stated."""
+        """Whether the goal is met, or None if there is no goal."""
         return None if self.goal is None else self.goal.is_met(value=self.value, ratio=self.ratio)
 
     def as_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What is timed of a client, and of an echo beside it; also as a process of its own that is told what to do."""
+"""Timed calls of a client and of an echo server. As a process of its own, it takes commands from a benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvoffload.client import Client
 
 
 def time_acquires(client: Client, chain: bytes, calls: int) -> list[float]:
-    """Returns how many seconds each took; then all are released, which nobody waits for."""
+    """Returns the seconds of each acquire. All leases are released afterwards; that time does not count."""
     seconds, leases = [], []
     for _ in range(calls):
         start = time.perf_counter()
@@ -56,7 +56,7 @@ def count_calls(call: Callable[[], object], seconds: float) -> int:
 
 
 def main(server: str, echo: str, engine: str, blocks: str) -> None:
-    """A client of both that asks for the chain of so many blocks, which somebody has saved."""
+    """Runs a client of both servers, which asks for a chain of so many saved blocks."""
     chain = make_chain(int(blocks))
     with join(server, engine) as client, EchoClient(echo, int(blocks)) as limit:
         say_ready()

@@ -105,7 +105,7 @@ class Child:
 
 
 def _is_stopped(task: Path) -> bool:
-    """Tells whether a thread is stopped; its state comes behind its name, which is in brackets."""
+    """Whether a thread is stopped. Its state comes after its name, which is in brackets."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -115,7 +115,7 @@ def say_ready() -> None:
 
 
 def answer_commands(commands: Mapping[str, Callable[..., object]]) -> None:
-    """Is the child's side: gives an answer to each line, until the input ends."""
+    """Runs the child's side: answers each line of standard input, until that ends."""
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         print(json.dumps(commands[name](*arguments)), flush=True)

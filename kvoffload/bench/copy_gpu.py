@@ -1,4 +1,5 @@
-"""The GPU's rows of the copy benchmark: how close to the link, and what the model beside it feels."""
+"""The GPU's rows of the copy benchmark: how close copies come to the link's speed, and how much they slow down a
+model."""
 
 from __future__ import annotations
 
@@ -187,7 +188,7 @@ def _measure_submit() -> Result:
 
 
 def _measure_slowdown(way: CopyWay) -> Result:
-    """Seconds of the products beside loads without an end, over those alone. Pages of 16 KiB."""
+    """Seconds of matrix products while loads run without an end, over those without loads. Pages of 16 KiB."""
     pool = GpuPool(16 * KIB)
     table = tuple(WayRule(direction=d, run_bytes=NO_LIMIT, runs=NO_LIMIT, way=way) for d in CopyDirection)
     left, right = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))

@@ -18,7 +18,7 @@ GOALS = {1 << 20: Goal(Measure.RATIO, Bound.AT_LEAST, 0.8)}
 MEMORY_BYTES = 512 << 20
 """Far more than any processor's cache: what a tier hands over has not been touched for a while."""
 CACHE_BYTES = 1 << 20
-"""What a copy engine has just moved lies in a cache."""
+"""Size of records that fit into a processor's cache, where those lie that a copy engine has just moved."""
 
 
 class DigestBenchmark:

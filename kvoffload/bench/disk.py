@@ -18,7 +18,7 @@ from kvoffload.tiers.base import TierState
 from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
 
 DATA_BYTES = 256 << 20
-"""Of one sample."""
+"""Bytes of one sample."""
 SEGMENT_BYTES = 64 << 20
 SEGMENTS = 12
 LARGE, SMALL = 1 << 20, 64 << 10
@@ -36,7 +36,7 @@ AMPLIFICATION_GOAL = Goal(Measure.VALUE, Bound.AT_MOST, 1.2)
 
 @dataclass(frozen=True)
 class Places:
-    """What is measured, and the file of its limit."""
+    """The tier that is measured, and the file of its limit."""
 
     tier: DiskTier
     limit: Path
@@ -49,8 +49,8 @@ class DiskBenchmark:
     question = __doc__ or ""
 
     def run(self, progress: Progress) -> Iterator[Result]:
-        """Rates in bytes per second beside fio's or a plain loop's; bytes written per byte put, at a full disk; and
-        what an engine notices of it."""
+        """Rates in bytes per second, compared with fio's or a plain loop's; bytes written per byte put, at a full disk;
+        and the effect on an engine."""
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="kvoffload-bench-") as folder:
             tier = open_tier(Path(folder) / "tier")
             try:

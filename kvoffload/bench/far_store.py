@@ -1,4 +1,4 @@
-"""What benchmarks of remote tiers have in common: a tier and the store's own client move the same bytes in turn."""
+"""The common part of the benchmarks of remote tiers: a tier and the store's own client move the same bytes in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VERBS = ("put", "get")
 
 
 class OwnClient(Protocol):
-    """Of a store that is started for a benchmark."""
+    """The client of a store that is started for a benchmark."""
 
     def time_limit(self, verb: str, value_bytes: int, clients: int) -> float:
         """Seconds in which so many clients move all data. A put leaves what a get finds."""
@@ -32,7 +32,7 @@ class OwnClient(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Records of one size, and the values that the store's own client moves beside them."""
+    """Records of one size, and the size of the values that the store's own client moves for comparison."""
 
     record_bytes: int
     value_bytes: int
@@ -47,7 +47,8 @@ class FarStore:
     data_bytes: int
     clients: Sequence[int]
     rounds_before_puts: int = 0
-    """With which the store is full before it is measured; it is not emptied then. 0: each put goes to an empty one."""
+    """Rounds of puts that fill the store before puts are measured; it is not emptied then. 0: each put goes to an empty
+    store."""
 
     def measure(self, tier: RemoteTier, own: OwnClient, loads: Sequence[Load], progress: Progress) -> Iterator[Result]:
         """Rates in bytes per second. Closes the tier."""

@@ -20,24 +20,25 @@ MANY_ENTRIES = 20_000_000
 ENTRY_BYTES = 300
 """Of memory for each: its record, all bookkeeping, and the lines of the limit."""
 RECORD_BYTES = 64
-"""Nobody looks at the records."""
+"""Bytes of a record. They are never read."""
 BATCH = 1000
 PAIRS = 1001
 BATCHES = 2
 """In a sample, which is short, and there are many: on a busy machine most of them then run undisturbed."""
 ACQUIRE_BATCHES = 16
-"""So many that each sample has its part of what acquiring costs later: the policy is told about every 16th call."""
+"""Acquire batches of a sample: enough for it to include its part of later costs, as the policy is told about every 16th
+call."""
 ACQUIRE_TRIES = 100
 STORE_BATCHES = 1
 SHORT_BLOCKS = 64
 RACE_CALLS = 10_000
 LEAST_HITS = 0.5
-"""Of acquires beside stores: those that find less are shorter, and are not counted."""
+"""Least share of hits among acquires that run during stores. Acquires that find less are shorter, and do not count."""
 GROWN_ENTRIES = 4_000_000
 GROWN_FROM = ENTRIES
 GROWTH_STEP = 20_000
 LEAST_ENTRY_BYTES = 64 + 8 + 64 / 11
-"""What the format cannot do without: an entry, its digest, and its place in a full bucket."""
+"""Bytes that the format needs at least: an entry, its digest, and its place in a full bucket."""
 
 
 class IndexBenchmark:
@@ -152,7 +153,7 @@ class IndexBenchmark:
         )
 
     def race(self, load: native.CacheLoad, walk: native.LineWalk) -> Iterator[Result]:
-        """The limit walks the same number of lines beside the same stores."""
+        """Times acquires while another thread stores. The limit walks as many lines, during the same stores."""
         values, limits, hits, stored = [], [], 0, 0
         for _ in range(MIN_PAIRS):
             seconds, stored_meanwhile = load.race_acquires(RACE_CALLS, SHORT_BLOCKS)

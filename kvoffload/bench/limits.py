@@ -1,4 +1,4 @@
-"""What this machine gives at best: the other half of every ratio.
+"""Limits of this machine, with which every measured value is compared.
 
 Each limit is the plainest code that does the unavoidable work, and has a floor: below it the limit itself is broken
 (a debug build, a throttled machine), and a ratio over it would flatter us, so the benchmark refuses.

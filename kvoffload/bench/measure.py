@@ -41,7 +41,7 @@ def measure_timed_pair(value: Callable[[], float], limit: Callable[[], float], *
 
 
 def summarize_pairs(values: list[float], limits: list[float]) -> Pair:
-    """What was measured in turn, one number of each side a turn."""
+    """Summarizes samples that were measured in turn, one number of each side a turn."""
     ratios = [a / b for a, b in zip(values, limits, strict=True)]
     return Pair(statistics.median(values), statistics.median(limits), spread_of(ratios))
 

@@ -1,4 +1,4 @@
-"""What a scheduler notices of a server that hangs, dies or comes back. Real processes, real signals."""
+"""What does a scheduler notice of a server that hangs, dies or comes back? Measured with real processes and signals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS = 200
 TRIES = 5
 ADOPT_WAIT_S = 5.0
 STEP_MS = 1.0
-"""What all calls of a scheduler's step may wait together: the clients' default."""
+"""Milliseconds that all calls of a scheduler's step may wait together: the clients' default."""
 PAUSES_S = (0.0, 2.0)
 """Between a server's death and the next one's start: within the same second, and later."""
 

@@ -1,4 +1,4 @@
-"""How fast do records go to another cache server and back, beside the same bytes over one plain TCP connection?"""
+"""How fast do records go to another cache server and back, against the same bytes over one plain TCP connection?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvoffload.units import MIB
 
 DATA_BYTES = 128 * MIB
 MEMORY_BYTES = 512 * MIB
-"""Of the other server."""
+"""Memory of the other server."""
 SIZES = (MIB, 4 * MIB, 16 * MIB)
 _GOALS = {"trusted": 0.8, "sealed": 0.6}
 

@@ -1,4 +1,4 @@
-"""Requests that wait for the disk, so many at once, over and over: what a benchmark measures something else beside."""
+"""A load of requests that wait for the disk, a fixed number at once, while a benchmark measures something else."""
 
 from __future__ import annotations
 

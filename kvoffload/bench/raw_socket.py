@@ -22,7 +22,7 @@ class RawSocket:
     """One connection to a child that takes and gives bytes."""
 
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
-        """What is sent, and where what comes is put; the child has as much."""
+        """Takes the memory that is sent, and into which received bytes go. The child has as much."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self._child = Child("kvoffload.bench.raw_socket", listener.getsockname()[1], len(memory))
             self._end, _ = listener.accept()

@@ -79,7 +79,7 @@ class RecordMover:
         return seconds
 
     def copy(self, what: str, batch: int) -> float:
-        """Between the slots of the last save and the buffer; nobody else wants them meanwhile."""
+        """Copies between the slots of the last save and the buffer. Nothing else uses either at that time."""
         pairs = list(zip(self.slots, self._buffer, strict=True))
         if what == "load":
             pairs = [(row, slot) for slot, row in pairs]

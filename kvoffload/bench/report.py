@@ -1,4 +1,4 @@
-"""What benchmarks found, as one HTML file that needs nothing else: a table with a bar beside each limit."""
+"""The results of benchmarks as one HTML file that needs no other: a table with a bar for each value and its limit."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class _Requests:
             yield self._timed(f"look-up, {what}", pair, Goal(Measure.VALUE, Bound.AT_MOST, 5), blocks=FEW)
 
     def _busy(self, client: Client, limit: EchoClient, server: Path, echo: Path) -> Result:
-        """The echo is beside the same load."""
+        """Times acquires while another client is busy. The echo has the same load."""
         values, limits = [], []
         with Child("kvoffload.bench.calls", server, echo, "other", MANY) as other:
             for _ in range(BUSY_ROUNDS):

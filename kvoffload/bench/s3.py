@@ -34,7 +34,7 @@ START_S = 30.0
 GOAL = Goal(Measure.RATIO, Bound.AT_LEAST, 0.7)
 LOADS = (
     Load(record_bytes=MIB, value_bytes=MIB, goal=GOAL),
-    # What a server sends at once is one pack.
+    # A server sends small records together, in packs of this size.
     Load(record_bytes=64 << 10, value_bytes=8 * MIB, goal=GOAL),
 )
 _KEYS = S3Keys(key_id="bench", secret="of-no-use-to-anybody")
@@ -77,7 +77,7 @@ class OwnServer:
 
 
 class S3Benchmark:
-    """Measures beside a server that is started for it: `weed` has to be installed."""
+    """Measures against a server that it starts: `weed` must be installed."""
 
     name = "s3"
     question = __doc__ or ""
@@ -86,7 +86,7 @@ class S3Benchmark:
         """Rates in bytes per second."""
         store = FarStore(name=self.name, data_bytes=DATA_BYTES, clients=LIMIT_CLIENTS)
         for load in LOADS:
-            # What was put before slows a server that has it still to write to its disk.
+            # Each load has a server of its own: one that still writes earlier data to its disk would be slower.
             with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder, serve(Path(folder)) as server:
                 yield from store.measure(server.terms.open_tier(), server, [load], progress)
 
@@ -134,7 +134,7 @@ def _command(folder: Path, ports: list[int]) -> list[str]:
     identity = {"name": "bench", "credentials": [user], "actions": ["Admin", "Read", "List", "Write"]}
     (folder / "users.json").write_text(json.dumps({"identities": [identity]}))
     command = [program, "-logtostderr", "server", "-dir", str(folder), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
-    # It tells nobody that it runs.
+    # Without telemetry, the server does not report to its makers that it runs.
     command += ["-master.telemetry=false", "-master.volumeSizeLimitMB", "256", "-volume.max", "64", "-filer", "-s3"]
     command += ["-s3.config", str(folder / "users.json"), "-s3.port.iceberg", "0", "-s3.port.lance", "0"]
     command += [f"-filer.localSocket={folder}/filer.sock", f"-s3.localSocket={folder}/s3.sock"]

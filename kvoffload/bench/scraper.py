@@ -1,4 +1,4 @@
-"""Somebody who reads `/metrics` again and again, as Prometheus does; a process of its own that is told how long."""
+"""A process that reads `/metrics` again and again, as Prometheus does, for as long as the benchmark tells it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 10.0
 
 
 def scrape(address: str, seconds: float, every_s: float) -> list[float]:
-    """Seconds of each reading; they begin so far apart."""
+    """Returns the seconds that each reading took. A reading begins every `every_s`, if the one before it has ended."""
     taken, begin = [], time.perf_counter()
     while (start := time.perf_counter()) < begin + seconds:
         with urllib.request.urlopen(f"{address}/metrics", timeout=TIMEOUT_S) as answer:

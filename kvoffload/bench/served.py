@@ -57,7 +57,7 @@ def make_chain(blocks: int, seed: int = 1) -> bytes:
 
 
 def save_chain(client: Client, chain: bytes) -> None:
-    """Whatever lies in the slots; from here on it is a hit. BenchmarkError: it is not."""
+    """Saves a chain with the slots' present content; from here on it is a hit. BenchmarkError: it is not."""
     parents = bytes(HASH_BYTES) + chain
     for first in range(0, len(chain), MAX_BATCH * HASH_BYTES):
         hashes = chain[first : first + MAX_BATCH * HASH_BYTES]

@@ -21,7 +21,7 @@ RECORD_BYTES = MIB
 RECORDS = 64
 """Of a batch, and of a round of single ones."""
 THREADS = 2
-"""Of the copies of a batch."""
+"""Threads that copy a batch."""
 PAIRS = 15
 MEMORY_MIB = 1024
 

@@ -59,7 +59,7 @@ class Records:
 
 
 def as_a_server(record_bytes: int, count: int, memory: npt.NDArray[np.uint8]) -> Records:
-    """In batches of the size and number in which a server gives them to a tier."""
+    """Makes records in batches of the size and number in which a server gives them to a tier."""
     terms = TierTerms()
     batch = max(terms.piece_bytes // record_bytes, 1)
     at_once = max(terms.under_way_bytes // (batch * record_bytes), 1)
@@ -99,7 +99,8 @@ def get_all(tier: Tier, records: Records, order: npt.NDArray[np.intp]) -> float:
 
 
 def keep_going(tier: Tier, calls: list[Callable[[], Ticket | None]], wanted: RecordOutcome, at_once: int) -> None:
-    """So many batches at once until all have ended. BenchmarkError: one ended in another way."""
+    """Runs calls, at most `at_once` at a time, until all have ended. BenchmarkError: a record ended otherwise than
+    `wanted`."""
     under_way = 0
     waiting = iter(calls)
     for call in waiting:

@@ -1,5 +1,5 @@
-"""What an engine notices of the disk below its server's memory: a saturated one while it saves, and blocks that come up
-for others while it hits."""
+"""What does an engine notice of its server's disk? Measured with a disk that is saturated while the engine saves, and
+with blocks that are promoted for other engines while it hits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvoffload.units import MIB
 
 MEMORY_MIB = 512
 POLICY = "lru"
-"""What is saved stays until it is the oldest: the default tries out what else it might evict."""
+"""The policy under which saved records stay until they are the oldest; the default one tries out other victims."""
 DISK_MIB = 4096
 RECORDS = 32
 """Of 1 MiB, in a sample of saves."""
@@ -103,7 +103,7 @@ def _measure_hits(name: str, folder: Path) -> Result:
         hot = make_chain(HIT_BLOCKS)
         save_chain(client, hot)
         _await_written(client)
-        # Nobody knows how much comes up between two hits: without a lease it might push the blocks out.
+        # Without a lease, the records that come up between two hits might push the blocks out.
         held = acquire(client, hot)
         assert held.lease is not None
         beside, alone = [], []

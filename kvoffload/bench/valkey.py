@@ -60,7 +60,7 @@ class OwnServer:
 
 
 class ValkeyBenchmark:
-    """Measures beside a server that is started for it: `redis-server` has to be installed."""
+    """Measures against a server that it starts: `redis-server` must be installed."""
 
     name = "valkey"
     question = __doc__ or ""
@@ -70,7 +70,7 @@ class ValkeyBenchmark:
         with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder, serve(Path(folder)) as server:
             address = ValkeyAddress(host="127.0.0.1", port=server.port)
             tier = ValkeyTerms(address=address, call_timeout_s=TIMEOUT_S).open_tier()
-            # What is put goes to a server that is full and evicts, as it is in use: a new one takes its memory from the
+            # Puts go to a server that is full and evicts, as one in use does. A new server takes its memory from the
             # kernel first, which its own benchmark never does, as it writes one value again and again.
             store = FarStore(
                 name=self.name, data_bytes=DATA_BYTES, clients=LIMIT_CLIENTS, rounds_before_puts=SERVER_ROUNDS + 1
@@ -122,6 +122,6 @@ def _find(program: str) -> str:
 
 
 def find_command(program: str) -> list[str]:
-    """How it is started, with its libraries beside it."""
+    """Returns the command of a program, with the path of the libraries that were installed with it."""
     libraries = Path(sys.prefix) / "debian/usr/lib" / f"{os.uname().machine}-linux-gnu"
     return ["env", f"LD_LIBRARY_PATH={libraries}", _find(program)]

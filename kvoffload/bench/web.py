@@ -1,4 +1,5 @@
-"""What do an acquire's slowest hundredth cost while `/metrics` is read ten times a second, beside nobody reading?"""
+"""How long do the slowest 1% of acquires take while `/metrics` is read ten times a second, against no reading at
+all?"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ END_S = 10.0
 
 
 class WebBenchmark:
-    """A server, `kvoffload web`, whoever reads and a client: each a process of its own."""
+    """A server, `kvoffload web`, a reader and a client: each a process of its own."""
 
     name = "web"
     question = __doc__ or ""

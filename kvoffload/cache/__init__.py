@@ -1,6 +1,6 @@
-"""What is kept, and whether it may be used: look up, reserve, commit, acquire, release, evict. Must not open sockets.
+"""Cached blocks and their use: look up, reserve, commit, acquire, release, evict. Must not open sockets.
 
-`LocalCache` holds blocks in shared memory by the native core; `OffloadCache` is what an engine does with them.
+`LocalCache` holds blocks in shared memory by the native core; `OffloadCache` is the contract that engines use.
 """
 
 from kvoffload.cache.answers import (

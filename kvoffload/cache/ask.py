@@ -16,9 +16,9 @@ class Ask(NamedTuple):
     chain: Buffer
     """The request's hashes, from its first token on."""
     local: int = 0
-    """The engine has so many itself."""
+    """Number of tokens that the engine has itself."""
     limit: int = NO_LIMIT
     alignment: int = 1
     """Boundaries are multiples of it."""
     shards: Sequence[int] = ()
-    """Whose digests are wanted with the lease."""
+    """The shards whose digests are wanted with the lease."""

@@ -1,4 +1,4 @@
-"""What hits of a trace are worth: computing that is spared, as time, as accelerators, and as money."""
+"""The worth of a trace's hits: computing that is spared, as time, as accelerators, and as money."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvoffload.errors import ConfigError
 
 
 class TraceSpan:
-    """From a trace's first request to its last, seen as they pass."""
+    """The time from a trace's first request to its last, and its tokens; counts requests as they pass."""
 
     def __init__(self) -> None:
         self._first_ms: float | None = None
         self._last_ms = 0.0
         self.tokens = 0
-        """Of all prompts."""
+        """Number of tokens of all prompts."""
 
     def watch(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
         for request in requests:
@@ -33,11 +33,11 @@ class TraceSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillCost:
-    """What one token of a prompt takes to compute: it grows with its position, because it attends to all before it."""
+    """The time to compute one token of a prompt. It grows with the position: a token attends to all before it."""
 
     token_us: float = 21.6
     growth_us: float = 0.9
-    """More of it for each 1,000 tokens before."""
+    """Additional microseconds for each 1,000 tokens before it."""
 
     def total_s(self, *, blocks: int, squares: int, block_tokens: int) -> float:
         """Returns the seconds that the first blocks of some prompts take.
@@ -65,15 +65,15 @@ def parse_prefill_cost(text: str) -> PrefillCost:
 
 @dataclass(frozen=True, kw_only=True)
 class BenefitTerms:
-    """What the reader knows of the engines. All of it is taken as given."""
+    """The user's figures about the engines, which are taken as given."""
 
     token_bytes: int
-    """Of KV, as `kvoffload plan` says it."""
+    """Bytes of KV per token, as printed by `kvoffload plan`."""
     block_tokens: int
     prefill: float
     """Prompt tokens that one accelerator computes a second, when it does nothing else."""
     hour_price: float = 0.0
-    """Of one accelerator; 0: unknown."""
+    """Price of one accelerator per hour; 0: unknown."""
 
     @property
     def block_bytes(self) -> int:
@@ -91,18 +91,18 @@ class BenefitTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Benefit:
-    """Says what one pool brings. What engines' own caches hit is not counted: it is there without a pool."""
+    """The benefit of one pool. Hits of engines' own caches are not counted: they need no pool."""
 
     pool_bytes: int
     spared_tokens: int
     spared_share: float
-    """Of all prompt tokens."""
+    """Spared tokens as a share of all prompt tokens."""
     spared_s: float
-    """Of one accelerator."""
+    """Spared computing time of one accelerator, in seconds."""
     accelerators: float
-    """That would have been busy with it all the time."""
+    """Number of accelerators that the spared work would have kept busy all the time."""
     hour_price: float
-    """What these cost an hour."""
+    """Price of these accelerators per hour."""
 
 
 def reckon_benefit(terms: BenefitTerms, span: TraceSpan, *, pool_blocks: int, hits: int, own_hits: int) -> Benefit:

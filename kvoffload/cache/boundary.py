@@ -26,7 +26,7 @@ class EntryKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRule:
-    """What one group asks of a boundary. `block_size` is in tokens, `window` too."""
+    """One group's condition for a boundary. `block_size` and `window` are in tokens."""
 
     block_size: int
     reuse: ReuseRule

@@ -19,16 +19,16 @@ class IndexReader:
         self._reader = native.open_index_reader(file)
 
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """Says which blocks are readable now."""
+        """Returns which blocks are readable now."""
         return np.frombuffer(self._reader.lookup(name_space, group, hashes), dtype=np.bool_)
 
     def find_boundary(self, name_space: int, ask: Ask) -> int:
-        """The boundary that an `acquire` of it would find now; `local` if there is none."""
+        """Returns the boundary that an `acquire` would find now; `local` if there is none."""
         return self._reader.find_boundary(name_space, ask.chain, ask.local, ask.limit, ask.alignment)
 
     @property
     def version(self) -> int:
-        """Grows whenever an answer may have changed."""
+        """A number that grows whenever an answer may have changed."""
         return self._reader.version()
 
     @property
@@ -38,7 +38,7 @@ class IndexReader:
 
     @property
     def used_bytes(self) -> int:
-        """Of the pool, in slots that are given away."""
+        """Bytes of the pool in slots that are given out."""
         return self._reader.used_bytes()
 
     @property

@@ -1,5 +1,5 @@
-"""What an engine does with cached blocks of one identity, wherever they are kept: the contract of `LocalSession`,
-`Client` and, with `await` before whatever may wait, `AsyncClient`."""
+"""An engine's calls about cached blocks of one identity, wherever they are kept: the contract of `LocalSession`,
+`Client` and, with `await` before calls that may wait, `AsyncClient`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvoffload.cache.segment_map import SegmentMap
 
 
 class Placed(Protocol):
-    """Something of a memory that a session has: a lease, or slots."""
+    """A lease or slots that a session holds in a memory."""
 
     @property
     def memory_id(self) -> int: ...
@@ -33,7 +33,7 @@ class BlockLease:
     memory_id: int
     number: int
     session: int
-    """Of the memory, that has it. Its processes are waited for before anything of it is taken back."""
+    """The memory's session that holds it. Nothing of it is taken back before that session's processes have ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class ReservedSlots:
 
 
 class Publication(NamedTuple):
-    """Records that are written: of `shards` shards from `shard` on."""
+    """Records that have been written: those of `shards` shards from `shard` on."""
 
     slots: ReservedSlots
     hashes: Buffer
@@ -78,19 +78,19 @@ class Publication(NamedTuple):
     shard: int = 0
     shards: int = 1
     tenant: str = ""
-    """Whose quota pays, if it is one that the session may name; else the session's."""
+    """Tenant whose quota pays, if the session may name it; otherwise the session's own tenant pays."""
 
 
 class OffloadCache(Protocol):
     """Hashes are contiguous buffers of 32 bytes each. A wrong length, or a group that does not exist, is a ValueError.
 
-    What is published, aborted, released and invalidated is done in this order, before whatever is asked afterwards;
-    a `lookup` may see it later. What cannot be served now is a miss, no slots, or nothing.
+    Publications, aborts, releases and invalidations take effect in the order of the calls, before any later request; a
+    `lookup` may see them later. A call that cannot be served now answers with a miss, no slots, or nothing.
     """
 
     @property
     def memory_id(self) -> int:
-        """Of the memory that new leases and slots lie in; 0: there is none."""
+        """The memory that new leases and slots lie in; 0: there is none."""
         ...
 
     def memory(self, memory_id: int) -> SegmentMap:
@@ -103,11 +103,11 @@ class OffloadCache(Protocol):
         ...
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """Says which blocks are readable now. Changes nothing and waits for nobody."""
+        """Returns which blocks are readable now. Changes nothing and does not wait."""
         ...
 
     def find_boundary(self, ask: Ask) -> int:
-        """The boundary that an `acquire` of it would find now; `local` if there is none."""
+        """Returns the boundary that an `acquire` would find now; `local` if there is none."""
         ...
 
     def acquire(self, ask: Ask) -> AcquiredBlocks:
@@ -128,9 +128,10 @@ class OffloadCache(Protocol):
         ...
 
     def publish(self, publication: Publication) -> bool:
-        """A block is readable when all its shards are published. Slots that are not ours (any more) are ignored.
+        """Publishes shards of blocks. A block is readable when all its shards are published. Slots that do not belong
+        to the session (any more) are ignored.
 
-        False: they are of memory that is not the present one, where nobody will look for them; nothing is published.
+        False: the slots lie in a former memory, which no look-up searches; nothing is published.
         """
         ...
 
@@ -143,7 +144,7 @@ class OffloadCache(Protocol):
         ...
 
     def stats(self) -> CacheStats:
-        """Counts of the whole pool at this moment. UnavailableError: nobody can be asked."""
+        """Returns counts of the whole pool at this moment. UnavailableError: no server can be asked."""
         ...
 
     def close(self) -> None:

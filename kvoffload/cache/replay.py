@@ -1,4 +1,4 @@
-"""What share of a trace's blocks a cache of some capacity would have served, by eviction policy."""
+"""Replays a trace: the share of its blocks that a cache of some capacity would have served, by eviction policy."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ReplayResult:
 
     policy: str
     capacity_percent: float
-    """Of all distinct records of the trace."""
+    """Capacity in percent of all distinct records of the trace."""
     capacity_units: int
-    """In blocks of a plain model; in a hybrid one a prefix block has 4 units, a window block 2, a state 16."""
+    """Capacity in blocks of a plain model; in a hybrid one a prefix block has 4 units, a window block 2, a state 16."""
     hits: int
     references: int
     hit_squares: int
@@ -98,7 +98,7 @@ def replay(
 
 
 def count_own_hits(trace: native.ReplayTrace, blocks: int) -> int:
-    """What engines' own caches of so many blocks together would have served; theirs is an LRU list."""
+    """Returns how many blocks engines' own caches, of so many blocks together, would have served. They evict by LRU."""
     return int(native.replay_policy(trace, "lru", blocks, False)["hits"]) if blocks else 0
 
 

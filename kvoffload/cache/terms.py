@@ -1,4 +1,4 @@
-"""What a cache is asked to be: its memory, and what the entries of an identity look like."""
+"""Settings of a cache: its memory, and the shape of an identity's entries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NUMBER_BITS = {
 
 
 class HugePages(IntEnum):
-    """What kind of pages segments are wished to have; what cannot be had is done without."""
+    """The kind of pages wished for segments. If it cannot be had, other pages are used."""
 
     NONE = 0
     TRANSPARENT = 1
@@ -59,18 +59,19 @@ class CacheTerms:
     extent_bytes: int = MIB
     """A segment is cut into extents; each serves one record size at a time."""
     entry_limit: int = 0
-    """0: as many as would fit if every record had 1 KiB."""
+    """Limit of entries; 0: as many as would fit if every record had 1 KiB."""
     policy: str = DEFAULT_POLICY
     verify: Verify = "tiers"
     huge_pages: HugePages = HugePages.TRANSPARENT
     threads: int = 2
-    """That take the memory."""
+    """Number of threads that take the memory."""
     step_bytes: int = 128 * MIB
-    """What the cache begins with, and how much it grows at once."""
+    """Bytes with which the cache begins, and by which it grows at once."""
     keep_free_bytes: int = 0
     """Memory of the machine, or of our cgroup, that must be left to others."""
     is_sparse: bool = False
-    """Pages come at the first touch, and nobody asks whether there are any: for tests of pools that fit no machine."""
+    """Pages come at the first touch, and the machine's free memory is not checked: for tests of pools that fit no
+    machine."""
 
     def __post_init__(self) -> None:
         """Checks the terms. ValueError: what the native core cannot be told."""
@@ -88,13 +89,13 @@ class CacheTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOwner:
-    """Says whose a cache is. What a process leaves is for successors of the same domain."""
+    """The owner of a cache. Memory that a process leaves is for successors of the same domain."""
 
     domain: str = ""
     boot_id: int = 0
-    """Its process has this one, as engines know it; 0: one that nobody knows."""
+    """The boot id of the owner's process, as engines know it; 0: a new one is drawn."""
     users: frozenset[int] | None = None
-    """These may have the memory; None: anybody may."""
+    """User ids that may have the memory; None: any user may."""
 
     def as_tuple(self) -> tuple[str, int, list[int] | None]:
         """Returns the terms as the native core takes them."""
@@ -122,9 +123,9 @@ class CacheGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFiles:
-    """Descriptors of a cache's memory. They belong to whoever opened them: send or duplicate them, do not close them.
+    """Descriptors of a cache's memory. They belong to the cache that opened them: send or duplicate, do not close them.
 
-    By the lock's nobody can lock, read or write: it names the file, for a successor of the same user.
+    The lock's descriptor does not allow to lock, read or write: it names the file, for a successor of the same user.
     """
 
     lock: int

@@ -2,7 +2,7 @@
 
 One JSON object a line, as the Mooncake paper published them: `timestamp` (ms), `input_length` and `output_length`
 (tokens), `hash_ids` (one id per block of the prompt, the last one perhaps partly filled; equal ids behind equal ids are
-the same block). `kvoffload serve --record` writes the same, with `block_tokens` beside it: how many an id stands for.
+the same block). `kvoffload serve --record` writes the same, and `block_tokens`: how many tokens an id stands for.
 Fields of other names are ignored.
 """
 
@@ -63,12 +63,13 @@ def read_trace(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[Trac
 
 
 def find_block_tokens(path: Path) -> int:
-    """As the first line says, which `kvoffload serve --record` has written; else as the published traces have it."""
+    """Returns the tokens of an id: as `kvoffload serve --record` wrote it in the first line, or as in published
+    traces."""
     try:
         with path.open("rb") as file:
             first = json.loads(file.readline(LINE_BYTES))
     except (OSError, ValueError, RecursionError):
-        return BLOCK_TOKENS  # whoever reads it says what is wrong
+        return BLOCK_TOKENS  # `read_trace` says what is wrong
     told = first.get("block_tokens") if isinstance(first, dict) else None
     return told if type(told) is int and told > 0 else BLOCK_TOKENS
 

@@ -26,7 +26,7 @@ def draw_shares(title: str, across: str, lines: Mapping[str, Points], *, dashed:
 def draw_amounts(
     title: str, across: str, lines: Mapping[str, Points], *, name_size: Callable[[float], str], dashed: str = ""
 ) -> str:
-    """Draws amounts of any size, as `draw_shares` does, beside four round numbers."""
+    """Draws amounts of any size, as `draw_shares` does, with four round numbers on the axis."""
     most = max((amount for points in lines.values() for _, amount in points), default=0.0) or 1.0
     power = 10 ** math.floor(math.log10(most))
     step = next(part * power for part in (0.25, 0.5, 1.0, 2.5) if most <= 4 * part * power)
@@ -89,7 +89,7 @@ class _Place:
 
 
 def _spread(wanted: Mapping[str, float]) -> dict[str, float]:
-    """Says where labels stand, so that none lies on another; from above."""
+    """Places labels from above so that none overlaps another."""
     found: dict[str, float] = {}
     last = -math.inf
     for name in sorted(wanted, key=lambda name: wanted[name]):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Tell = Callable[[str, int], None]
-"""What is done now, and how many steps ended since the last time."""
+"""A call that reports the step at work, and how many steps ended since the last call."""
 
 
 @contextmanager
 def progress(steps: int | None) -> Iterator[Tell]:
-    """Shows a bar that is gone at the end of the block. None: nobody knows how many there are."""
+    """Shows a bar that is gone at the end of the block. None: the number of steps is unknown."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -24,7 +24,7 @@ QUEUED = 4096
 
 
 class PromptRecorder:
-    """Writes a trace: `note` belongs to one thread and waits for nobody; another thread writes."""
+    """Writes a trace. `note` belongs to one thread and never waits; another thread writes."""
 
     def __init__(
         self, path: Path, *, limit_bytes: int = LIMIT_BYTES, clock: Callable[[], float] = time.monotonic

@@ -51,7 +51,7 @@ class StartTeller:
         self._bar: Any = None
 
     def look(self) -> None:
-        """Tells what has changed since the last time. Cheap once all the memory is there."""
+        """Reports changes since the last call. Cheap once all the memory is there."""
         if self._is_over:
             return
         ready_bytes = self._server.ready_bytes
@@ -91,8 +91,8 @@ class StartTeller:
 
 
 def notify_ready(address: str) -> None:
-    """Tells systemd (sd_notify) at this address; an @ at its beginning is an abstract one. One that does not listen is
-    none of our business."""
+    """Reports to systemd (sd_notify) at this address that the server is ready. An address that begins with @ is an
+    abstract one. An address where nothing listens is ignored."""
     path = "\0" + address[1:] if address.startswith("@") else address
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.setblocking(False)

@@ -30,7 +30,8 @@ def web(file: ConfigOption = None, assignments: SetOption = None) -> None:
 
 
 def read_token(file: str) -> str:
-    """Reads the token. Empty: there is none. ConfigError: nobody should use this one."""
+    """Reads the token. Empty: there is none. ConfigError: the file cannot be read, or its token is too short or not
+    printable."""
     if not file:
         return ""
     token = read_private_text(Path(file)).strip()

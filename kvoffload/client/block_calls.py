@@ -1,4 +1,4 @@
-"""What an engine wants with blocks, as messages and look-ups. Pure, like the link below it."""
+"""An engine's calls about blocks, turned into messages and look-ups. Pure, like the link that it uses."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ _WIRE = np.dtype("<u8")
 _NO_NUMBERS = np.empty(0, np.uint64)
 _WITHOUT_ROOM_NS = SECOND_NS // 20
 _LONG_CHAIN = 2048
-"""The server looks at each block of an acquire anyway; of so many, looking at all of them here takes too long."""
+"""Chains from this length on are sampled: the server checks each block of an acquire anyway, and checking all of
+them here takes too long."""
 
 
 @dataclass(frozen=True)
 class MemoryAsk:
-    """Is to be asked of memory, now or when slower tiers have done what they can."""
+    """A look-up of a prompt in memory, to be made now or after slower tiers have done what they can."""
 
     ask: Ask
     wait_ns: int
@@ -68,28 +69,28 @@ class MemoryAsk:
 
 @dataclass(frozen=True, kw_only=True)
 class FarTerms:
-    """How much a request would give for what lies below the server's memory."""
+    """How long a request would wait for blocks in tiers slower than the server's memory."""
 
     wait_s: float
     token_ns: int = 0
-    """The engine takes so long to compute a token; 0 stands for not known."""
+    """Time that the engine takes to compute a token, in nanoseconds; 0: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HintTerms:
-    """Says what is to be done with a prefix, before its request comes or after it."""
+    """A hint: what the server should do with a prefix, before its request comes or after it."""
 
     action: HintAction
     chain: Buffer = b""
     """May be empty where a session is named."""
     limit: int = NO_LIMIT
-    """Tokens of the chain that are meant."""
+    """Number of tokens of the chain to which the hint applies."""
     session: str = ""
     ttl_s: float = 0.0
     """0: as long as the server retains what comes without a wish."""
     priority: int = 0
     tenant: str = ""
-    """Whose share pays, if it is one that may be named; else the session's."""
+    """Tenant whose share pays, if the session may name it; otherwise the session's own tenant pays."""
 
 
 @dataclass(eq=False)
@@ -99,13 +100,13 @@ class PendingAcquire:
     local: int
     found: AcquiredBlocks | None = None
     request: Pending | None = None
-    """None: nobody was asked."""
+    """The request under way, or None if the server was not asked."""
     then: MemoryAsk | None = None
-    """To be asked when the request is over."""
+    """The look-up in memory that follows when the request is over, or None."""
     promotion: Pending | None = None
-    """This was asked of slower tiers."""
+    """The request to slower tiers, or None if they were not asked."""
     in_memory: int = NO_LIMIT
-    """The boundary that memory alone had when they were asked."""
+    """The boundary that memory alone had when slower tiers were asked."""
 
     @property
     def is_over(self) -> bool:
@@ -133,7 +134,8 @@ class PendingSlots:
 
 
 class BlockCalls:
-    """Belongs to whoever holds the client's lock. `blocks` is what it knows of the present memory, and sets."""
+    """Calls about blocks. The caller holds the client's lock. `blocks` holds the present memory, which this class
+    sets."""
 
     def __init__(self, link: Link, blocks: MappedBlocks, register: Register, terms: LinkTerms) -> None:
         self._link = link
@@ -151,12 +153,12 @@ class BlockCalls:
             for number, group in enumerate(register.groups)
         ]
         self._is_hybrid = any(group.reuse is not Reuse.PREFIX for group in register.groups)
-        """Blocks whose windows or states are not there yet, and these without their blocks, are of no use: a full pool
-        evicts the first pieces of a prompt that is saved in pieces. Where all is full attention, more slots held ready
-        only take the place of blocks."""
+        """With hybrid models, blocks are useless until their windows or states are there too, and the other way round:
+        a full pool evicts the first pieces of a prompt that is saved in pieces. So more slots are asked for. With full
+        attention alone, more slots held ready would only take the place of blocks."""
         self._has_own_hashes = all(group.block_size == register.hash_block_size for group in register.groups)
         self._tenants: dict[str, int] = {}
-        """That may be charged, and what the server calls them."""
+        """Tenants that may be charged, by name, with the server's number for each."""
         self._leases: set[BlockLease] = set()
         link.on_joined = self._on_joined
 
@@ -185,7 +187,7 @@ class BlockCalls:
         if far is None or mapped is None or boundary >= most or not self._link.has("promote"):
             self._acquire(pending, asked, now_ns, boundary)
             return pending
-        # What the caller's buffer holds later is something else.
+        # The caller may reuse its buffer before the answer comes.
         chain = bytes(ask.chain)
         message = Promote(
             name_space=mapped[1],
@@ -232,7 +234,7 @@ class BlockCalls:
         return self._start(pending, message, now_ns, wait_ns, on_over)
 
     def cancel(self, pending: PendingAcquire, now_ns: int) -> None:
-        """What it found or still finds is given back."""
+        """Ends a call as a miss. A lease that it has brought, or that its answer still brings, is given back."""
         if pending.request is not None:
             pending.request.is_wanted = False
         if pending.found is not None and pending.found.lease is not None:
@@ -350,7 +352,7 @@ class BlockCalls:
         return pending
 
     def cancel_slots(self, pending: PendingSlots, now_ns: int) -> None:
-        """What was or still is granted is given back."""
+        """Gives back the slots that were granted, and those that an answer still grants."""
         if pending.request is not None:
             pending.request.is_wanted = False
         self.abort(pending.slots, now_ns)

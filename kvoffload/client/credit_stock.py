@@ -1,4 +1,4 @@
-"""Slots that were reserved ahead, so that planning a save asks nobody. Pure."""
+"""Slots that were reserved ahead, so that planning a save needs no call to the server. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 from kvoffload.cache import ReservedSlots
 
 POOL_SHARE = 8
-"""One part in so many of a pool is held ready at most, all groups together: nobody else can use it meanwhile."""
+"""At most one part in so many of a pool is held ready, all groups together: nothing else can use it meanwhile."""
 FULL_POOL_SHARE = 32
-"""The same of a pool that is full: what is held takes the place of blocks then."""
+"""The same for a pool that is full: there, slots held ready take the place of blocks."""
 MAX_SLOTS = 32_768
-"""Of one group."""
+"""The most slots that are held ready for one group."""
 _NONE = np.empty(0, np.uint64)
 _LEAST = 8
 
@@ -22,19 +22,20 @@ _LEAST = 8
 class CreditStock:
     """Holds slots of one group, ready to be taken: at most `high`; it is filled up again below half of that.
 
-    `whole`: fewer than so many are of no use."""
+    `whole`: the smallest number of slots that is of use."""
 
     def __init__(self, group: int, wanted: int, *, slot_bytes: int = 1, whole: int = 1) -> None:
         self.group = group
         self.whole = whole
         self.high = self.most = self.wanted = min(wanted, MAX_SLOTS)
         self.lacking = 0
-        """So many more were wanted than there were. They are asked for once, up to `most` in all."""
+        """How many slots a save wanted beyond those in stock. They are asked for once, up to `most` in all."""
         self.slot_bytes = max(slot_bytes, 1)
         self.tickets = self._addresses = _NONE
         self.is_asking = False
         self.not_before_ns = 0
-        """The last answer brought less than was asked for: there is no room before somebody releases some."""
+        """Time before which no slots are asked for. It is set when a grant was short: the pool has no room until some
+        is released."""
 
     def __len__(self) -> int:
         return len(self.tickets)
@@ -60,19 +61,19 @@ class CreditStock:
         return taken
 
     def clear(self) -> None:
-        """They are not ours any more."""
+        """Forgets the slots: they do not belong to this process any more."""
         self.tickets = self._addresses = _NONE
         self.is_asking = False
         self.lacking = 0
 
 
 def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool = False) -> None:
-    """Of a small pool each group holds the same part of what it wants, and some slots always."""
+    """Sets the limit of each stock. In a small pool each group gets the same part of what it wants, and always some."""
     wanted_bytes = max(sum(stock.wanted * stock.slot_bytes for stock in stocks), 1)
     most = min(1.0, pool_bytes / POOL_SHARE / wanted_bytes)
     share = min(1.0, pool_bytes / FULL_POOL_SHARE / wanted_bytes) if is_full else most
     for stock in stocks:
-        # It is filled up below half: a whole one is there even then.
+        # A stock is filled up below half: enough slots for one whole piece are there even then.
         stock.most = int(stock.wanted * most)
         whole = min(2 * stock.whole, stock.most)
         stock.high = min(stock.wanted, max(int(stock.wanted * share), whole, _LEAST))

@@ -21,7 +21,7 @@ _AS_OPERATOR = "ask as the server's user, or with its operator's token"
 
 @dataclass(frozen=True, kw_only=True)
 class TimedCalls:
-    """Is a histogram: of what, counts by bucket with those beyond all bounds last, and the sum."""
+    """A histogram of the durations of one call: counts by bucket, the last for those beyond all bounds, and the sum."""
 
     name: str
     label: str
@@ -45,31 +45,31 @@ class TimedCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerInsight:
-    """What came of prompts, and how long what took; since the server began."""
+    """The outcomes of prompts and the timings of calls, since the server began."""
 
     outcomes: Mapping[str, int]
-    """Of prompts' tokens: `hit_memory`, `hit_lower`, or why they were computed."""
+    """Tokens of prompts by outcome: `hit_memory`, `hit_lower`, or the reason why they were computed."""
     errors: Mapping[str, int]
-    """That were answered, by code."""
+    """Number of errors that were answered, by code."""
     timings: tuple[TimedCalls, ...]
     asked_blocks: int
     distinct_blocks: int
-    """Of those that were asked for, about."""
+    """Number of different blocks among those asked for, estimated."""
     saved_s: float
-    """What engines did not compute, in their own time."""
+    """Computing time that hits have spared the engines, in seconds."""
     models: tuple[ModelUse, ...] = ()
-    """That use most of the memory."""
+    """The models that use most of the memory."""
     speeds: Mapping[str, int] = field(default_factory=dict)
-    """Of reading from tiers below, as measured last: bytes a second."""
+    """Latest measured speed of reading from each slower tier, in bytes a second."""
     hints: Mapping[str, int] = field(default_factory=dict)
-    """By action and outcome, as in `retain.done`."""
+    """Number of hints by action and outcome, as in `retain.done`."""
     hint_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Of their prefixes, by what came of them."""
+    """Tokens of the hints' prefixes, by what came of them."""
     retained: int = 0
     retained_bytes: int = 0
     retained_limit_bytes: int = 0
     curve: MemoryCurve = field(default_factory=MemoryCurve)
-    """What less and more memory would bring."""
+    """The shares of hits to expect with less and with more memory."""
 
     @property
     def ceiling(self) -> float | None:
@@ -87,7 +87,7 @@ class ServerInsight:
 
 
 def expect(answer: ServerMessage | None, kind: type[_Kind], call: str, *, is_refusable: bool = True) -> _Kind:
-    """The answer, if it is what the call brings. ServerError: it is not."""
+    """Returns the answer if it is of the kind that the call brings. ServerError: it is not."""
     if not isinstance(answer, kind):
         remedy = _AS_OPERATOR if is_refusable and isinstance(answer, Error) else _IS_IT_THERE
         raise ServerError(f"{call}: {_describe_fault(answer)}", remedy=remedy)
@@ -95,9 +95,9 @@ def expect(answer: ServerMessage | None, kind: type[_Kind], call: str, *, is_ref
 
 
 def read_found(message: Request, answer: ServerMessage | None) -> Reply:
-    """The answer, if it is none to refuse the request."""
+    """Returns the answer. ServerError: there is none, or the server refuses the request."""
     if not isinstance(answer, Reply) or isinstance(answer, Error):
-        # A refusal begins with the call's name on the wire, which says nothing to who typed a command.
+        # A refusal begins with the call's name on the wire, which means nothing to a user who typed a command.
         line = _describe_fault(answer).removeprefix(f"{name_of(type(message))}: ")
         raise ServerError(line, remedy=_AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE)
     return answer

@@ -40,7 +40,7 @@ class Inspector:
     """Every call asks the server and waits, for the client's call deadline at most. ServerError: it refuses."""
 
     def __init__(self, look_into: Callable[[Request], Reply], *, token: str = "") -> None:
-        """Takes a client's `look_into`, and the operator's `token` for who is not the server's user."""
+        """Takes a client's `look_into`, and the operator's `token`, which the server's own user does not need."""
         self._look_into = look_into
         self._token = token
 
@@ -58,7 +58,7 @@ class Inspector:
                 return rows
 
     def list_identities(self) -> list[Row]:
-        """The one that came first first."""
+        """A row for each identity, in the order in which they came."""
         return [_describe_identity(read) for read in self._identities()]
 
     def read_report(self, engine: str = "", rank: int = 0) -> str:
@@ -99,7 +99,8 @@ class Inspector:
         return rows, found.total
 
     def list_retained(self) -> tuple[list[Row], int, int]:
-        """What is retained, with what gives way first coming first; bytes of all of it, and what may be."""
+        """Returns rows of the retained prefixes, the first to give way first; their bytes in all; and the limit in
+        bytes."""
         told: list[Retained] = []
         while not told or (told[-1].prefixes and sum(len(one.prefixes) for one in told) < told[-1].total):
             first = sum(len(one.prefixes) for one in told)
@@ -108,8 +109,8 @@ class Inspector:
         return rows, told[-1].size_bytes, told[-1].limit_bytes
 
     def list_memories(self) -> tuple[list[Row], int, int]:
-        """A row for each size that the server follows, none if nothing was asked for; of how many blocks the shares
-        are, those of long ago counting less, and of how many blocks one is followed."""
+        """Returns a row for each memory size that the server follows, or none if no block was asked for; the number of
+        blocks behind the shares, old ones counting less; and the sampling rate: one block in so many is followed."""
         curve = read_insight(self._ask(Inspect(), Insight)).curve
         memory_bytes = self._ask(Stats(), Counts).capacity_bytes
         shown = curve.points if curve.asked_blocks else ()
@@ -156,7 +157,7 @@ class Inspector:
 
 
 def describe_agent(session: AgentSession) -> Row:
-    """What its turns asked for, and what came of it."""
+    """Returns a row with what the turns of an agent's session asked for, and the hits."""
     return {
         "session": session.name,
         "turns": session.turns,
@@ -222,7 +223,7 @@ def _describe_retained(prefix: RetainedPrefix) -> Row:
 
 
 def _describe_places(identity: str, places: BlockPlaces) -> Iterator[Row]:
-    """Of the groups of an identity those that know something of the block."""
+    """Yields a row for each group of an identity that knows something of the block."""
     columns = map(_numbers, (places.seconds, places.left_seconds, places.missing_bytes))
     groups = len(places.in_memory)
     for group, (seconds, left_s, missing_bytes) in enumerate(zip(*columns, strict=True)):
@@ -241,7 +242,7 @@ def _describe_places(identity: str, places: BlockPlaces) -> Iterator[Row]:
 
 
 def _name(read: IdentityRead) -> str:
-    """The model's, if it was told, and the first letters of the fingerprint."""
+    """Returns the model's name, if the engine told it, and the first digits of the fingerprint."""
     model = next((part.value for part in read.identity if part.name == "model"), "")
     return f"{model} {read.fingerprint.hex()[:_SHOWN_DIGITS]}".strip()
 

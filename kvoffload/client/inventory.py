@@ -1,4 +1,4 @@
-"""What a subscriber is told of the blocks that were there before: a server's listing, asked for a part at a time."""
+"""The inventory for a subscriber: blocks that were there before, from a server's listing, read a part at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvoffload.protocol import BlocksListed, Error, ErrorCode, ListBlocks, Mediu
 from kvoffload.protocol.message import Event
 
 PAUSE_NS = 1_000_000_000
-"""From the beginning of one inventory to that of the next: a subscriber that loses events all the time is to hear some
-of them, too."""
+"""Least time between the beginnings of two inventories. A subscriber that loses events all the time should still hear
+some of them."""
 RETRY_NS = 250_000_000
 
 
@@ -26,37 +26,37 @@ class InventoryBegun:
 
 @dataclass(frozen=True)
 class InventoryEnded:
-    """What was told since the beginning is what is there; of nothing else is it known."""
+    """The blocks told since the beginning are all that is known to be there."""
 
 
 Heard: TypeAlias = Event | InventoryBegun | InventoryEnded
 
 
 class Inventory:
-    """Of one subscription, as often as it is wanted. Belongs to whoever holds the link's lock."""
+    """The inventory of one subscription, which can be repeated. The caller holds the link's lock."""
 
     def __init__(self, hear: Callable[[Heard, int], None]) -> None:
-        """Calls `hear` with number 0 for whatever it tells."""
+        """Calls `hear` with number 0 for each thing it tells."""
         self._hear = hear
         self._wanted: tuple[int, ...] | None = None
         self._left: list[int] = []
-        """Namespaces that are not told wholly, the present one last."""
+        """Namespaces that are not told completely, the present one last."""
         self._first = 0
         self._asked: Pending | None = None
         self._begin_ns = self._retry_ns = 0
-        """Before these nothing begins, and nothing is asked."""
+        """Times before which no inventory begins, and nothing is asked."""
 
     def begin(self, name_spaces: Sequence[int]) -> None:
-        """All of these are wanted from the beginning, whatever was told of them."""
+        """Requests an inventory of all these namespaces from the beginning, whatever was told of them before."""
         self._wanted = tuple(name_spaces)
         self._left, self._asked = [], None
 
     def stop(self) -> None:
-        """Nothing is wanted any more."""
+        """Drops the inventory under way and any that was requested."""
         self._wanted, self._left, self._asked = None, [], None
 
     def go_on(self, now_ns: int, ask: Callable[[ListBlocks], Pending]) -> None:
-        """Tells what was answered, and asks for more. Is to be called after each answer, and now and then."""
+        """Passes on the blocks of the last answer and asks for more. Call it after each answer, and now and then."""
         if self._asked is not None:
             if not self._asked.is_over:
                 return

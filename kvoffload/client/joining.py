@@ -1,12 +1,12 @@
-"""How a process comes to be served: what it sends next, fed with what arrives. Pure: no socket, no clock.
+"""How a process joins a server: decides what to send next from what arrives. Pure: no socket, no clock.
 
     start ─► greeting ─► welcome ─► hello ─► accepted ──────────────► memory ─► register ─► express ─► JOINED
                                                  │                       ▲
                                                  └► adopt ─► WANTED ─► offers      (it holds an old server's memory)
 
-The express channel comes once the session is registered: to its later processes that is right behind the welcome.
+The express channel comes once the session is registered: for later processes of a session, right behind the welcome.
 
-Whatever else arrives ends the attempt with one line that says what; the caller begins anew, later.
+Any other message ends the attempt with one line that names it; the caller starts another attempt later.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvoffload.protocol import (
 )
 
 OFFERED_AT_ONCE = 250
-"""Segments in one packet."""
+"""The most segments in one packet."""
 SOFTWARE = "kvoffload"
 _MEMORY_SESSIONS = 1 << 32
 """The lower half of a session's number is that of its memory."""
@@ -48,7 +48,7 @@ _MEMORY_SESSIONS = 1 << 32
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """Who wants to be served."""
+    """The process that wants to be served."""
 
     engine: str
     role: Role
@@ -78,7 +78,7 @@ class HeldMemory:
 
 @dataclass(frozen=True)
 class OnLifeline:
-    """To be sent there, with these descriptors, which stay the owner's."""
+    """A message for the lifeline, with descriptors, which stay the owner's."""
 
     message: ClientMessage
     descriptors: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class OnLifeline:
 
 @dataclass(frozen=True)
 class OnControl:
-    """To be sent on a new control connection to the endpoint of the welcome."""
+    """A message for a new control connection to the endpoint that the welcome names."""
 
     message: ClientMessage
 
@@ -95,7 +95,7 @@ ToSend = OnLifeline | OnControl
 
 
 class Step(Enum):
-    """What is awaited."""
+    """The message that the attempt waits for."""
 
     WELCOME = "welcome"
     HELLO = "hello_accepted"
@@ -130,7 +130,7 @@ class _Parcel:
 
 
 class Joining:
-    """Is one attempt to join a server. What it received and nobody took is closed by `close`."""
+    """One attempt to join a server. `close` closes descriptors that it has received and that were not taken."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Joining:
         self.fault = ""
         """One line, once the attempt has failed."""
         self.refusal: Error | None = None
-        """What the server said, if it was that."""
+        """The server's refusal, or None if the attempt failed otherwise or has not failed."""
         self.boot_id = 0
         self.welcome: Welcome | None = None
         self.accepted: HelloAccepted | None = None
@@ -167,7 +167,7 @@ class Joining:
         return self._parcel.adopted_boot_id or self.boot_id
 
     def start(self, pidfd: int) -> list[ToSend]:
-        """The pidfd stays the caller's."""
+        """Returns the first message to send. The pidfd stays the caller's."""
         held = self._former
         greeting = Greeting(
             protocol_min=PROTOCOL_MIN,

@@ -1,6 +1,6 @@
-"""The two channels of a connection as what is sent sees them: which one a message takes, and what of it may be lost.
+"""The control and the express channel, seen from the sender: which one a message takes, and which messages may be lost.
 
-Pure. Between the two there is no order; what is said of blocks goes by one of them alone, and keeps its own.
+Pure. There is no order between the two. All messages about blocks take one of them, so they keep their order.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from kvoffload.protocol import Call, Channel, ClientMessage, Mark, ServerMessage
 from kvoffload.protocol.message import OneWay, Request
 
 MAX_PENDING = 4096
-"""One connection has at most so many requests under way; beyond it nothing is asked."""
+"""The most requests that one connection has under way. At this bound, new requests end at once without an answer."""
 MAX_MESSAGES = 1024
-"""One-way messages in a log."""
+"""The most one-way messages in a log."""
 MARK_AFTER = 256
-"""So many in a log are worth a request whose answer empties it."""
+"""Number of messages in a log from which on a mark is sent: a request whose answer empties the log."""
 _SPREAD = 0.25
 
 
 @dataclass(eq=False)
 class Pending:
-    """Is one request and its answer. Belongs to whoever holds the link's lock."""
+    """A request that was sent, and its answer once it has arrived. The caller holds the link's lock."""
 
     message: ClientMessage
     deadline_ns: int
     sent_ns: int
     answer: ServerMessage | None = None
-    """None with `is_over`: it came too late, was lost, or could not be asked."""
+    """None with `is_over`: the answer came too late, was lost, or the request could not be sent."""
     is_over: bool = False
     is_wanted: bool = True
-    """Else what its answer brings is given back; whether there is one still says something of the server."""
+    """False: the link gives back what the answer brings. That one arrives still shows that the server answers."""
     _on_over: Callable[[], None] | None = None
 
     def when_over(self, act: Callable[[], None]) -> None:
-        """Calls this once: when it is over, or now if it is."""
+        """Calls `act` once: when the request is over, or now if it is already."""
         if self.is_over:
             act()
         else:
@@ -54,7 +54,7 @@ class Pending:
 
 
 def make_ended(message: ClientMessage, now_ns: int) -> Pending:
-    """A request that is not asked."""
+    """Returns a request that is over at once and is never sent."""
     ended = Pending(message=message, deadline_ns=now_ns, sent_ns=now_ns)
     ended.end(None)
     return ended
@@ -75,7 +75,7 @@ class PendingCalls:
         return self._number
 
     def draw_number(self) -> int:
-        """Returns the next number, for a request that somebody else waits for."""
+        """Returns the next number, for a request that is not kept here: its sender waits for the answer."""
         self._number += 1
         return self._number
 
@@ -86,16 +86,16 @@ class PendingCalls:
         return number
 
     def take(self, number: int) -> Pending | None:
-        """The request that is answered; None: it is nobody's any more."""
+        """Removes and returns the request with this number. None: it has expired, or was never here."""
         return self._by_number.pop(number, None)
 
     def forget(self) -> None:
-        """Nobody waits for any of them any more."""
+        """Marks all requests as not wanted: their callers do not wait any more."""
         for pending in self._by_number.values():
             pending.is_wanted = False
 
     def expire(self, now_ns: int) -> list[Pending]:
-        """Those whose deadline has passed. Answers that still come are not wanted."""
+        """Ends and returns the requests whose deadline has passed. Answers that come later are given back."""
         if not self._by_number:
             return []
         late = [number for number, pending in self._by_number.items() if pending.deadline_ns <= now_ns]
@@ -105,7 +105,7 @@ class PendingCalls:
         return expired
 
     def end_all(self) -> None:
-        """The connection is gone; numbers begin anew."""
+        """Ends all requests, since the connection is gone. Numbers start again at 1."""
         ended = list(self._by_number.values())
         self._by_number.clear()
         self._number = 0
@@ -117,9 +117,9 @@ class PendingCalls:
 
 
 class Backoff:
-    """Says how long to wait before the next attempt.
+    """The wait before the next attempt.
 
-    It doubles from `first_ns` to `last_ns`, spread by a quarter so that many do not come at once.
+    It doubles from `first_ns` to `last_ns`, varied by a quarter so that many processes do not come at once.
     """
 
     def __init__(self, first_ns: int, last_ns: int, random: Random) -> None:
@@ -129,24 +129,24 @@ class Backoff:
         self._wait_ns = first_ns
 
     def next_ns(self) -> int:
-        """The wait before the next attempt."""
+        """Returns the wait before the next attempt, in nanoseconds."""
         wait_ns = self._wait_ns
         self._wait_ns = min(2 * wait_ns, self._last_ns)
         return int(wait_ns * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
 
     def reset(self) -> None:
-        """An attempt went well."""
+        """Starts again with the shortest wait, after an attempt that succeeded."""
         self._wait_ns = self._first_ns
 
 
 class Breaker:
-    """Knows whether a server that is there also answers.
+    """Tracks whether a server that is there also answers.
 
     closed ──an answer is late──► open ──any answer──► closed
                                    │ ▲
                                    └─┘ a probe now and then
 
-    While it is open nothing is asked on anybody's behalf, so that no request waits twice for a server that hangs.
+    While it is open no request of a caller is sent, so that none waits a second time for a server that hangs.
     """
 
     def __init__(self, backoff: Backoff) -> None:
@@ -168,7 +168,8 @@ class Breaker:
             self._probe_ns = now_ns + self._backoff.next_ns()
 
     def take_probe(self, now_ns: int) -> bool:
-        """Whether the server is to be asked now whether it answers again."""
+        """Whether a probe is due; if so, sets the time of the next one. A probe asks whether the server answers
+        again."""
         if not self.is_open or now_ns < self._probe_ns:
             return False
         self._probe_ns = now_ns + self._backoff.next_ns()
@@ -176,17 +177,17 @@ class Breaker:
 
 
 class OneWayLog:
-    """One-way messages of which nobody knows yet whether the server has had them.
+    """One-way messages that the server may not have received yet.
 
     A server serves a connection's messages in order. So an answer to a request says that all one-way messages sent
-    before it were served; what is left when a connection is lost is sent again on the next one, where it does no harm
-    twice: tickets and leases are void once they were used. At its bound the oldest is forgotten: what it was to give
-    back stays the session's until the engine ends.
+    before it were served. When a connection is lost, the remaining messages are sent again on the next one. Serving
+    one twice does no harm: tickets and leases are void once they were used. At the log's bound the oldest message is
+    forgotten: slots or leases that it gives back stay the session's until the engine ends.
     """
 
     def __init__(self) -> None:
         self._entries: deque[tuple[int, OneWay]] = deque()
-        """With the number of the last request that was sent before it."""
+        """Each message, with the number of the last request that was sent before it."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -202,26 +203,26 @@ class OneWayLog:
         self._entries.append((last_request, message))
 
     def confirm(self, answered: int) -> None:
-        """The request of this number was answered."""
+        """Drops the messages that were sent before the request with this number, which was answered."""
         while self._entries and self._entries[0][0] < answered:
             self._entries.popleft()
 
     def take_all(self) -> list[OneWay]:
-        """Takes all that is to be sent once more, in this order."""
+        """Removes and returns all messages, in the order in which to send them again."""
         messages = [message for _, message in self._entries]
         self._entries.clear()
         return messages
 
 
 class Wire(Protocol):
-    """All channels to one server. Nothing here waits, and nothing raises: what fails is False."""
+    """All channels to one server. No method waits or raises; a send that fails returns False."""
 
     def dial(self) -> str:
         """Opens a new lifeline. Returns why there is none, in one line; empty: there is one."""
         ...
 
     def open_control(self, endpoint: str) -> None:
-        """A new control connection to the server that was dialled."""
+        """Opens a new control connection to the server that was dialled."""
         ...
 
     def send_lifeline(self, call: Call, descriptors: tuple[int, ...]) -> bool: ...
@@ -229,18 +230,18 @@ class Wire(Protocol):
     def send_control(self, call: Call) -> bool: ...
 
     def open_express(self, descriptor: int) -> None:
-        """The process's end of an express channel. Takes the descriptor."""
+        """Starts to use the process's end of an express channel. Takes the descriptor."""
         ...
 
     def send_express(self, call: Call) -> bool: ...
 
     def hang_up(self) -> None:
-        """Closes all channels. What was not sent yet is lost."""
+        """Closes all channels. Data that was not sent yet is lost."""
         ...
 
 
 class Lane:
-    """Keeps of one channel what was sent on it, and whether it is answered."""
+    """The requests and one-way messages sent on one channel, and whether they are answered."""
 
     def __init__(self, send: Callable[[Call], bool], backoff: Backoff) -> None:
         self.send = send
@@ -254,16 +255,16 @@ class Lane:
 
     @property
     def has_mark(self) -> bool:
-        """The answer to one is awaited."""
+        """Whether the answer to a mark is awaited."""
         return self._mark is not None and not self._mark.is_over
 
     @property
     def needs_mark(self) -> bool:
-        """Whether a request should follow what was sent, and none does yet."""
+        """Whether the log is long enough for a mark, and none is under way."""
         return self.log.needs_mark and not self.has_mark
 
     def ask(self, message: Request, session: int, now_ns: int, wait_ns: int) -> Pending:
-        """It is over at once if it cannot be sent."""
+        """Sends a request. It is over at once if it cannot be sent."""
         pending = Pending(message=message, deadline_ns=now_ns + wait_ns, sent_ns=now_ns)
         if len(self.pending) >= MAX_PENDING:
             pending.end(None)
@@ -281,17 +282,17 @@ class Lane:
         return pending
 
     def mark(self, session: int, now_ns: int, wait_ns: int) -> Pending:
-        """Its answer shows that the server lives, and that it had what was sent before."""
+        """Sends a request whose answer shows that the server lives, and that it received what was sent before."""
         self._mark = self.ask(Mark(), session, now_ns, wait_ns)
         return self._mark
 
     def tell(self, message: OneWay, session: int) -> bool:
-        """A message that is in the log. False: it is not sent, and the next one would show a hole."""
+        """Sends a message that is in the log. False: it is not sent, and the next number would show a gap."""
         self.one_way += 1
         return self.send(Call(message, self.one_way, session, 0))
 
     def hear(self, number: int) -> Pending | None:
-        """The request that is answered; None: it is nobody's any more."""
+        """Notes an answer and returns its request. None: the request has expired."""
         self.log.confirm(number)
         return self.pending.take(number)
 
@@ -300,7 +301,7 @@ class Lane:
             self.breaker.on_late(now_ns)
 
     def reset(self) -> None:
-        """The connection is gone: counts begin anew. What was sent on it is still in the log."""
+        """Starts all counts again at 0, since the connection is gone. The log keeps its messages."""
         self.one_way = 0
         self._mark = None
         self._backoff.reset()
@@ -309,13 +310,13 @@ class Lane:
 
 
 class Lanes:
-    """Holds the lanes of both channels. A process without blocks has no use for the express channel, and gets none."""
+    """The lanes of both channels. A process without blocks has no use for the express channel, and gets none."""
 
     def __init__(self, wire: Wire, make_backoff: Callable[[], Backoff], *, has_blocks: bool) -> None:
         self.control = Lane(wire.send_control, make_backoff())
         self.express = Lane(wire.send_express, make_backoff())
         self.main = self.express if has_blocks else self.control
-        """The one whose answers say whether the process is served."""
+        """The lane whose answers show whether the process is served."""
 
     def __iter__(self) -> Iterator[Lane]:
         return iter((self.control, self.express))
@@ -326,14 +327,15 @@ class Lanes:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def choose(self, message: ClientMessage) -> Lane:
-        """The one that the message takes."""
+        """Returns the lane that the message takes."""
         return self.control if Channel.CONTROL in message.channels else self.express
 
     def reset(self) -> None:
-        """The connection is gone."""
+        """Resets both lanes, since the connection is gone."""
         for lane in self:
             lane.reset()
 
     def take_all(self) -> list[OneWay]:
-        """What nobody knows of whether the server has had it, to be sent once more in this order."""
+        """Removes and returns the messages that the server may not have received, in the order in which to send them
+        again."""
         return [message for lane in self for message in lane.log.take_all()]

@@ -1,4 +1,4 @@
-"""Memory of servers as this process has it mapped: the present one, whose index can be read, and former ones."""
+"""The memory of servers, as mapped by this process: the present one, whose index can be read, and former ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvoffload.hash_rows import as_rows, count_hashes
 from kvoffload.packets import close_all
 
 MAX_FORMER = 2
-"""Former memories that a process keeps which cannot know whether they are in use. Beyond it the oldest goes."""
+"""The most former memories kept by a process that cannot know whether they are in use. The oldest goes first."""
 ROOM_SHARE = 32
-"""A pool has room while more than one part in so many of it was given to nobody: rounding and holes take less."""
+"""A pool has room while more than one part in so many of it has never been given out. Rounding and holes take less."""
 _SAMPLE_STEP = 128
 
 
@@ -27,16 +27,17 @@ class SharedMemory:
     """All of a server's memory, mapped. It goes with the last reference, views of slots included."""
 
     def __init__(self, held: HeldMemory) -> None:
-        """Maps the memory that descriptors are of, and takes them. RuntimeError, ValueError: they are no cache's
+        """Maps the memory behind the descriptors, and takes them. RuntimeError, ValueError: they are not a cache's
         memory. OSError: it cannot be mapped."""
         self.held = held
         self.memory_id = name_memory(held)
         self.sessions = {held.memory_session}
-        """Of it, that this process is or was of: they wait for its exit."""
+        """The memory's sessions to which this process belongs or belonged: they wait for its exit."""
         try:
             self.index = IndexReader(os.dup(held.index))
             self.segments = SegmentMap([os.dup(file) for file in held.segments], held.segment_sizes[0])
-            # It is this process's own, and a server that takes the memory over goes by it.
+            # Each process has opened the index for itself. A server that takes the memory over sees by this that the
+            # process lives.
             self.segments.keep(os.dup(held.index))
         except BaseException:
             self.close()
@@ -44,11 +45,11 @@ class SharedMemory:
 
     @property
     def ready_bytes(self) -> int:
-        """So many of its bytes have their pages."""
+        """Number of the memory's bytes that have their pages."""
         return self.index.ready_bytes
 
     def watch(self) -> Callable[[], bool]:
-        """Makes a check whether anything in this process still has it mapped. The check keeps none of it."""
+        """Returns a check whether anything in this process still has the memory mapped. The check keeps none of it."""
         segments = weakref.ref(self.segments)
         return lambda: segments() is not None
 
@@ -63,20 +64,21 @@ class SharedMemory:
         self.held = replace(self.held, boot_id=held.boot_id, session=held.session)
 
     def close(self) -> None:
-        """Closes the descriptors alone: whoever uses the maps still has them."""
+        """Closes the descriptors. The maps stay valid for those that use them."""
         close_all((self.held.lock, self.held.index, *self.held.segments))
 
 
 def name_memory(held: HeldMemory) -> int:
-    """The same in all processes of a machine that have this memory, whichever server handed it over."""
+    """Returns a number that is the same in all processes of a machine that have this memory, whichever server handed it
+    over."""
     return os.fstat(held.index).st_ino
 
 
 class Memories:
-    """Belongs to whoever holds the link's lock; `current` may be read by anybody.
+    """The present memory and the former ones. The caller holds the link's lock; any thread may read `current`.
 
-    A former memory stays while leases or slots in it are ours; with `keeps_former`, until `retire` as well: a worker
-    does not know what its scheduler holds.
+    A former memory stays while this process holds leases or slots in it. With `keeps_former` it stays until `retire` as
+    well: a worker does not know what its scheduler holds.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class Memories:
         self._by_id: dict[int, SharedMemory] = {}
         self._held: dict[int, int] = {}
         self._leaving: dict[int, tuple[int, Callable[[], bool]]] = {}
-        """Let go of, and still mapped: copies use it, or the driver knows it. Its bytes, and whether that is so."""
+        """Dropped memories that may still be mapped: copies use them, or the driver knows them. The bytes of each, and
+        a check whether it is mapped."""
         self.current: SharedMemory | None = None
 
     def __len__(self) -> int:
@@ -102,15 +105,16 @@ class Memories:
         return self._by_id.get(memory_id)
 
     def places(self) -> tuple[tuple[int, int], ...]:
-        """(memory, session) pairs whose copies this process's exit would be waited for."""
+        """Returns the (memory, session) pairs in which this process may copy; a server waits for its exit for their
+        sake."""
         # A copy of the values first: other threads read this while the owner changes it.
         return tuple(
             (memory.memory_id, session) for memory in list(self._by_id.values()) for session in sorted(memory.sessions)
         )
 
     def list_mapped(self, *, is_current_former: bool = False) -> tuple[tuple[int, int], ...]:
-        """(memory, bytes) of former ones that this process has pages of; and of the present one, if a server is about
-        to say whether it is its own."""
+        """Returns (memory, bytes) of former ones of which this process has pages; and of the present one, if a server
+        is about to say whether it is its own."""
         self._leaving = {one: left for one, left in self._leaving.items() if left[1]()}
         found = {one: size_bytes for one, (size_bytes, _) in self._leaving.items()}
         for memory in self._by_id.values():
@@ -119,8 +123,8 @@ class Memories:
         return tuple(sorted(found.items()))
 
     def take(self, held: HeldMemory) -> bool:
-        """What a server handed over is the present memory from here on. False: it was so before. Takes the
-        descriptors; its errors are those of `SharedMemory`."""
+        """Makes the memory that a server handed over the present one. False: it was so before. Takes the descriptors;
+        its errors are those of `SharedMemory`."""
         former = self.current
         if former is not None and former.memory_id == self._name(held):
             former.join(held)
@@ -132,7 +136,7 @@ class Memories:
         return True
 
     def hold(self, memory_id: int, count: int = 1) -> None:
-        """Leases or slots in it became ours."""
+        """Counts leases or slots in a memory that this process has been given."""
         self._held[memory_id] = self._held.get(memory_id, 0) + count
 
     def let_go(self, memory_id: int, count: int = 1) -> None:
@@ -145,13 +149,13 @@ class Memories:
                 self._drop_unused()
 
     def retire(self, memory_id: int) -> None:
-        """Nobody of the engine uses this former memory any more."""
+        """Drops a former memory that no process of the engine uses any more."""
         memory = self._by_id.get(memory_id)
         if memory is not None and memory is not self.current:
             self._drop(memory)
 
     def retire_unused(self, memory_id: int) -> None:
-        """The same, unless this process itself holds something in it."""
+        """Does the same, unless this process itself holds something in it."""
         if memory_id not in self._held:
             self.retire(memory_id)
 
@@ -175,13 +179,13 @@ class Memories:
 
 
 class MappedBlocks:
-    """What is known of blocks without asking: look-ups in the present memory, for anybody. An observer sees none."""
+    """Look-ups in the present memory, without a call to the server, from any thread. An observer finds nothing."""
 
     def __init__(self, memories: Memories, *, groups: int) -> None:
         self._memories = memories
         self._groups = groups
         self.mapped: tuple[SharedMemory, int] | None = None
-        """The present memory, with the namespace in it; set by whoever holds the client's lock."""
+        """The present memory, with the namespace in it. It is set under the client's lock."""
 
     @property
     def memory_id(self) -> int:
@@ -189,18 +193,18 @@ class MappedBlocks:
 
     @property
     def session(self) -> int:
-        """The engine's session, by the memory's own count: what new leases and slots belong to."""
+        """The engine's session, as numbered within the memory. New leases and slots belong to it."""
         return 0 if self.mapped is None else self.mapped[0].held.memory_session
 
     def memory(self, memory_id: int) -> SegmentMap:
         return self._find_memory(memory_id).segments
 
     def ready_bytes(self, memory_id: int) -> int:
-        """Of that memory, from its beginning: what has its pages, and may be touched. It never becomes less."""
+        """Returns how many bytes from that memory's beginning have their pages and may be touched. It never shrinks."""
         return self._find_memory(memory_id).index.ready_bytes
 
     def places(self) -> tuple[tuple[int, int], ...]:
-        """(memory, session) of all that `may_copy` accepts."""
+        """Returns all (memory, session) pairs that `may_copy` accepts."""
         return self._memories.places()
 
     def may_copy(self, held: Placed) -> bool:
@@ -223,9 +227,9 @@ class MappedBlocks:
         return memory.index.find_boundary(name_space, ask)
 
     def estimate_boundary(self, ask: Ask, *, block_tokens: int) -> int:
-        """Returns what `find_boundary` does, or more where single blocks are missing in between. It is for a chain of
-        full attention alone, in blocks of so many tokens, each with a hash of its own. One block in `_SAMPLE_STEP` is
-        looked at, and each of those around the first that is missing."""
+        """Returns what `find_boundary` does, or more where single blocks are missing in between. Works only for a chain
+        of full attention, in blocks of `block_tokens`, each with a hash of its own. It looks at one block in
+        `_SAMPLE_STEP`, and at each of those around the first that is missing."""
         rows = as_rows(ask.chain)
         first, end = ask.local // block_tokens, min(len(rows), ask.limit // block_tokens)
         sample = np.unique(np.r_[np.arange(first, end, _SAMPLE_STEP), max(end - 1, 0)])
@@ -238,12 +242,12 @@ class MappedBlocks:
 
     @property
     def has_room(self) -> bool:
-        """Part of the pool was given to nobody yet: what is saved there displaces nothing."""
+        """Whether part of the pool has never been given out, so that a save there displaces nothing."""
         mapped = self.mapped
         if mapped is None:
             return False
         index = mapped[0].index
-        # What is still to come is no room yet: it may not come at all.
+        # Memory without pages is no room yet: it may never get them.
         ready_bytes = index.ready_bytes
         return ROOM_SHARE * (ready_bytes - index.used_bytes) > ready_bytes
 

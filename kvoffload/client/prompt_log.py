@@ -1,4 +1,4 @@
-"""What became of prompts, on its way to the server: a message for many, and nobody waits for it. Pure."""
+"""Outcomes of prompts on their way to the server: one message carries many, and no caller waits for it. Pure."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from kvoffload.types import HASH_BYTES
 
 SEND_AFTER_NS = SECOND_NS // 5
 MESSAGE_BYTES = 128 << 10
-"""Of tags in one message, about: it is packed while an engine's step may wait for the lock."""
+"""Approximate limit of the tags in one message: it is packed while an engine's step may wait for the lock."""
 _MOST = 2**32 - 1
 MAX_QUEUED = 4 * MAX_QUERIES
-"""Beyond it the oldest are dropped: they are counted nowhere."""
+"""The most notes that wait. Beyond it the oldest are dropped, without being counted anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptNote:
-    """What was asked for a prompt and what came of it. Tokens before `local` are the engine's own."""
+    """The request of a prompt and its outcome. Tokens before `local` are in the engine's own cache."""
 
     chain: bytes
     local: int
     tokens: int
-    """Of the prompt."""
+    """Number of tokens of the prompt."""
     boundary: int
-    """Up to which it was promised."""
+    """Number of tokens up to which a hit was promised."""
     limit: int
-    """Up to which it could have been."""
+    """Number of tokens up to which a hit could have been promised."""
     lower: int = 0
-    """Promised from below memory."""
+    """Number of tokens that were promised from slower tiers."""
     saved_us: int = 0
     miss: Miss = Miss.NEVER_SEEN
     session: str = ""
-    """An agent's, whose turn it is."""
+    """The agent's session of which the prompt is a turn; empty: none."""
     on_explained: Callable[[Explanation], None] | None = None
     """Hears the server's view, if there is one, on any thread; it must not call the client."""
 
 
 class PromptLog:
-    """Belongs to whoever holds the client's lock."""
+    """The notes that wait for the next message. The caller holds the client's lock."""
 
     def __init__(self, link: Link, register: Register) -> None:
         self._link = link
@@ -54,15 +54,15 @@ class PromptLog:
         self._block_size = register.groups[self._group].block_size
         self._hash_block_size = register.hash_block_size
         self._queue: deque[tuple[int, PromptNote]] = deque(maxlen=MAX_QUEUED)
-        """With when they came."""
+        """The notes, each with the time at which it came."""
         self._asked: Pending | None = None
 
     def note(self, note: PromptNote, now_ns: int) -> None:
-        """Is told with the next message."""
+        """Adds a note to the next message."""
         self._queue.append((now_ns, note))
 
     def send(self, now_ns: int, wait_ns: int) -> None:
-        """Sends what is due. Is called now and then."""
+        """Sends the notes that are due. The client calls it now and then."""
         is_due = len(self._queue) >= MAX_QUERIES or (self._queue and now_ns - self._queue[0][0] >= SEND_AFTER_NS)
         if not is_due or not self._link.has("explain") or (self._asked is not None and not self._asked.is_over):
             return
@@ -94,7 +94,7 @@ class PromptLog:
         )
 
     def _find_missing(self, note: PromptNote) -> bytes:
-        """The first block that was not promised and could have been."""
+        """Returns the hash of the first block that was not promised and could have been; empty: there is none."""
         if note.boundary >= note.limit:
             return b""
         end = (note.boundary // self._block_size + 1) * self._block_size // self._hash_block_size * HASH_BYTES
@@ -102,7 +102,7 @@ class PromptLog:
 
 
 def _fit(count: int) -> int:
-    """Whatever an engine counts, a message can be made of it."""
+    """Clamps a count of an engine to what a message's field can hold."""
     return min(max(count, 0), _MOST)
 
 

@@ -1,4 +1,4 @@
-"""What a client is told: who it is, where its server is, how long anything may take, and what its blocks are."""
+"""A client's settings: who it is, where its server is, how long anything may take, and what its blocks are."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ class LinkTerms:
 
     acquire_deadline_s: float = 0.05
     call_deadline_s: float = 5.0
-    """Of whatever is asked beside an engine's steps: counts, slots, administration."""
+    """Deadline of calls outside an engine's steps: counts, slots, administration."""
     join_deadline_s: float = 2.0
-    """For each answer on the way to being served; memory that is being taken is waited for without one."""
+    """Deadline of each answer while joining. Waiting for memory that is being taken has no deadline."""
     rejoin_after_s: float = 30.0
-    """A server that has not answered for so long is greeted anew."""
+    """A server that has not answered for so long is greeted again on a new connection."""
     first_backoff_s: float = 0.02
     last_backoff_s: float = 2.0
     stock_slots: tuple[int, ...] = ()
-    """How many slots of each group are held ready, as far as a share of the pool goes. Groups beyond it: none."""
+    """Number of slots of each group that are held ready, up to a share of the pool. Groups beyond its end have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTerms:
-    """Says what one process gives to be a client."""
+    """The settings with which a process becomes a client."""
 
     socket: Path | Callable[[bool], Path]
-    """A shared server's, or what finds or starts a private one; it hears whether an old server's memory is held here,
-    may take seconds, and is asked again before every attempt to join."""
+    """The socket of a shared server, or a function that finds or starts a private one. The function is told whether an
+    old server's memory is held here, may take seconds, and is called again before every attempt to join."""
     member: Member
     register: Register | None = None
-    """None: an observer's."""
+    """The description of the engine's blocks, or None for an observer."""
     step_budget_s: float = 0.001
-    """What all calls between two `begin_step` may wait together."""
+    """The most time that all calls between two `begin_step` may wait together."""
     link: LinkTerms = field(default_factory=LinkTerms)
 
 
@@ -66,7 +66,7 @@ def describe_blocks(
     tenant: str = "",
     identity: tuple[IdentityField, ...] = (),
 ) -> Register:
-    """What an engine says of its blocks when it registers. `hash_seed` is the digest of one, never the seed."""
+    """Makes an engine's description of its blocks. `hash_seed` is the digest of the seed, never the seed itself."""
     groups = tuple(
         GroupTerms(
             record_bytes=group.record_bytes,
@@ -91,7 +91,7 @@ def describe_blocks(
 
 
 def add_report_text(register: Register, report: str) -> Register:
-    """With what this process registered, for operators to read; as many of its lines as fit."""
+    """Adds what this process registered, for operators to read: as many of its lines as fit."""
     text = report.encode()
     if len(text) > MAX_REPORT:
         text = text[: text.rfind(b"\n", 0, MAX_REPORT) + 1]

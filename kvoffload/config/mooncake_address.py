@@ -11,7 +11,7 @@ MOONCAKE_FORM: Final = "mooncake://host:port of its master"
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeAddress:
-    """Is made by `parse_mooncake_address`; written out again by `str`."""
+    """The address of a master, which `parse_mooncake_address` reads and `str` writes out again."""
 
     host: str
     port: int
@@ -26,7 +26,7 @@ class MooncakeAddress:
 
 
 def parse_mooncake_address(text: str) -> MooncakeAddress:
-    """Reads an address. ValueError: what of it is not as it should be."""
+    """Reads an address. ValueError: it is wrong; the error says why."""
     parts = urlsplit(text)
     if parts.scheme != "mooncake" or not parts.hostname or not parts.port:
         raise ValueError("no scheme, host and port")

@@ -1,6 +1,6 @@
 """Where a server listens over TCP: `tcp://127.0.0.1:5555`, `tcp://[::1]:5555`.
 
-Names are not accepted: what one means may change, and whether a server needs keys depends on what it means.
+Names are not accepted: the address that a name stands for may change, and with it who can reach the server.
 """
 
 from __future__ import annotations

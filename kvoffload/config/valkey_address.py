@@ -12,7 +12,7 @@ _PORT = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class ValkeyAddress:
-    """Is made by `parse_valkey_address`; written out again by `str`. It has no secrets."""
+    """The address of a server, which `parse_valkey_address` reads and `str` writes out again. It has no secrets."""
 
     host: str
     port: int = _PORT
@@ -27,7 +27,7 @@ class ValkeyAddress:
 
 
 def parse_valkey_address(text: str) -> ValkeyAddress:
-    """Reads an address. ValueError: what of it is not as it should be. A cluster is named by any of its nodes."""
+    """Reads an address. ValueError: it is wrong; the error says why. Any node of a cluster is an address of it."""
     parts = urlsplit(text)
     database = parts.path.strip("/") or "0"
     if parts.scheme not in ("valkey", "valkeys") or not parts.hostname:

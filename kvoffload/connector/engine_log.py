@@ -1,4 +1,4 @@
-"""Where an engine's processes write what we say: in the engine's own log, in its form and at its level."""
+"""Sends our log lines to the engine's own log, in its format and at its level, in each of the engine's processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 
 
 def join_engine_log() -> None:
-    """Makes vLLM's logger the parent of ours, however often it is called: its handlers, format, level and prefix of the
-    process are ours then, also those of a file that VLLM_LOGGING_CONFIG_PATH names.
+    """Makes vLLM's logger the parent of ours, so that ours has its handlers, format, level and process prefix, also
+    those from a file that VLLM_LOGGING_CONFIG_PATH names. May be called any number of times.
 
-    Such a file may name `kvoffload` too, for a level or handlers of its own.
+    Such a file may also name `kvoffload`, for a level or handlers of its own.
     """
     ours = logging.getLogger("kvoffload")
     ours.parent = logging.getLogger("vllm")

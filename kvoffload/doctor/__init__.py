@@ -1,1 +1,1 @@
-"""What of a machine and its settings would stop kvoffload, or slow it down, and what to do about it."""
+"""Checks what on a machine, or in its settings, would stop kvoffload or slow it down, and says what to do about it."""

@@ -1,4 +1,4 @@
-"""What an examination has found: a line, how bad it is, and the command that mends it."""
+"""The findings of an examination: a line, how bad it is, and the command that mends it."""
 
 from __future__ import annotations
 

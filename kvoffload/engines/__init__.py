@@ -1,1 +1,1 @@
-"""What joins an engine to the cache, whichever engine it is. Must import none of them."""
+"""The parts that join any engine to the cache. Must not import an engine."""

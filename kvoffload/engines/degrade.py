@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class NotesFaults(Protocol):
-    """Whatever an engine calls."""
+    """An object whose methods the engine calls, and that counts their faults."""
 
     def note_fault(self, hook: str, fault: Exception) -> None:
         """Counts a fault; the first of a hook is logged."""

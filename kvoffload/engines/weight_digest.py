@@ -22,9 +22,10 @@ _RUN_BYTES = 32
 
 
 def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> bytes:
-    """Of names, shapes, types and all bytes, at about the speed of memory. Tensors are taken in any order.
+    """Returns a digest of names, shapes, types and all bytes, at about the speed of memory. Tensors are taken in any
+    order.
 
-    Raises what torch does where a tensor cannot be read, and ValueError where nobody knows how.
+    Raises what torch does where a tensor cannot be read, and ValueError for a kind of tensor that cannot be read here.
     """
     digests = {}
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

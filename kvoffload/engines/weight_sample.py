@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from kvoffload.keys.canonical import encode_canonical
 
 SAMPLED_ELEMENTS = 4096
-"""Of a tensor at most; of a smaller one all are taken."""
+"""How many elements of a tensor are read at most; of a smaller one all are."""
 _SEED = 0x6B76_6F66_666C_6F61
 AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By their size: what an element means does not matter, and not every device can gather every type."""
@@ -30,7 +30,7 @@ class WeightSample:
     sampled: int
     """Elements that were read."""
     elements: int
-    """That there are."""
+    """Number of elements that there are."""
 
     def digest(self, names: Iterable[str] | None = None) -> bytes:
         """Of all tensors, or of these, whatever order they came in."""
@@ -50,7 +50,8 @@ def pick_positions(elements: int, limit: int = SAMPLED_ELEMENTS) -> npt.NDArray[
 def sample_tensors(tensors: Iterable[tuple[str, torch.Tensor]], limit: int = SAMPLED_ELEMENTS) -> WeightSample:
     """Reads each tensor where it lies, and copies what was read to the host once for each device.
 
-    Nothing is changed. Raises what torch does where a tensor cannot be read, and ValueError where nobody knows how.
+    Nothing is changed. Raises what torch does where a tensor cannot be read, and ValueError for a kind of tensor that
+    cannot be read here.
     """
     offsets: dict[tuple[object, ...], torch.Tensor] = {}
     headers: list[tuple[str, bytes]] = []

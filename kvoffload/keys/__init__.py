@@ -1,1 +1,1 @@
-"""Who a block belongs to: identity fingerprints, model and adapter digests, block hashes. Must not touch a cache."""
+"""The names of blocks: identity fingerprints, model and adapter digests, block hashes. Must not touch a cache."""

@@ -51,7 +51,7 @@ def identify_revision(folder: Path) -> str:
 def identify_adapter(folder: Path, *, names: Collection[str] = ()) -> bytes:
     """32 bytes that name a LoRA adapter by all of its content; two adapters of one name never meet.
 
-    With `names`, only these files count: those that the engine reads, where others lie beside them.
+    With `names`, only these files count: those that the engine reads, of a folder that also has others.
     """
     files = [file for file in _list_files(folder, "an adapter folder") if file.suffix in WEIGHT_SUFFIXES | {".json"}]
     if names:

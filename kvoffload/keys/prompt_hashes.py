@@ -20,7 +20,7 @@ from kvoffload.keys.block_hash import BlockHasher
 Tokens = npt.NDArray[np.int64]
 MAX_TOKEN = 2**31 - 1
 MAX_BLOCK_TOKENS = 8192
-"""Of vLLM's blocks: pickle cuts longer ones into several frames."""
+"""Tokens of one of vLLM's blocks at most: pickle cuts longer ones into several frames."""
 MAX_LETTERS = 512
 """Of a seed and of a salt, for the same reason."""
 VLLM_SEED = "vllm-none-hash"
@@ -30,16 +30,16 @@ _OWN_ALGORITHM = BlockHasher(1).algorithm
 
 @dataclass(frozen=True, kw_only=True)
 class HashTerms:
-    """What names blocks beside their tokens."""
+    """The terms that decide a block's name, together with its tokens."""
 
     algorithm: str
     block_size: int
     seed: str | None = None
-    """None: the one that the algorithm's engines have where nobody sets one."""
+    """The engine's seed; None: the one that the algorithm's engines use if none is set."""
     salt: str = ""
     """vLLM's `cache_salt`."""
     tenant: str = ""
-    """Whose blocks are kept apart from all others'."""
+    """A tenant whose blocks have names of their own; empty: none."""
 
 
 def hash_prompt(tokens: Tokens, terms: HashTerms) -> bytes:
@@ -67,7 +67,7 @@ def digest_seed(seed: str) -> bytes:
 
 
 def mask_of_tenant(tenant: str) -> bytes:
-    """What is put over the name of every block of a tenant whose blocks are kept apart."""
+    """Returns the mask that is applied to every block name of a tenant whose blocks are kept apart."""
     return sha256(b"tenant " + tenant.encode()).digest()
 
 
@@ -75,7 +75,7 @@ class _Form(Protocol):
     """How one of vLLM's algorithms writes what it hashes."""
 
     parent: bytes
-    """What stands before the 32 bytes of a parent."""
+    """The bytes before the 32 bytes of a parent."""
     nothing: bytes
     """No extra keys."""
 
@@ -90,7 +90,7 @@ class _Form(Protocol):
         ...
 
     def around(self, count: int, extra: bytes) -> tuple[bytes, bytes]:
-        """What stands between a parent and its block's tokens, and what behind them."""
+        """The bytes between a parent and its block's tokens, and the bytes after the tokens."""
         ...
 
     def close(self, content: bytes) -> bytes:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFacts:
-    """What a tensor says of itself, in bytes, without holding the tensor."""
+    """Address, size and shape of a tensor, in bytes, without a reference to the tensor."""
 
     name: str
     address: int

@@ -1,4 +1,5 @@
-"""What a completeness proof found: every byte of every allocation, by owner. `str()` is the table that people read."""
+"""The result of a completeness proof: every byte of every allocation, by owner. `str()` is the table that people
+read."""
 
 from __future__ import annotations
 

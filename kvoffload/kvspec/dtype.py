@@ -89,7 +89,7 @@ STATE_BYTES: Mapping[str, int] = {
 
 
 class DtypeSource(StrEnum):
-    """Which of the rules decided."""
+    """The rule that decided a layer's dtype."""
 
     EXPLICIT = "explicit"
     SCHEME = "checkpoint scheme"
@@ -99,7 +99,7 @@ class DtypeSource(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedDtype:
-    """What a layer's pages hold, and who said so. `name` and `quantisation` go into the identity."""
+    """The dtype of a layer's pages, and the rule that decided it. `name` and `quantisation` go into the identity."""
 
     name: str
     bits: int
@@ -206,7 +206,7 @@ def resolve_layer_dtypes(
 
 
 def is_skipped(layer: str, *, kind: str, skip_layers: Collection[str]) -> bool:
-    """Says whether a skip list names this layer: by its name, its kind, or the one number in its dotted name."""
+    """Whether a skip list names this layer: by its name, its kind, or the one number in its dotted name."""
     if not layer and not kind:
         return False
     entries = {str(entry) for entry in skip_layers}

@@ -93,7 +93,7 @@ class KVGeometry:
 
     @cached_property
     def cuts(self) -> dict[str, UnitPages]:
-        """By placement's label: what each unit has of it. Empty where records are not of units."""
+        """Each unit's part of a placement, by the placement's label. Empty if records are not divided into units."""
         if self.units is None:
             return {}
         return {
@@ -103,7 +103,7 @@ class KVGeometry:
         }
 
     def count_blocks(self, layer: str) -> int:
-        """Of this layer's group."""
+        """Returns the number of blocks of this layer's group."""
         return self.groups[self.group_of[layer]].num_blocks or self.num_blocks
 
     @property
@@ -112,7 +112,7 @@ class KVGeometry:
         return 1 if self.units is None else self.units.local
 
     def record_bytes(self, group: GroupSpec) -> int:
-        """Of one record."""
+        """Returns the bytes of one record of this group."""
         return group.record_bytes // self.records_per_block
 
     @cached_property
@@ -121,7 +121,7 @@ class KVGeometry:
         return {allocation.name: allocation.size_bytes for allocation in self.allocations}
 
     def describe(self) -> dict[str, Any]:
-        """What a record of this cache means, for the identity's fingerprint: text, integers, lists and dicts only.
+        """Describes the content of a record for the identity's fingerprint, in text, integers, lists and dicts only.
 
         Left out on purpose: the number of blocks, addresses, strides and paddings. An engine that restarts with more
         memory has other ones of these, and the same records.
@@ -143,7 +143,7 @@ class KVGeometry:
             ],
         }
         if self.units is not None:
-            # What is of one rank alone is described by its unit: engines of all sizes say the same.
+            # Sizes of one rank are described as sizes of one unit: engines of all parallel sizes describe the same.
             described["units"] = [UNITS_VERSION, self.units.heads, self.units.count]
         return described
 
@@ -154,7 +154,7 @@ class KVGeometry:
             "dtype": layer.dtype,
             "quantisation": str(layer.quantisation),
             "scales": str(layer.scales),
-            # What is not stored is cut into no units, and no engine has to keep as much of it as another.
+            # Layers that are not stored are not divided into units, and engines may keep different amounts of them.
             "page_bytes": layer.page_bytes // self.records_per_block if not self._is_left_out(layer) else 0,
             "scale_bytes": layer.scale_bytes,
             "window": layer.window,

@@ -67,9 +67,9 @@ class Placement:
     """First byte of the tensor in the allocation."""
     runs: tuple[Run, ...]
     padding: tuple[Run, ...] = ()
-    """What the engine declares to be unused in each block's slot."""
+    """Bytes of each block's slot that the engine declares to be unused."""
     block_dim: int | None = 0
-    """Which dimension of the tensor counts blocks; None: the tensor is the bare allocation."""
+    """Number of the tensor's dimension that counts blocks; None: the tensor is the bare allocation."""
     kernel_blocks: int = 1
     """Entries of that dimension per block."""
     dims: tuple[Dim, ...] = ()

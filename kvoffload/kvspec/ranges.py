@@ -32,9 +32,10 @@ class ByteRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Padding(ByteRange):
-    """What an engine reserves and never uses. The last repetition may be cut off by the end of the allocation.
+    """Bytes that an engine reserves and never uses. The last repetition may be cut off by the end of the allocation.
 
-    `group`: padding of this group's blocks, on which groups that overlay it may have pages; empty: nobody's.
+    `group`: the group in whose blocks the padding lies. Groups that overlay it may have pages there. Empty: of no
+    group.
     """
 
     group: str = ""

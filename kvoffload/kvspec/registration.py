@@ -34,7 +34,7 @@ SelfTest = Callable[[PageMap, Memory], None]
 
 
 class Closeable(Protocol):
-    """What holds engine memory besides the registration: copy engines."""
+    """A holder of engine memory besides the registration, such as a copy engine."""
 
     def close(self) -> None: ...
 
@@ -42,7 +42,7 @@ class Closeable(Protocol):
 class Registration:
     """One engine's KV caches, from register to unregister, as often as the engine likes. Used by one thread.
 
-    What holds the memory: `memory`, and whatever was built on it and `attach`ed. Nothing else may keep either.
+    The memory is held by `memory`, and by objects that were built on it and `attach`ed. Nothing else may keep either.
     """
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class Registration:
     ) -> CompletenessReport:
         """Checks every tensor against the geometry, proves that nothing is forgotten, then holds the memory.
 
-        `tensors`: one per placement and optionally per alias or excluded layer, by their declared names.
-        `scale_views`: the tensors of scales, beside the pages or over scales inside them.
-        `self_test` is called with what a copy engine needs. Whatever fails, nothing is held afterwards.
+        `tensors`: one per placement and optionally per alias or excluded layer, by their declared names. `scale_views`:
+        the tensors of scales, which lie outside the pages or are views of scales inside them. `self_test` is called
+        with the page map and the memory, as a copy engine needs them. If anything fails, nothing is held afterwards.
         """
         if self.is_registered:
             raise RegistrationError("KV caches are registered already", remedy="unregister the old ones first")
@@ -114,9 +114,9 @@ class Registration:
         try:
             self._users.close()
         finally:
-            # Whatever a user's closing ran into, the engine gets its memory back.
+            # The engine gets its memory back even if closing a user failed.
             self._geometry = self._page_map = self._report = None
-            # In place: whoever kept the mapping that `memory` returned must not keep its tensors.
+            # The mapping is emptied in place: a caller that kept it from `memory` must not keep its tensors.
             self._memory.clear()
         return tuple(name for name, flat in watched.items() if flat() is not None)
 
@@ -141,7 +141,7 @@ def check_alignment(groups: Sequence[GroupSpec], *, hash_block_size: int) -> Non
         )
     is_hybrid = any(group.has_recurrent for group in groups)
     for group in groups:
-        # What is not stored has no keys.
+        # Blocks that are not stored have no keys.
         if not group.is_stored or group.block_size % hash_block_size == 0:
             continue
         remedy = f"set a block size that is a multiple of {hash_block_size}"

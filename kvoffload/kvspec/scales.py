@@ -34,7 +34,7 @@ def decide_scales(
     layers: Iterable[LayerSpec | LayerKind],
     checkpoint_scale: float | None = None,
 ) -> ScaleDecision:
-    """What to do with an engine's wish to calculate KV scales. Refusing it is one warning per model, not an error.
+    """Decides whether an engine may calculate KV scales. Refusing it is one warning per model, not an error.
 
     Scales that come with a checkpoint were calibrated on real text and stay what they are.
     """

@@ -1,4 +1,4 @@
-"""Exact coverage of addresses by claims: who covers which bytes, where two collide, where nobody is.
+"""Exact coverage of addresses by claims: which owner covers which bytes, where two collide, and which bytes have none.
 
 Claims are strided families; only as many of their repetitions are expanded as the caller asks for.
 """
@@ -89,10 +89,10 @@ class Coverage:
 
 
 def may_share(one: Piece, other: Piece) -> bool:
-    """Says whether two pieces may cover the same byte.
+    """Whether two pieces may cover the same byte.
 
-    Only pieces of different groups that overlay each other by declaration. A block id belongs to one of those groups at
-    a time, so pages may meet in the same block; pages of different blocks would destroy each other.
+    Only pieces of different groups that overlay each other by declaration may. A block id belongs to one of those
+    groups at a time, so pages may meet in the same block; pages of different blocks would destroy each other.
     """
     a, b = one.claim, other.claim
     if a.group == b.group or a.overlay == NOBODY or a.overlay != b.overlay:

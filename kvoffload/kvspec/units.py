@@ -77,7 +77,7 @@ class UnitPages:
 
     @property
     def bytes_per_block(self) -> int:
-        """Of one unit; all have as many."""
+        """Bytes of one unit in a block. All units have as many."""
         return sum(run.length for run in self.runs[0])
 
 

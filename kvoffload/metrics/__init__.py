@@ -1,1 +1,1 @@
-"""What kvoffload measures of itself: one catalogue, and the recorder that fills it. Must not know who reads it."""
+"""The metrics of kvoffload: one catalogue, and the recorder that fills it. Must not know who reads them."""

@@ -1,4 +1,4 @@
-"""What a metric is: its name, kind, unit, labels and help text. Names carry base units."""
+"""The description of a metric: its name, kind, unit, labels and help text. Names carry base units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kind(Enum):
 
 
 class Source(Enum):
-    """Who knows it, and where it is read."""
+    """The process that counts a metric, and the place where it is read."""
 
     ENGINE = "engine"
     """The connector, in the engine's own metrics."""

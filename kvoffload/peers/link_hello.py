@@ -1,7 +1,7 @@
 """How a data link begins: both sides show that they have the session's secret, and make keys for this link alone.
 
-The secret came over the control channel, which knows who is who. It never travels on the link, and no two links have
-the same keys: each side puts a number of its own into them that is used once.
+The secret came over the control channel, which identifies both sides. It never travels on the link, and no two links
+have the same keys: each side puts a number of its own into them that is used once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HELLO_ANSWER_BYTES: Final = _ANSWER.size
 
 
 class HelloVerdict(IntEnum):
-    """What a server says to a link."""
+    """A server's answer to a hello."""
 
     WELCOME = 0
     UNKNOWN = 1
     """There is no such session (any more)."""
     OTHER_MODE = 2
-    """One side wants it sealed, the other one does not."""
+    """One side wants the link sealed, the other one does not."""
     BUSY = 3
     """There are as many links as there may be."""
     OTHER_VERSION = 4
@@ -40,7 +40,7 @@ class HelloVerdict(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkHello:
-    """The first bytes of whoever connects."""
+    """The first bytes of the side that connects."""
 
     token: bytes
     nonce: bytes
@@ -52,7 +52,7 @@ class LinkHello:
 
 @dataclass(frozen=True, kw_only=True)
 class HelloAnswer:
-    """The first bytes of whoever is connected to. `proof` shows that it has the secret; zeros where it refuses."""
+    """The first bytes of the side that accepts. `proof` shows that it has the secret; zeros where it refuses."""
 
     verdict: HelloVerdict
     nonce: bytes = bytes(NONCE_BYTES)
@@ -63,7 +63,7 @@ class HelloAnswer:
 
 
 def read_hello(frame: bytes) -> LinkHello | HelloVerdict:
-    """Reads a hello, or says why there is no talking. ValueError: it is no hello of any version."""
+    """Reads a hello, or returns why the link is refused. ValueError: it is no hello of any version."""
     magic, version, mode, token, nonce = _HELLO.unpack(frame)
     if magic != MAGIC or mode > 1:
         raise ValueError("no hello of a link")
@@ -82,12 +82,12 @@ def read_hello_answer(frame: bytes) -> HelloAnswer:
 
 @dataclass(frozen=True)
 class LinkSecret:
-    """What both sides make of the session's secret and of both hellos."""
+    """The proofs and keys that both sides derive from the session's secret and both hellos."""
 
     secret: bytes = field(repr=False)
     hello: bytes
     nonce: bytes
-    """The server's."""
+    """The server's nonce."""
 
     @property
     def server_proof(self) -> bytes:
@@ -99,7 +99,7 @@ class LinkSecret:
 
     @property
     def client_key(self) -> bytes:
-        """Seals what the client sends."""
+        """The key that seals what the client sends."""
         return self._make(b"from client to server")
 
     @property
@@ -113,5 +113,5 @@ class LinkSecret:
 
 
 def is_proof(shown: bytes, wanted: bytes) -> bool:
-    """Takes as long whatever they are."""
+    """Compares two proofs. It takes the same time for all of them."""
     return hmac.compare_digest(shown, wanted)

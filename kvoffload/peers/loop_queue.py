@@ -1,4 +1,4 @@
-"""What links have for the server's loop: blocks that they have stored or removed, and those they want from below."""
+"""Messages of links for the server's loop: blocks that they have stored or removed, or want from slower tiers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvoffload.peers.space_table import PeerSpace
 from kvoffload.types import HASH_BYTES
 
 MAX_BLOCKS = 65_536
-"""Not taken yet. Beyond it what was stored is only counted, and what is wanted or removed is refused."""
+"""The most blocks that wait for the loop. Beyond it stored ones are only counted; other requests are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkBlocks:
-    """Names blocks of one group; `domain` is a name."""
+    """Blocks of one group, by their hashes; `domain` is a name."""
 
     domain: str
     space: PeerSpace
@@ -30,19 +30,19 @@ class LinkBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class PutBlocks(LinkBlocks):
-    """Tells that blocks became readable."""
+    """Blocks that became readable."""
 
     parents: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class AwaitedBlocks(LinkBlocks):
-    """A link waits until the loop has done something with them. `is_done`: False if it could not."""
+    """Blocks with which a link waits for the loop to do something. `is_done`: False if it could not."""
 
     is_done: Future[bool] = field(default_factory=Future)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits, and says whether it is done by then."""
+        """Waits, and returns whether it is done by then."""
         try:
             return self.is_done.result(timeout_s)
         except TimeoutError:
@@ -51,12 +51,12 @@ class AwaitedBlocks(LinkBlocks):
 
 @dataclass(frozen=True, kw_only=True)
 class RemovedBlocks(AwaitedBlocks):
-    """They are not to be trusted, wherever they are."""
+    """Blocks that must not be trusted, wherever they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WantedBlocks(AwaitedBlocks):
-    """They lie below memory."""
+    """Blocks that lie in slower tiers and are wanted in memory."""
 
     wait_s: float
 
@@ -76,7 +76,7 @@ class LoopQueue:
         return self._event
 
     def send(self, blocks: LinkBlocks) -> None:
-        """Nobody waits for what cannot be taken."""
+        """Adds blocks for the loop. Those that cannot be taken are refused at once, so that no link waits for them."""
         with self._lock:
             is_taken = not self._is_refusing and self._count + len(blocks) <= MAX_BLOCKS
             if is_taken:
@@ -89,7 +89,7 @@ class LoopQueue:
             _refuse(blocks)
 
     def take(self) -> tuple[list[LinkBlocks], int]:
-        """What has come since the last time, in its order, and how many blocks were lost."""
+        """Returns the blocks that have come since the last call, in their order, and how many more were lost."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         with self._lock:
@@ -98,7 +98,7 @@ class LoopQueue:
         return blocks, lost
 
     def refuse(self) -> None:
-        """Refuses everything from here on, as the loop takes nothing: nobody is to wait for it."""
+        """Refuses everything from here on. The loop takes nothing any more, so no link should wait for it."""
         with self._lock:
             self._is_refusing = True
             blocks, self._blocks = self._blocks, []

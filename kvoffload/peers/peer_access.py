@@ -1,4 +1,4 @@
-"""What a peer may do with a domain's memory: look, take a lease, leave records, remove them."""
+"""Peers' access to a domain's memory: they look, take a lease, leave records, and remove them."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from kvoffload.types import HASH_BYTES
 STAGED_LIMIT = 65_536
 """Blocks of which some shards have come; beyond it new ones are refused."""
 STAGED_S = 30.0
-"""How long the other shards are waited for."""
+"""Seconds for which a block waits for its other shards."""
 HELD_SHARE = 0.25
-"""Of memory, that links may hold in leases and slots together."""
+"""Share of memory that links may hold in leases and slots together."""
 _LOOKS = 3
-"""At which records are there, before a get is given up: others evict in between."""
+"""Number of times that a get tries to lease the records it has found: others evict in between."""
 
 _IS_STORED = np.zeros(256, np.bool_)
 _IS_STORED[[CommitOutcome.READABLE, CommitOutcome.INCOMPLETE, CommitOutcome.DUPLICATE]] = True
 
 
 class PeerLoop(Protocol):
-    """What this needs of the server's loop, which has what lies below memory. Safe to call from any thread."""
+    """The services of the server's loop, which owns the slower tiers. Safe to call from any thread."""
 
     def tell_stored(self, space: PeerSpace, stored: StoredBlocks) -> None:
-        """Is told that these blocks became readable."""
+        """Takes the news that these blocks became readable."""
         ...
 
     def remove(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> bool:
-        """These are not to be trusted, wherever they are: nobody finds them afterwards, and what is on its way between
-        memory and what lies below is dropped. False: that could not be done in time."""
+        """Removes blocks that must not be trusted, wherever they are: no look-up finds them afterwards, and copies
+        under way between memory and slower tiers are dropped. False: that could not be done in time."""
         ...
 
     def find_below(self, names: RecordNames) -> npt.NDArray[np.bool_]:
-        """Says which of these lie in slower tiers."""
+        """Returns which of these lie in slower tiers."""
         ...
 
     def bring(self, space: PeerSpace, group: int, hashes: bytes, wait_s: float) -> None:
-        """These come up to memory, or not; waits for it so long at most."""
+        """Brings blocks up to memory, if that is possible. Waits for it for at most `wait_s`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
-    """Records that are leased, to be sent. `found`: which of those asked for; slots and digests are theirs."""
+    """Records under a lease, ready to send. `found`: which of those asked for; slots and digests are of these."""
 
     found: npt.NDArray[np.bool_]
     slots: Addresses
@@ -63,7 +63,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Room:
-    """Slots for records that are to come. `outcomes` of those that need not; `wanted` of the others."""
+    """Slots for records that will come. `wanted`: which ones; `outcomes` are final for the others."""
 
     space: PeerSpace
     outcomes: npt.NDArray[np.uint8]
@@ -80,9 +80,9 @@ class _Staged:
     slot: int
     touched_s: float
     shards: set[int] = field(default_factory=set)
-    """That have come, or are coming."""
+    """Shards that have come, or are coming."""
     moving: set[int] = field(default_factory=set)
-    """Of them, those that a link is writing now: so long the slot is nobody else's."""
+    """Those of `shards` that a link is writing now. While there are any, the slot is not given to others."""
 
 
 class PeerAccess:
@@ -108,16 +108,17 @@ class PeerAccess:
         self._staged: dict[tuple[int, int, bytes], _Staged] = {}
 
     def count(self) -> tuple[int, int]:
-        """Bytes of memory, and how many of them are used."""
+        """Returns the bytes of memory, and how many of them are used."""
         stats = self.cache.stats
         return stats.capacity_bytes, stats.used_bytes
 
     def use(self, fingerprint: bytes) -> AbstractContextManager[bool]:
-        """Says whether it is known what an identity's records are; if so, that is not forgotten before the end."""
+        """Yields whether an identity and the shape of its records are known. If so, it is not forgotten before the
+        end."""
         return self._spaces.use(fingerprint)
 
     def look(self, names: RecordNames) -> npt.NDArray[np.uint8]:
-        """Returns FOUND or MISSING of each."""
+        """Returns FOUND or MISSING for each record."""
         space = self._spaces.find(names.fingerprint)
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
@@ -127,7 +128,7 @@ class PeerAccess:
         return np.where(found, np.uint8(RecordOutcome.FOUND), np.uint8(RecordOutcome.MISSING))
 
     def acquire(self, names: RecordNames, record_bytes: int, *, wait_s: float = 0.0) -> Held:
-        """Holds them until `release`. `wait_s`: for what lies below memory."""
+        """Leases records until `release`. `wait_s`: how long to wait for those in slower tiers."""
         space = self._spaces.find(names.fingerprint)
         group = None if space is None else space.find_group(names.group, record_bytes)
         if space is None or group is None or names.shard >= group.shards:
@@ -156,8 +157,8 @@ class PeerAccess:
             self.cache.release(self._session, held.lease)
 
     def reserve(self, names: RecordNames, record_bytes: int) -> Room | None:
-        """Reserves slots for records. None: the identity is not known here, or is another one. What is there already is
-        not wanted."""
+        """Reserves slots for records that are not there yet. None: the identity is not known here, or is another
+        one."""
         space = self._spaces.find(names.fingerprint)
         group = None if space is None else space.find_group(names.group, record_bytes)
         if space is None or group is None or names.shard >= group.shards:
@@ -180,8 +181,8 @@ class PeerAccess:
     def commit(
         self, room: Room, names: RecordNames, *, claimed: Digests, found: Digests, parents: bytes
     ) -> npt.NDArray[np.uint8]:
-        """Outcomes of all records. Of those that were wanted, `claimed` are the digests that they should have, and
-        `found` those of the bytes that have come."""
+        """Publishes records, and returns outcomes of all. Of those that were wanted, `claimed` are the digests that
+        they should have, and `found` those of the bytes that have come."""
         outcomes = room.outcomes.copy()
         at = np.flatnonzero(room.wanted)
         is_good = claimed == found
@@ -211,12 +212,12 @@ class PeerAccess:
         return outcomes
 
     def abort(self, room: Room, names: RecordNames) -> None:
-        """Gives back slots: what was wanted has not come."""
+        """Gives back the slots: the wanted records have not come."""
         self._give_back(room, names, np.ones(len(room.tickets), np.bool_))
 
     def remove(self, names: RecordNames, *, wait_s: float) -> npt.NDArray[np.uint8]:
-        """REMOVED or MISSING, or FAILED: they may come back. A block without one of its shards is none: it goes as a
-        whole."""
+        """Removes blocks as a whole: one without one of its shards is of no use. Returns REMOVED, MISSING, or FAILED if
+        they may come back."""
         space = self._spaces.find(names.fingerprint)
         if space is None or not self._has(space, names):
             return np.full(len(names), RecordOutcome.MISSING, np.uint8)
@@ -228,7 +229,7 @@ class PeerAccess:
         return np.where(was_there, np.uint8(RecordOutcome.REMOVED), np.uint8(RecordOutcome.MISSING))
 
     def tick(self) -> None:
-        """Is called now and then: blocks whose other shards have not come are given up."""
+        """Gives up blocks whose other shards have not come. The server calls it now and then."""
         now_s = self._clock()
         with self._lock:
             old = [key for key, one in self._staged.items() if now_s - one.touched_s > STAGED_S and not one.moving]
@@ -239,7 +240,7 @@ class PeerAccess:
     # ---- blocks of several shards ----
 
     def _reserve_shard(self, space: PeerSpace, names: RecordNames, record_bytes: int) -> Room:
-        """One slot serves all shards of a block, which come one by one."""
+        """Reserves slots for one shard. One slot serves all shards of a block, which come one by one."""
         count, now_s = len(names), self._clock()
         outcomes = np.zeros(count, np.uint8)
         slots, tickets = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
@@ -296,7 +297,8 @@ class PeerAccess:
     def _end_move(
         self, room: Room, names: RecordNames, good: npt.NDArray[np.bool_], *, is_whole: npt.NDArray[np.bool_]
     ) -> None:
-        """Ends the move of those that were good: a block that is whole, or somebody else's, is staged no more."""
+        """Ends the move of the good ones. A block that is whole, or was stored by another writer, is not staged any
+        more."""
         if not self._is_sharded(room.space, names.group):
             return
         at = np.flatnonzero(room.wanted)[good]
@@ -308,7 +310,8 @@ class PeerAccess:
                         del self._staged[self._key(room.space, names, int(place))]
 
     def _list_staged(self, room: Room, names: RecordNames, chosen: npt.NDArray[np.bool_]) -> list[_Staged | None]:
-        """Lists what is staged of those chosen ones that were wanted. None: the block is staged anew, or not at all."""
+        """Returns the staged block of each chosen record that was wanted. None: it is not staged, or with a new
+        ticket."""
         at = np.flatnonzero(room.wanted)[chosen]
         found = [self._staged.get(self._key(room.space, names, int(one))) for one in at]
         tickets = room.tickets[chosen].tolist()
@@ -327,7 +330,7 @@ class PeerAccess:
         return space.number, names.group, names.hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]
 
     def _refuse(self, space: PeerSpace, names: RecordNames) -> Room:
-        """There is no room."""
+        """Makes the answer for records for which there is no room."""
         return Room(
             space=space,
             outcomes=np.full(len(names), RecordOutcome.FAILED, np.uint8),

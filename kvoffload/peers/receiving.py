@@ -1,4 +1,4 @@
-"""Short messages of a known size, before a link is anybody's."""
+"""Receives short messages of a known size, before a link is known to be a peer's."""
 
 from __future__ import annotations
 

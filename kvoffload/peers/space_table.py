@@ -13,7 +13,7 @@ from kvoffload.cache import CacheGeometry, CacheGroup
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSpace:
-    """Is one identity: its number is this server's own, the rest is the same everywhere."""
+    """One identity. Its number is this server's own; the rest is the same everywhere."""
 
     number: int
     fingerprint: bytes
@@ -28,7 +28,7 @@ class PeerSpace:
 
 
 class SpaceTable:
-    """Safe to use from any thread. As many as the server has namespaces."""
+    """The identities by fingerprint, as many as the server has namespaces. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class SpaceTable:
         self._uses: Counter[bytes] = Counter()
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
-        """An engine of this machine, or a peer, has named it. Once more changes nothing."""
+        """Adds an identity that an engine of this machine, or a peer, has named. Adding it again has no effect."""
         with self._lock:
             space = PeerSpace(number=name_space, fingerprint=fingerprint, geometry=geometry)
             self._spaces.setdefault(fingerprint, space)
@@ -47,7 +47,7 @@ class SpaceTable:
 
     @contextmanager
     def use(self, fingerprint: bytes) -> Iterator[bool]:
-        """Says whether an identity is known; if so, it is not forgotten before the end."""
+        """Yields whether an identity is known. If so, it is not forgotten before the end."""
         with self._lock:
             is_known = fingerprint in self._spaces
             self._uses[fingerprint] += is_known
@@ -60,7 +60,7 @@ class SpaceTable:
                     del self._uses[fingerprint]
 
     def forget(self, fingerprint: bytes) -> bool:
-        """Nobody on this machine knows it any more. False: a request goes on with it, and it stays."""
+        """Forgets an identity that this machine does not use any more. False: a request still uses it, and it stays."""
         with self._lock:
             is_used = self._uses[fingerprint] > 0
             if not is_used:

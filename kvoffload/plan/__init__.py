@@ -1,1 +1,1 @@
-"""What a model's cached tokens take, and what a machine can hold of them, before anything runs."""
+"""Computes the memory of a model's cached tokens, and how many of them a machine can hold, before anything runs."""

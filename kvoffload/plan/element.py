@@ -15,13 +15,13 @@ _QUANTISED = {
     "fp8_per_token_head": (1.0, 4),
     "int4_per_token_head": (0.5, 4),
 }
-"""Bytes of a number, and of the scale beside the keys of each token and head, and beside its values."""
+"""Bytes of a number, and of the scale that comes with the keys, and with the values, of each token and head."""
 DTYPES = ("auto", *_WHOLE, *_QUANTISED)
 
 
 @dataclass(frozen=True)
 class Element:
-    """`scale_bytes`: beside the numbers of one head and token, for keys and values each."""
+    """`scale_bytes`: bytes in addition to the numbers of one head and token, for keys and values each."""
 
     name: str
     number_bytes: float

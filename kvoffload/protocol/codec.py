@@ -30,7 +30,7 @@ _BUFFER_BYTES = 4096
 
 
 class Call(NamedTuple):
-    """Holds what a client sent."""
+    """A message that a client sent, with the numbers from the head of its frame."""
 
     message: ClientMessage
     number: int
@@ -38,13 +38,13 @@ class Call(NamedTuple):
     expires_ns: int
 
     def is_late(self, now_ns: int) -> bool:
-        """Says whether its answer is of no use any more, so that it is dropped. `now_ns` is the machine's
-        CLOCK_MONOTONIC."""
+        """Whether the client does not wait for the answer any more, so that the message may be dropped. `now_ns` is the
+        machine's CLOCK_MONOTONIC."""
         return 0 < self.expires_ns <= now_ns
 
 
 class Answer(NamedTuple):
-    """Holds what a server sent: a reply or an event."""
+    """A reply or an event that a server sent, with the numbers from the head of its frame."""
 
     message: ServerMessage
     number: int
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 
 
 class PlainFrames(Protocol):
-    """The same for frames with nothing unusual about them, in fewer steps; for all others it answers None."""
+    """Codes frames with nothing unusual about them in fewer steps. For all others its methods return None."""
 
     def add(self, op: int, plan: Plan, /) -> None: ...
 
@@ -75,7 +75,8 @@ class Codec:
         *,
         make_plain: Callable[[tuple[int, ...], int], PlainFrames] | None = None,
     ) -> None:
-        """`make_plain(minima of the numbers behind the operation's, bytes of a frame at most)`; None: Python alone."""
+        """`make_plain` takes the minima of the numbers behind the operation's, and the most bytes of a frame. None:
+        this class codes all frames itself."""
         known = tuple(messages)
         calls = [kind for kind in known if issubclass(kind, ClientMessage)]
         answers = [kind for kind in known if issubclass(kind, ServerMessage)]
@@ -228,4 +229,4 @@ def _refuse_extension(_code: int, _data: bytes) -> NoReturn:
 
 
 CODEC = Codec(MESSAGES)
-"""Of this version of kvoffload."""
+"""The codec for all messages of this version of kvoffload."""

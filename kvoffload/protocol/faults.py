@@ -1,4 +1,4 @@
-"""What is wrong with a message: error codes, and the value that a wrong frame becomes."""
+"""Error codes that say what is wrong with a message, and the value that a wrong frame becomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ErrorCode(IntEnum):
     MALFORMED = 1
     """Not a message: the frame is not one msgpack array, or a field has the wrong type, length or range."""
     TOO_LARGE = 2
-    """Beyond a limit of this protocol; less at once may work."""
+    """The message is beyond a limit of this protocol; a smaller one may work."""
     UNKNOWN_OPERATION = 3
     """The receiver has no such operation on this channel, or the agreed version has none."""
     VERSION = 4
@@ -42,7 +42,7 @@ class ErrorCode(IntEnum):
 
     @property
     def is_retryable(self) -> bool:
-        """Says whether the same message may succeed later on this connection."""
+        """Whether the same message may succeed later on this connection."""
         return self in (ErrorCode.BUSY, ErrorCode.INTERNAL)
 
 

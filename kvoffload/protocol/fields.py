@@ -38,7 +38,7 @@ class FieldKind(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """Is a whole number; neither True nor 1.0 is one."""
+    """A whole number. Neither True nor 1.0 is one."""
 
     maximum: int
     minimum: int = 0
@@ -62,7 +62,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Truth:
-    """Is true or false."""
+    """True or false."""
 
     def read(self, value: object) -> bool:
         if value is True or value is False:

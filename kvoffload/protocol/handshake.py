@@ -22,7 +22,7 @@ from kvoffload.protocol.shape import name_of
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTerms:
-    """What a server has and insists on. An empty text or digest: it insists on nothing."""
+    """A server's side of the handshake. With an empty `hash_algorithm` or `hash_seed` it accepts any."""
 
     capabilities: frozenset[str]
     domain: str
@@ -35,13 +35,13 @@ class ServerTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Says how far one process has come with the server."""
+    """How far one process has come in its handshake with the server, and what was agreed."""
 
     phase: Phase = Phase.NEW
     protocol: int = 0
     capabilities: frozenset[str] = frozenset()
     register: Register | None = None
-    """What was accepted, for other processes of the session and of the identity to be compared with."""
+    """The accepted message, with which those of other processes of the session or identity are compared."""
 
     def describe(self, terms: ServerTerms) -> HelloAccepted:
         """Makes the answer to an accepted hello."""
@@ -56,10 +56,10 @@ class Agreement:
 def advance(
     terms: ServerTerms, agreed: Agreement, message: Hello | Register, *, known: Register | None = None
 ) -> Agreement | Error:
-    """Returns the next state, or the refusal to be sent; then the old state stays.
+    """Returns the next state, or a refusal to send, after which the old state stays.
 
-    `known` is the register that was accepted from another process of the session, else from anybody with the same
-    fingerprint.
+    `known` is the register that was accepted from another process of the session, or else from any process with the
+    same fingerprint.
     """
     if isinstance(message, Hello):
         protocol = agree_version(terms, message)
@@ -80,7 +80,7 @@ def advance(
 
 
 def agree_version(terms: ServerTerms, message: Hello | Greeting) -> int | Error:
-    """Returns the highest version that both have, if the domains agree too; else the refusal to be sent."""
+    """Returns the highest version that both have, if the domains agree too; else a refusal to send."""
     protocol = min(terms.protocol_max, message.protocol_max)
     if protocol < max(terms.protocol_min, message.protocol_min):
         ours = f"{terms.protocol_min} to {terms.protocol_max}"
@@ -109,8 +109,8 @@ Value: TypeAlias = str | int | bytes
 
 
 def _compared(terms: ServerTerms, message: Register, known: Register | None) -> Iterator[tuple[str, Value, Value]]:
-    """Compares field, value here and value there; what explains a difference comes before the fingerprint, which shows
-    it."""
+    """Yields a field's name, its value here and its value there. Fields that explain a difference come before the
+    fingerprint, which only shows that there is one."""
     if terms.hash_algorithm:
         yield "hash_algorithm", terms.hash_algorithm, message.hash_algorithm
     if terms.hash_seed:

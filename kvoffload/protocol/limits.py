@@ -5,9 +5,9 @@ from __future__ import annotations
 from kvoffload.units import MIB
 
 FRAME_BYTES = 8 * MIB
-"""Of one message on the control or the express channel."""
+"""Most bytes of one message on the control or the express channel."""
 PACKET_BYTES = 64 << 10
-"""Of one message on the lifeline; a sequenced packet must fit a socket's buffer."""
+"""Most bytes of one message on the lifeline, as a sequenced packet must fit a socket's buffer."""
 MAX_BLOCKS = 131_072
 """Hashes in a request's chain: 4 MiB, two million tokens in blocks of 16."""
 MAX_BATCH = 65_536
@@ -26,9 +26,9 @@ MAX_NAMED_COUNTS = 64
 MAX_MEMORY_SIZES = 16
 MAX_TIMINGS = 64
 MAX_REPORT = 64 << 10
-"""Bytes of what a worker says of the tensors that it registered."""
+"""Most bytes of a worker's report about the tensors that it registered."""
 MAX_FORMER = 64
-"""Memories of former servers that a process tells of."""
+"""Most memories of former servers that a process can name."""
 MAX_SEGMENTS = 65_536
 MAX_PACKET_SEGMENTS = 250
 """The kernel passes at most 253 descriptors at once; lock and index go with the first ones."""

@@ -1,4 +1,5 @@
-"""What a message is: a frozen dataclass that says its operation number, direction, channel and version."""
+"""The base classes of messages: frozen dataclasses that state their operation number, direction, channel and
+version."""
 
 from __future__ import annotations
 
@@ -45,12 +46,12 @@ class Message:
     """Every subclass is a frozen dataclass with an `op` of its own; its annotations are its fields on the wire."""
 
     op: ClassVar[int]
-    """Below 64 from client to server, from 64 on the other way. A number is never used again."""
+    """Operation number: below 64 from client to server, from 64 on the other way. A number is never used again."""
     since: ClassVar[int] = 1
-    """The protocol version that brought it."""
+    """Protocol version in which the message first appeared."""
     channels: ClassVar[tuple[Channel, ...]] = CONTROL
     descriptors: ClassVar[str] = ""
-    """What goes with it as SCM_RIGHTS, in this order."""
+    """The file descriptors that go with the message as SCM_RIGHTS, in their order, for the docs; empty: none."""
 
 
 class ClientMessage(Message):
@@ -58,9 +59,9 @@ class ClientMessage(Message):
 
     needs: ClassVar[Phase] = Phase.REGISTERED
     capability: ClassVar[str] = ""
-    """That must have been agreed; empty: none."""
+    """Capability that must have been agreed before the message is sent; empty: none."""
     is_for_operators: ClassVar[bool] = False
-    """Then it has a field `token`."""
+    """Whether only operators may send it. If so, it has a field `token`."""
 
 
 class ServerMessage(Message):
@@ -86,4 +87,4 @@ ONE_WAY_OPS = range(32, 48)
 
 
 class OneWay(ClientMessage):
-    """Is not answered when all is well; `number` counts the one-way messages of its channel from 1."""
+    """Gets no answer when all is well; `number` counts the one-way messages of its channel from 1."""

@@ -1,4 +1,4 @@
-"""Whether numbered messages arrive in order. One that does not ends the sequence: what was lost is never guessed."""
+"""Whether numbered messages arrive in order. One that does not ends the sequence: no lost message is guessed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvoffload.protocol.fields import U64_MAX
 
 
 class Arrival(Enum):
-    """What a number says. Everything but IN_ORDER means: reset the session."""
+    """How a numbered message arrived. After everything but IN_ORDER the session is reset."""
 
     IN_ORDER = "in order"
     DUPLICATE = "duplicate"

@@ -10,15 +10,15 @@ from kvoffload.protocol.faults import FieldError
 from kvoffload.protocol.fields import AsMany, Blob, Choice, FieldKind, Plan, Several, Since, Text, Truth, Whole
 
 REQUIRED = MISSING
-"""The default of a field that has none."""
+"""Stands for the default of a field that has none."""
 
 _NO_NUMBER = 1, 0
-"""Ends between which nothing lies: the field's kind has the word."""
+"""Bounds between which no number lies, so that the field's kind checks every value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldSpec:
-    """Is one declared field. Its position in the array is its position in the declaration."""
+    """One declared field. Its position in the array is its position in the declaration."""
 
     name: str
     kind: FieldKind
@@ -91,12 +91,13 @@ class Shape:
         return tuple(lowered)
 
     def plan(self) -> Plan | None:
-        """("shape", what `plan_record` says)."""
+        """Returns ("shape", plan of the record), or None if a field has no plan."""
         plan = self.plan_record()
         return None if plan is None else ("shape", plan)
 
     def plan_record(self) -> Plan | None:
-        """The record; its fields with their plans; rules about counts with positions instead of names."""
+        """Returns the record, its fields with their plans, and the rules about counts, with positions for names. None:
+        a field has no plan."""
         names = [field.name for field in self.fields]
         plans = tuple((field.name, field.kind.plan()) for field in self.fields)
         counts = tuple(
@@ -122,7 +123,7 @@ class Shape:
 
 
 def name_of(record: type[Any]) -> str:
-    """Makes `acquire_entries` of AcquireEntries: what people call it."""
+    """Returns the name that docs and errors use for a message or row: `acquire_entries` for AcquireEntries."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", record.__name__).lower()
 
 

@@ -1,4 +1,5 @@
-"""What became of each prompt that the engine asked for, told to the server once: it counts prompts of all engines."""
+"""The prompts that an engine asked for. Each one's outcome is sent to the server once, which counts the prompts of all
+engines."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from kvoffload.protocol import Miss
 TELL_AFTER_S = 1.0
 """A request that has not been asked for again by then is computed, or loads what it was told of."""
 MAX_ASKED = 1024
-"""Beyond it the one that was asked for longest ago is told."""
+"""How many prompts are held back. Beyond that, the one that was asked for longest ago is told to the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     names: bytes
-    """Of the pages that the engine does not have itself."""
+    """Names of those pages that the engine does not have itself."""
     pages: int
     found: int
     miss: Miss
@@ -37,14 +38,14 @@ class AskedPrompts:
         """By request, the one that was asked for longest ago first."""
 
     def note(self, rid: str, names: bytes, *, pages: int, found: int, miss: Miss, now_s: float) -> None:
-        """So many of its pages were found; why no more were."""
+        """Notes how many of a request's pages were found, and why no more were."""
         self._asked.pop(rid, None)
         self._asked[rid] = _Asked(names=names, pages=pages, found=found, miss=miss, at_s=now_s)
         if len(self._asked) > MAX_ASKED:
             self.end(next(iter(self._asked)))
 
     def note_again(self, rid: str, now_s: float) -> None:
-        """It waits, and was told the same."""
+        """Notes that a waiting request asked again and got the same answer."""
         asked = self._asked.pop(rid, None)
         if asked is not None:
             self._asked[rid] = replace(asked, at_s=now_s)
@@ -66,7 +67,8 @@ class AskedPrompts:
         )
 
     def end_old(self, now_s: float) -> None:
-        """Tells of prompts of which nothing was heard for long. Is called now and then."""
+        """Ends prompts that were not asked for again for `TELL_AFTER_S`, and sends their outcomes. To be called
+        regularly."""
         while self._asked:
             rid, asked = next(iter(self._asked.items()))
             if now_s - asked.at_s < TELL_AFTER_S:

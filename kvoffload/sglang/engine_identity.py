@@ -1,8 +1,8 @@
-"""Who an SGLang engine's rank is: everything that its pages depend on and its keys do not say.
+"""The identity of an SGLang engine's rank: everything that its pages depend on and its keys do not say.
 
-SGLang's keys cover tokens, the name of an adapter and a salt. Model, dtype, layout and rank are in no key, and two
-ranks give one key to different bytes. Nor is what the environment says of kernels and number formats, or what
-an adapter holds.
+SGLang's keys cover tokens, the name of an adapter and a salt. No key covers the model, dtype, layout or rank, and two
+ranks give one key to different bytes. Nor does a key cover the environment's choice of kernels and number formats, or
+the content of an adapter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OF_ONE_START = frozenset(
         "ssl_keyfile", "ssl_certfile",
         "ssl_ca_certs", "ssl_keyfile_password", "skip_server_warmup", "base_gpu_id", "watchdog_timeout",
         "soft_watchdog_timeout", "sleep_on_idle", "gc_threshold", "gc_warning_threshold_secs", "numa_node",
-        # What it writes down.
+        # Logs, traces and metrics.
         "log_level", "log_level_http", "log_requests", "log_requests_level", "log_requests_format",
         "log_requests_target", "crash_dump_folder", "show_time_cost", "enable_metrics", "enable_cache_report",
         "enable_trace", "trace_modules", "otlp_traces_endpoint", "otlp_service_name", "kv_events_config",
@@ -44,11 +44,12 @@ OF_ONE_START = frozenset(
         "cuda_graph_max_bs_prefill", "cuda_graph_bs_decode", "cuda_graph_bs_prefill", "cuda_graph_config",
         "max_mamba_cache_size", "mamba_full_memory_ratio", "swa_full_tokens_ratio", "max_loaded_loras",
         "lora_eviction_policy",
-        # What becomes of numbers after the model, and of text before it.
+        # Sampling after the model, and text processing before it.
         "random_seed", "sampling_backend", "grammar_backend", "sampling_defaults", "preferred_sampling_params",
         "tokenizer_path", "tokenizer_mode", "tokenizer_backend", "tokenizer_worker_num", "detokenizer_worker_num",
         "skip_tokenizer_init", "chat_template", "completion_template", "reasoning_parser", "tool_call_parser",
-        # Adapters: what they hold is told by itself, and SGLang's own form of this has a number that is drawn anew.
+        # Adapters: their content is part of the identity elsewhere, and SGLang's own form has a number that differs at
+        # each start.
         "lora_paths",
         # Ourselves.
         "enable_unified_cache_external_linker", "unified_cache_external_linker_backend",
@@ -74,7 +75,7 @@ VARIABLES_OF_ONE_START = frozenset(
         "SGLANG_USE_MODELSCOPE", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE",
         # Where it keeps what it compiles.
         "SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "SGLANG_JIT_CACHE_DIR", "SGLANG_CUTE_AOT_CACHE_DIR",
-        # What it writes down.
+        # Profiles, logs and dumps.
         "SGLANG_TORCH_PROFILER_DIR", "SGLANG_RECORD_STEP_TIME", "SGLANG_CACHE_HIT_RATE_WINDOW_SECONDS",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_EXPOSE_OWN_ENV_VARS",
         # How long it waits, and for how much.
@@ -112,14 +113,15 @@ def identify_rank(
 
 
 def resolve_arguments(arguments: Any) -> Any:
-    """Returns the arguments as the engine has decided them; its own record has what somebody gave, and nothing of what
-    it chose itself."""
+    """Returns the arguments with the engine's own choices filled in. The engine's record has only those that a user
+    gave."""
     resolve = getattr(arguments, "resolved_dict", None)
     return arguments if resolve is None else SimpleNamespace(**resolve())
 
 
 def describe_arguments(arguments: Any) -> dict[str, Plain]:
-    """Those that were resolved, or that the engine's class declares: what a process notes beside them is its own."""
+    """Describes the arguments that were resolved, or that the engine's class declares. Other attributes are a process's
+    own notes."""
     if isinstance(arguments, SimpleNamespace):
         names = set(vars(arguments))
     else:

@@ -1,4 +1,4 @@
-"""What requests were told of and have not loaded yet: leased, so that it is there when they come for it."""
+"""Hits that requests were told of and have not loaded yet. Leases keep them in memory until the requests load them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ MAX_HELD = 256
 HELD_S = 30.0
 """A request that has not come to load what it was told of by then has ended, or asks again."""
 MAX_OTHER_PAGES = 256
-"""Of windows that end elsewhere than at the longest length: ranks may agree on a shorter one."""
+"""How many pages of each group are leased for windows that end before the longest length, because ranks may agree on a
+shorter one."""
 LOOK_BELOW_S = 0.05
 """How often slower tiers are asked for what a request waits for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Hit:
-    """What a request was told of, and what keeps it there."""
+    """The pages that a request was told of, and the leases that keep them in memory."""
 
     asked: bytes
     names: bytes
-    """Of the pages of its longest length."""
+    """Names of the pages up to the hit's longest length."""
     leases: tuple[BlockLease, ...]
     """All of one memory."""
     groups: tuple[HeldPages, ...]
@@ -77,7 +78,7 @@ class HitTable:
         return lengths
 
     def take(self, rid: str) -> Hit | None:
-        """Whoever takes it releases it."""
+        """Removes a request's hit and returns it. The caller must release it."""
         return self._hits.pop(rid, None)
 
     def release(self, hit: Hit) -> None:
@@ -103,7 +104,7 @@ class HitTable:
             self.drop(rid)
 
     def _acquire(self, names: bytes) -> tuple[Hit | None, Miss]:
-        """What is held of these pages, and why it is no more."""
+        """Acquires these pages. Returns the hit, and the reason why it has no more pages."""
         ask = Ask(names, alignment=self._terms.page_size, shards=self._terms.shards)
         pending = self._cache.start_acquire(ask)
         found = self._cache.wait_for(pending)
@@ -118,8 +119,8 @@ class HitTable:
         return self._hold(names, found.lease, found), Miss.NEVER_SEEN
 
     def _look_below(self, rid: str, names: bytes, pages: int) -> None:
-        """What slower tiers have of the pages after these comes to memory: this request finds it if it has to wait, and
-        the next one."""
+        """Asks for a prefetch of the pages after these. This request finds them if it has to wait, and the next one
+        does too."""
         now_s = self._clock()
         is_due = now_s >= self._looked_below.get(rid, now_s - LOOK_BELOW_S) + LOOK_BELOW_S
         if pages * HASH_BYTES >= len(names) or not self._cache.has_tiers or not is_due:

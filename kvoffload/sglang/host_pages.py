@@ -33,7 +33,8 @@ class HostPages:
         self._weights = weights
         self._lock = threading.Lock()
         self._has_slots = True
-        """At the last look. Where there is no server, or no room, it is waited for once, and not by every backup."""
+        """Whether there were slots at the last look. Where there is no server, or no room, one backup waits for it and
+        the later ones do not."""
 
     def count(self, keys: Sequence[str]) -> int:
         """Pages, from the first on, that are restorable now. Nothing is held, because HiCache does not say that it will
@@ -96,10 +97,11 @@ class HostPages:
         return max(self._linker.lookup(keys[0], keys, is_counted=is_counted), default=0)
 
     def _look_at_weights(self) -> None:
-        """SGLang does not tell a storage that it has emptied its caches, but begins its threads anew each time.
+        """Looks for an update of the weights; SGLang does not tell a storage that it has emptied its caches, but starts
+        its threads again each time.
 
-        What is saved after an update has names that nobody else finds: to look at all weights may take longer than
-        SGLang waits for these threads to end.
+        Pages that are saved after an update have names that no other engine finds: looking at all weights may take
+        longer than SGLang waits for these threads to end.
         """
         if not self._weights.has_changed():
             return

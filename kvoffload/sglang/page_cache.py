@@ -1,4 +1,4 @@
-"""What a rank's linker needs of its cache, and what it is given with it."""
+"""The part of the client that a rank's linker uses, and the terms on which the linker uses it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ FULL = 0
 
 
 class PageCache(Protocol):
-    """Is the part of `Client` that pages need; nothing here waits but `wait_for` and `acquire_entries`, within the
-    step's budget."""
+    """The part of `Client` that pages need. Only `wait_for` and `acquire_entries` wait, within the step's budget."""
 
     @property
     def is_served(self) -> bool: ...
@@ -47,18 +46,19 @@ class PageCache(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PageTerms:
-    """What one rank is given."""
+    """The sizes and groups of one rank's pages, and how they are checked."""
 
     page_size: int
     groups: tuple[GroupTerms, ...]
-    """First that of all pages."""
+    """The group of all pages comes first."""
     fingerprint: bytes
-    """Of its identity; digests are made with it."""
+    """Fingerprint of the rank's identity; digests are made with it."""
     ranks: int = 1
-    """Of the engine. One alone may answer that a load failed: then the engine computes the request."""
+    """Number of ranks of the engine. An engine with one rank may answer that a load failed, and then computes the
+    request."""
     verify_always: bool = False
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Whose digests are wanted with a lease."""
+        """Returns the shards whose digests are wanted with a lease."""
         return (0,) if self.verify_always else ()

@@ -1,7 +1,7 @@
-"""What SGLang loads by name: `KVOffloadLinker`, of this module, for `--unified-cache-external-linker-backend dynamic`.
+"""The linker class that SGLang loads by name, `KVOffloadLinker`, for `--unified-cache-external-linker-backend dynamic`.
 
-The class is made when somebody asks for it, because what it derives from is SGLang's: until then this module imports
-nothing of SGLang, and kvoffload may be used beside any engine.
+The class is made when it is first asked for, because it derives from a class of SGLang's. Until then this module
+imports nothing of SGLang, and kvoffload may be used with any engine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def derive_linker(
     of a pool's, `updates` are those of the engine's weights."""
 
     class KVOffloadLinker(base):  # type: ignore[misc]
-        """Is the linker that SGLang's scheduler calls, on its thread. A fault of ours is a miss, and no fault of the
+        """The linker that SGLang's scheduler calls, on its thread. A fault of ours is a miss, and no fault of the
         engine."""
 
         def __init__(

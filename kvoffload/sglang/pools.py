@@ -1,9 +1,9 @@
 """SGLang's KV pools as a KVGeometry: every tensor of a pool is placed, or the pool is refused by name.
 
 A pool keeps rows of tokens, one buffer for each layer; a page is `page_size` rows that follow each other. Page 0 takes
-the writes of padded tokens and is never a page of a request. Layers that see a window have a pool of their own, whose
-pages the engine numbers anew. Recurrent layers have slots, one for each length that a state was kept of; slot 0 takes
-what page 0 takes elsewhere.
+the writes of padded tokens and is never a page of a request. Layers with a sliding window have a pool of their own, in
+which the engine gives pages other numbers. Recurrent layers have slots, one for each length that a state was kept of;
+slot 0 takes the writes that page 0 takes elsewhere.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAMBA = "mamba"
 """SGLang's names of what an offer moves: pages of all tokens, of those within a window, and states."""
 LAYOUT = "nhd"
 DTYPES = ("bfloat16", "float16", "float32")
-"""What pages may hold: of others the scales lie elsewhere."""
+"""Dtypes that pages may have. Pages of other dtypes have their scales elsewhere."""
 ADDRESS_TABLES = frozenset({"k_data_ptrs", "v_data_ptrs", "data_ptrs", "data_strides", "full_to_swa_index_mapping"})
 """Tensors of a pool that say where others lie; they are made again in every process."""
 _MAX_DEPTH = 4
@@ -77,7 +77,7 @@ _OFF = (
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPages:
-    """What a pool's pages are, and the tensors to register for them."""
+    """The geometry of a pool's pages, and the tensors to register for them."""
 
     geometry: KVGeometry
     tensors: Mapping[str, torch.Tensor]
@@ -114,7 +114,7 @@ class _Part:
     pool: Any
     kind: str
     layers: Sequence[int]
-    """By their numbers in the model."""
+    """The layers' numbers in the model."""
     window: int = 0
     """Tokens that a boundary needs behind it; 0: all."""
 
@@ -159,7 +159,7 @@ def describe_pool(pool: Any, *, page_size: int, window: int = 0) -> PoolPages:
     """`window`: how many tokens behind a boundary layers with a window see, as SGLang counts them.
 
     UnsupportedError: this pool is not one that we know, or is not as we know it. HoleError and its like: a byte of its
-    storages belongs to nobody.
+    storages has no owner.
     """
     kind = _kind_of(pool)
     if kind not in POOLS:
@@ -242,7 +242,8 @@ def _split_windows(pool: Any, page_size: int, window: int) -> tuple[_Part, ...]:
 
 
 def _split_states(pool: Any, page_size: int) -> tuple[_Part, ...]:
-    """Splits a pool for attention beside recurrent layers, which have their states in another one."""
+    """Splits the pool of a model with attention and recurrent layers; the recurrent layers keep their states in a pool
+    of their own."""
     _check_outer(pool, LINEAR_POOL, page_size, {"full_kv_pool": MHA_POOL, "mamba_pool": STATE_POOL})
     states, mapping = pool.mamba_pool, pool.full_attention_layer_id_mapping
     attention = sorted(mapping, key=mapping.__getitem__)

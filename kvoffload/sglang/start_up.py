@@ -50,7 +50,7 @@ STEP_STATES = 8
 """Recurrent states that are kept of a step: of a prompt one, whatever its length, and of each answer one."""
 MULTIMODAL = "multimodal models"
 PARTS = {"FULL": KV, "SWA": SWA, "MAMBA": MAMBA}
-"""What SGLang calls the parts of its tree, and their pages: of every token, of those within a window, states."""
+"""SGLang's names for the parts of its tree, and the pages of each: of every token, of those within a window, states."""
 
 
 def start_linker(
@@ -169,7 +169,7 @@ def refuse_multimodal(arguments: Any) -> None:
 
 
 def refuse_late_storage(arguments: Any) -> None:
-    """UnsupportedError: HiCache had pages before; nobody knows of which weights."""
+    """UnsupportedError: HiCache was attached late. It had pages before, and it is unknown of which weights."""
     if arguments.hicache_storage_backend != DYNAMIC:
         raise UnsupportedError(
             "kvoffload does not serve engines to which it is attached while they run",
@@ -299,7 +299,8 @@ def _describe(geometry: KVGeometry, fingerprint: bytes, registration: Registrati
 def _open_cache(
     settings: Settings, register: Register, arguments: Any, geometry: KVGeometry, *, rank: int, ranks: int
 ) -> Client:
-    """A rank has a session of its own: nobody plans for all of them. A private server is one launcher's."""
+    """Opens a session for this rank alone, because no process plans for all ranks. A private server belongs to one
+    launcher."""
     launcher = f"sglang-{os.getppid()}"
     access = CacheAccess(
         settings=settings,

@@ -1,4 +1,4 @@
-"""What of SGLang was tested, to the letter: another version is refused with one line that says what differs.
+"""The exact parts of SGLang that were tested. Another version is refused with one line that says what differs.
 
 SGLang's linker is new and its interface changes between releases; a hook that is called otherwise than we think would
 restore wrong bytes, or none.
@@ -77,7 +77,7 @@ UPDATER = {
 
 @dataclass(frozen=True, kw_only=True)
 class StorageParts:
-    """Are the parts of HiCache that are used."""
+    """The parts of HiCache that are used."""
 
     version: str
     storage: type

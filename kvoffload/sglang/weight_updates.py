@@ -1,4 +1,4 @@
-"""What the engine does to its weights, seen where each of its updates begins."""
+"""Notes each update of an engine's weights where it begins."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ class WeightUpdates:
         self._threads: WeakSet[threading.Thread] = WeakSet()
 
     def note(self, updater: Any = None) -> None:
-        """The weights are about to change, or have. The count comes last: whoever reads it and is of a later thread is
-        one after as many updates."""
+        """Notes that the weights are about to change, or have. The count is raised last: a thread that reads it and
+        began later sees a count that includes this update."""
         self._updater = updater or self._updater
         self._threads = WeakSet(threading.enumerate())
         self.count += 1
 
     @property
     def is_open(self) -> bool:
-        """Somebody may be writing to the weights now, without a word of it: a session was opened for that."""
+        """Whether a session of updates is open, in which the weights may be written at any moment without a further
+        call."""
         session = getattr(self._updater, "_session", None)
         return session is not None and not session.loaded_weights
 
     @property
     def is_of_later_thread(self) -> bool:
-        """Whoever asks is a thread that began after the last update did."""
+        """Whether the calling thread began after the last update did."""
         return threading.current_thread() not in self._threads
 
 

@@ -60,10 +60,11 @@ def _choose(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class WeightMask:
-    """Owned by one thread. Of weights that were replaced it keeps `LOOKED_AT` tensors at most, until it is asked next.
+    """Names the engine's weights by their content. Owned by one thread. Of weights that were replaced it keeps
+    `LOOKED_AT` tensors at most, until it is asked next.
 
-    Equal weights have equal masks, in every process, and others have others. Of weights that cannot be looked at nobody
-    can prove anything, so that each mask is new.
+    Equal weights have equal masks, in every process, and different weights have different ones. Weights that cannot be
+    read cannot be proved equal, so each mask of them is new.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class WeightMask:
         return self.updates.count != self._seen
 
     def has_changed(self) -> bool:
-        """Says whether the weights may have changed since the mask was made: whether an update has begun, which may
-        have left the engine's cache as it is, or one of a few tensors is another. Whoever changes all past the engine
-        shows in any of them."""
+        """Whether the weights may have changed since the mask was made: an update has begun, which may have left the
+        engine's cache as it is, or one of a few tensors is another. A change of all weights that the engine does not
+        know of shows in any of them."""
         if self.is_told or self.updates.is_open:
             return True
         if any(look.has_changed() for look in self._looks):
@@ -109,9 +110,9 @@ class WeightMask:
         return self._has_changed
 
     def is_proved_equal(self) -> bool:
-        """Says whether the weights are what they were when the mask was taken, byte for byte; then they count as
-        unchanged. For the thread alone by which the engine updates them. Of several ranks none can prove it without the
-        others."""
+        """Whether the weights are byte for byte what they were when the mask was taken; then they count as unchanged.
+        To be called only by the thread on which the engine updates them. With several ranks no rank can prove it
+        without the others."""
         former = self._digest
         return self._agree is None and not self.updates.is_open and bool(former) and self._look_at_all() == former
 

@@ -1,7 +1,7 @@
-"""What every tier is to its callers: batches of records in, tickets out, and later what became of each record.
+"""The contract of every tier: it takes batches of records, returns tickets, and later the outcome of each record.
 
-Records lie in the memory of the caller, by address, from the call on until its ticket was polled. A tier that does not
-answer costs the timeout of each call and nothing more.
+Records lie in the caller's memory, by address, from the call until its ticket was polled. A tier that does not answer
+costs the timeout of each call and nothing more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordOutcome(IntEnum):
 
 
 class TierState(Enum):
-    """What a tier, or one device of it, can do now."""
+    """The abilities of a tier, or of one of its devices, at this moment."""
 
     OPENING = "opening"
     READY = "ready"
@@ -62,7 +62,7 @@ class TierState(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordNames:
-    """What records of one identity, group and shard are called: their block hashes, 32 bytes each, in one blob."""
+    """The names of records of one identity, group and shard: their block hashes, 32 bytes each, in one blob."""
 
     fingerprint: bytes
     hashes: bytes
@@ -80,7 +80,7 @@ class RecordNames:
         return len(self.hashes) // HASH_BYTES
 
     def part(self, chosen: slice) -> RecordNames:
-        """Of these records alone."""
+        """Returns the names of a range of the records."""
         if (chosen.start, chosen.stop) == (0, len(self)):
             return self
         return replace(self, hashes=self.hashes[chosen.start * HASH_BYTES : chosen.stop * HASH_BYTES])
@@ -97,25 +97,25 @@ def _make_none() -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, eq=False)
 class RecordBatch:
-    """Records of one size, consecutive blocks of a prefix in their order, and where they lie or are to lie."""
+    """Records of one size, consecutive blocks of a prefix in their order, and the slots that hold or receive them."""
 
     names: RecordNames
     slots: Addresses = field(default_factory=_make_none)
     _: KW_ONLY
     record_bytes: int = 0
     digests: Digests = field(default_factory=_make_none)
-    """To be put: of each record. So are the rest."""
+    """The digest of each record. This attribute and the following ones are for puts alone."""
     parents: bytes = b""
-    """The hashes before theirs."""
+    """The hash of the block before each record's block, in one blob."""
     is_durable: bool = False
     """The batch ends only when its records are durable."""
 
     def parent(self, at: int) -> bytes:
-        """The hash before that of a record; zeros where none was given."""
+        """Returns the hash before that of a record; zeros where none was given."""
         return self.parents[at * HASH_BYTES : (at + 1) * HASH_BYTES] or bytes(HASH_BYTES)
 
     def part(self, chosen: slice) -> RecordBatch:
-        """Of these records alone."""
+        """Returns a batch of a range of the records."""
         return replace(
             self,
             names=self.names.part(chosen),
@@ -158,7 +158,8 @@ class ScanPage:
 
 @dataclass(frozen=True, kw_only=True)
 class TierHealth:
-    """One line of a tier: of a device, where it has several. `reason` is one line, empty when ready."""
+    """One line of a tier: of a device, where it has several. `reason` is one line. A
+    place that is ready has one only if it can keep less than its capacity."""
 
     name: str
     state: TierState
@@ -167,18 +168,18 @@ class TierHealth:
     used_bytes: int = 0
     records: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    """What happened since it was opened, by name."""
+    """Counts of events since the tier was opened, by name."""
 
 
 class Tier(Protocol):
-    """Safe to call from any thread. Nothing here waits for the tier's place but `scan` and `close`.
+    """Safe to call from any thread. No call waits for the tier's place except `scan` and `close`.
 
     `put`, `get`, `look` and `remove` return None where BATCH_LIMIT batches are under way; TierError once it is closed.
     """
 
     @property
     def capacity_bytes(self) -> int:
-        """How many bytes it takes at most, whatever is put."""
+        """The most bytes that the tier takes, however many are put."""
         ...
 
     def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
@@ -186,7 +187,8 @@ class Tier(Protocol):
         ...
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
-        """What is found is what was put under that name, with that length; else the slot's bytes mean nothing."""
+        """Reads records into slots. A record that is found has that name and length; other slots' bytes mean
+        nothing."""
         ...
 
     def remove(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
@@ -195,11 +197,11 @@ class Tier(Protocol):
 
     @property
     def knows_all(self) -> bool:
-        """`contains` says what is there. False where others write to the place, too: it has to be asked."""
+        """Whether `contains` knows all that is there. False where others write to the place, too: `look` asks it."""
         ...
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
-        """Says what is there now, as far as is known without a question to the place."""
+        """Returns which records are there now, as far as the tier knows without asking the place."""
         ...
 
     def look(self, names: RecordNames, *, timeout_s: float) -> Ticket | None:
@@ -219,7 +221,7 @@ class Tier(Protocol):
         ...
 
     def fileno(self) -> int:
-        """Readable when `poll` may have something to tell."""
+        """Returns a descriptor that is readable when `poll` may have something to tell."""
         ...
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

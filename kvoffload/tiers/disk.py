@@ -39,12 +39,12 @@ _LOOKS = 1 << 63
 
 
 _CODINGS = (Coding.OFF, Coding.ON, Coding.AUTO)
-"""In the order of the native core's numbers."""
+"""The ways of coding, in the order of the native core's numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskFolder:
-    """Is one device: a folder that is there, ours alone (mode 0700), and what its segments may take together."""
+    """One device: an existing folder of this user alone (mode 0700), and the most bytes that its segments may take."""
 
     path: Path
     capacity_bytes: int

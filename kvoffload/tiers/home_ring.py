@@ -21,10 +21,10 @@ from kvoffload.tiers.base import FinishedBatch, RecordNames, RecordOutcome, Tick
 from kvoffload.types import HASH_BYTES
 
 POINTS = 1024
-"""Of a member of weight 1. The shares of equal members differ by about 1/32 from each other, one sigma."""
+"""Points of a member of weight 1. The shares of equal members differ by about 1/32 from each other, one sigma."""
 LEAST_WEIGHT, LARGEST_WEIGHT = 1 / 16, 16.0
 POINT_LIMIT = 1 << 20
-"""Of all members: 8 MiB."""
+"""The most points of all members together: 8 MiB."""
 
 _DOMAIN = b"kvoffload home 1"
 _POINTS_A_DIGEST = 4
@@ -36,7 +36,7 @@ Homes = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True)
 class HomeMember:
-    """`weight` is how much it takes beside a member of weight 1, and depends on nobody else."""
+    """A member of a fleet. `weight`: how much it takes relative to a member of weight 1, whatever the others weigh."""
 
     name: str
     weight: float = 1.0
@@ -54,14 +54,14 @@ class HomeMember:
 
 
 class HomeRing:
-    """Made of the same members, in whatever order, by whatever process, it gives the same homes. Immutable.
+    """Gives the same homes in every process that makes it of the same members, in any order. Immutable.
 
-    A home is the member of the first point at or behind the hash's own place. The next ones are who would be it without
-    that one: a record whose home is gone has the home that the ring without it gives.
+    A home is the member of the first point at or behind the hash's own place. If that member is gone, the record's home
+    is the next member on the ring, which is the home that the ring without it gives.
     """
 
     def __init__(self, members: Iterable[HomeMember]) -> None:
-        """Places members on the ring. ConfigError: nobody, two of one name, or more points than a ring has."""
+        """Places members on the ring. ConfigError: none is given, two have one name, or there are too many points."""
         listed = sorted(members, key=lambda member: member.name)
         if not listed:
             raise ConfigError("a fleet without members has no homes", remedy="name one at least")
@@ -94,11 +94,11 @@ class HomeRing:
         return self._members
 
     def homes(self, hashes: bytes) -> Homes:
-        """One for each hash of the blob."""
+        """Returns the home of each hash of the blob."""
         return self._owners[np.searchsorted(self._points, _place(hashes))]
 
     def order(self, block_hash: bytes, count: int) -> tuple[HomeMember, ...]:
-        """The first `count` homes of one hash, or all members: who takes it while those before are gone."""
+        """Returns the first `count` homes of one hash, or all members: each takes it while those before it are gone."""
         at = int(np.searchsorted(self._points, _place(block_hash))[0])
         found: list[int] = []
         owners = self._owners[:-1]
@@ -111,7 +111,7 @@ class HomeRing:
         return tuple(self._members[at] for at in found)
 
     def without(self, names: Iterable[str]) -> HomeRing:
-        """The ring of the others, made faster than anew. ConfigError: nobody is left."""
+        """Returns the ring without these members, faster than making a new one. ConfigError: no member is left."""
         gone = set(names)
         keeps = np.array([member.name not in gone for member in self._members])
         if not keeps.any():
@@ -159,7 +159,8 @@ def split_by_home(names: RecordNames, homes: Homes) -> list[HomeBatch]:
 
 
 def pick_hashes(hashes: bytes, places: Homes) -> bytes:
-    """Those at these places of a blob, in their order; an empty blob has none at any place, as batches' `parents`."""
+    """Returns the hashes at these places of a blob, in this order; none of an empty blob, such as a batch's
+    `parents`."""
     if not hashes:
         return b""
     if len(places) * HASH_BYTES == len(hashes) and np.array_equal(places, np.arange(len(places))):
@@ -170,8 +171,8 @@ def pick_hashes(hashes: bytes, places: Homes) -> bytes:
 def join_homes(
     ticket: Ticket, count: int, parts: Sequence[tuple[HomeBatch, FinishedBatch]], *, otherwise: RecordOutcome
 ) -> FinishedBatch:
-    """What became of a batch of `count` records, from what became of its parts. `otherwise` is for parts that are not
-    among them."""
+    """Joins the outcomes of a batch's parts to those of the whole batch of `count` records. Records of a missing part
+    get `otherwise`."""
     digests = np.zeros(count, np.uint64)
     if len(parts) == 1 and len(parts[0][1].outcomes) == count:
         [(_, whole)] = parts
@@ -193,8 +194,8 @@ def join_homes(
 
 @lru_cache(maxsize=128)
 def _list_points(name: str, count: int) -> _Words:
-    """The same first ones whatever the count is, so that another weight moves no more than it must. They are kept: a
-    fleet that one member leaves needs those of all others again."""
+    """Returns a member's points. The first ones do not depend on the count, so that another weight moves no more than
+    it must. They are cached: when a member leaves, those of all others are needed again."""
     start = hashlib.sha256(_DOMAIN + b"\0" + name.encode() + b"\0")
     blob = bytearray()
     for number in range(-(-count // _POINTS_A_DIGEST)):

@@ -1,5 +1,5 @@
 """Codes the records of a remote tier on their way to its store, or of a server on their way to a peer, and measures
-what decides which of them."""
+the speeds by which it chooses the records."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kvoffload.tiers.coding_choice import KNOWN_BYTES, CodingChoice
 from kvoffload.tiers.record_store import Value
 
 FAILURE_LIMIT = 16
-"""Records of a group in a row that do not become shorter."""
+"""Number of records of a group in a row that do not become shorter, after which most are not tried."""
 SKIPS = 255
-"""Records of such a group that are not tried, for one that is."""
+"""Number of records of such a group that are not tried, for one that is."""
 _LEARNING = 0.1
-"""How much of what a group's ratio is said to be the newest record decides."""
+"""Weight of the newest record in a group's ratio."""
 _FIRST_RATIO = 1.5
 GROUPS = 64
 
 
 class Coding(StrEnum):
-    """Which records are coded on their way to a tier; those that are there are read in any case."""
+    """The choice of records that are coded on their way to a tier. Coded records there are read in any case."""
 
     OFF = "off"
     ON = "on"
@@ -35,13 +35,13 @@ class Coding(StrEnum):
 
 @dataclass
 class _Busy:
-    """Knows how long one connection or more did something."""
+    """Measures for how long at least one connection did something."""
 
     connections: int = 0
     since_s: float = 0.0
     """When the first of them began, or when the time was taken."""
     plain_bytes: int = 0
-    """Of what was done since."""
+    """Bytes of plain records since `since_s`; `coded_bytes` likewise."""
     coded_bytes: int = 0
 
     def begin(self, now_s: float) -> None:
@@ -65,7 +65,7 @@ class _Group:
     skipped: int = 0
 
     def takes(self) -> bool:
-        """Says whether a record is to be tried. Where none became shorter it is tried rarely: it may do so again."""
+        """Whether to try a record. After records that did not become shorter, few are tried: later ones may again."""
         if self.failures >= FAILURE_LIMIT and self.skipped < SKIPS:
             self.skipped += 1
             return False
@@ -89,22 +89,22 @@ class RecordCoder:
         self._clock = clock
         self._encoder = encoder or native.BackgroundEncoder()
         self._turn = threading.Lock()
-        """Has who codes."""
+        """Held by the thread that codes."""
         self._lock = threading.Lock()
         self._choice = CodingChoice()
         self._groups: defaultdict[int, _Group] = defaultdict(_Group)
         self._sending, self._reading = _Busy(), _Busy()
         self._counts: Counter[str] = Counter()
         self._came_ratio = _FIRST_RATIO
-        """Of records that others have coded for us."""
+        """Ratio of records that peers have coded for this server."""
 
     @property
     def is_off(self) -> bool:
         return self._coding is Coding.OFF
 
     def encode(self, group: int, record: Value, *, is_wanted: bool = False) -> bytes | None:
-        """Codes a record. None: it is to be sent as it is. `is_wanted`: who gets it has asked for it, or `gives` has
-        said so."""
+        """Codes a record. None: send it as it is. `is_wanted`: the receiver has asked for it coded, or `gives` has said
+        so."""
         if self._coding is Coding.OFF:
             return None
         chooses, choice = self._coding is Coding.AUTO and not is_wanted, self._choice
@@ -134,14 +134,14 @@ class RecordCoder:
         return coded
 
     def asks(self, size_bytes: int) -> bool:
-        """Says whether to ask somebody who can code records of so many bytes for us."""
+        """Whether to ask a peer to code records of so many bytes for this server."""
         if self._coding is not Coding.AUTO:
             return self._coding is Coding.ON
         with self._lock:
             return self._choice.asks(size_bytes, self._came_ratio)
 
     def gives(self, size_bytes: int) -> bool:
-        """Says whether to code records of so many bytes for somebody who decodes them at once."""
+        """Whether to code records of so many bytes for a peer that decodes them at once."""
         if self._coding is not Coding.AUTO:
             return self._coding is Coding.ON
         with self._lock:
@@ -149,23 +149,24 @@ class RecordCoder:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """Within it a connection sends, and its thread does nothing else."""
+        """Measures a connection's sending. Within it the thread does nothing else."""
         with self._doing(self._sending):
             yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Within it a connection reads records, verifies and decodes them: whatever whoever wants them waits for."""
+        """Measures a connection's reading: it reads, verifies and decodes records, all that their reader waits for."""
         with self._doing(self._reading):
             yield
 
     def told_sent(self, size_bytes: int) -> None:
-        """Is told within `sending` that so many bytes travelled."""
+        """Takes the number of bytes that travelled. Call it within `sending`."""
         with self._lock:
             self._sending.plain_bytes += size_bytes
 
     def told_read(self, record_bytes: int, *, decoding_s: float | None = None) -> None:
-        """Is told within `reading` that a record was read; `decoding_s`: that it was coded, and what decoding took."""
+        """Takes the bytes of a record that was read, and for a coded one the time of decoding. Call it within
+        `reading`."""
         with self._lock:
             if decoding_s is None:
                 self._reading.plain_bytes += record_bytes
@@ -174,20 +175,20 @@ class RecordCoder:
                 self._choice.decoding.add(record_bytes, decoding_s)
 
     def told_late(self, record_bytes: int, *, taken_s: float) -> None:
-        """Is told within `reading` that records of so many bytes, which were asked for coded, had not come after so
-        long, when nobody waited any longer. Of the way they had a share: others read meanwhile."""
+        """Takes the bytes of records that were asked for coded and had not come after `taken_s`, when their reader gave
+        up. Call it within `reading`. They had only a share of the link: other connections read meanwhile."""
         with self._lock:
             self._choice.told_late(record_bytes * max(self._reading.connections, 1), taken_s)
 
     def told_waiting(self, jobs: int, connections: int) -> None:
-        """Is told how many jobs wait to be sent when one of the connections takes the next one. Once each connection
-        could have had one more, sending is behind, until none waits."""
+        """Takes the number of jobs that wait to be sent when a connection takes the next one. Sending is behind once
+        each connection could have had one more, until none waits."""
         with self._lock:
             self._choice.is_behind = jobs >= connections or (self._choice.is_behind and jobs > 0)
 
     def told_came(self, records: int, *, record_bytes: int, coded_bytes: int, taken_s: float) -> None:
-        """Is told within `reading` that somebody has coded so many records for us, with the bytes of all of them before
-        and after. They count as those that are coded here."""
+        """Takes the number of records that a peer has coded for this server, and their bytes before and after. Call it
+        within `reading`. They count like those that are coded here."""
         self.told_read(record_bytes, decoding_s=taken_s)
         with self._lock:
             self._came_ratio += _LEARNING * (record_bytes / coded_bytes - self._came_ratio)
@@ -195,7 +196,7 @@ class RecordCoder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was counted of records that were coded: how many, their bytes before and after."""
+        """The number of records that were coded, and their bytes before and after."""
         with self._lock:
             return dict(self._counts)
 

@@ -1,5 +1,4 @@
-"""What a remote tier asks of the client library of somebody else's store: values by key, in batches, by calls that
-wait."""
+"""The interface of an external store to its remote tier: values by key, in batches, by calls that wait."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class StoreFaultError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """What a store says of itself; 0 for what it does not say."""
+    """A store's own figures; 0 for those that it does not report."""
 
     capacity_bytes: int = 0
     used_bytes: int = 0
@@ -35,38 +34,38 @@ class StoreFacts:
 
 
 class RecordStore(Protocol):
-    """One connection, of one thread. No call waits longer than the terms it was made with; StoreFaultError, after which
+    """One connection, for one thread. No call waits longer than the terms it was made with. StoreFaultError: after it,
     only `close` may be called."""
 
     def put(self, keys: Sequence[Key], values: Sequence[Sequence[Value]]) -> list[bool]:
-        """Each value in its parts. False: it takes no more, or not this one."""
+        """Stores values, each given in parts. False: the store takes no more, or not this one."""
         ...
 
     def get(self, keys: Sequence[Key], limit_bytes: int) -> list[memoryview | None]:
-        """Of a value that is longer than that, its beginning."""
+        """Reads values; of one that is longer than `limit_bytes`, its beginning. They are valid until the next call."""
         ...
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
-        """Says what is there. `is_use`: it is to stay as long as if it had been put now."""
+        """Returns which values are there. `is_use`: they should stay as long as if they had been put now."""
         ...
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
-        """Removes records, and says of each whether it was there."""
+        """Removes records, and returns for each whether it was there."""
         ...
 
     def scan(self, cursor: int, head_bytes: int) -> tuple[int, list[bytes]]:
-        """The first bytes of some values, and where to go on; 0 at the end. Some may come twice."""
+        """Returns where to go on, 0 at the end, and the first bytes of some values. Some may come twice."""
         ...
 
     def probe(self) -> StoreFacts:
-        """Says whether it can be asked."""
+        """Checks that the store can be asked, and returns its figures."""
         ...
 
     def close(self) -> None: ...
 
 
 def one_line(said: str) -> str:
-    """What a store has said, whatever that is, as a log can have it: one line of letters that can be printed."""
+    """Makes a store's message fit for a log, whatever it is: one line of letters that can be printed."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in said).split())[:_SAID_LETTERS]
 
 
@@ -76,7 +75,7 @@ def view_slot(address: int, size_bytes: int) -> memoryview:
 
 
 def fill_slot(address: int, data: memoryview) -> None:
-    """A small record is copied while nothing else of Python runs: to let go and to wait for its turn costs more."""
+    """Copies a record. A small one is copied without releasing the GIL: to wait for it again would cost more."""
     if len(data) <= _SMALL_BYTES:
         view_slot(address, len(data))[:] = data
     else:
@@ -85,7 +84,7 @@ def fill_slot(address: int, data: memoryview) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FoundRecords:
-    """What a get has ended with: outcomes and digests, one a record; `parents` where the store knows them."""
+    """The result of a get: outcomes and digests, one a record; `parents` where the store knows them."""
 
     outcomes: npt.NDArray[np.uint8]
     digests: Digests
@@ -93,7 +92,7 @@ class FoundRecords:
 
 
 class SlotStore(ABC):
-    """A store that moves records of itself, between its connection and slots. Otherwise as a RecordStore."""
+    """A store that moves records itself, between its connection and slots. Otherwise like a RecordStore."""
 
     @abstractmethod
     def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""A batch on its way to a remote store and back: whoever ends it first, its thread or its timeout, ends it for good."""
+"""A batch, or a part of one, on its way to a remote store and back. Its thread or its timeout ends it, for good."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kvoffload.types import HASH_BYTES
 
 _NOT_YET = 0
 _NAMES_AT_ONCE = 1024
-"""Of looks and removals: what is late can be left off in between."""
+"""Names in one call of a look or a removal. Between calls a job that is late can stop."""
 _RECORDS_AT_ONCE = 4096
-"""However small they are."""
+"""The most records in one call, however small they are."""
 _NO_PARENT = bytes(HASH_BYTES)
 
 
@@ -38,8 +38,8 @@ class Verb(Enum):
 
 @dataclass(eq=False)
 class RemoteJob:
-    """Slots are touched under `lock`, and not after `is_over`. A store that moves records itself has the lock for as
-    long, and is interrupted by whoever ends the job meanwhile."""
+    """Slots are touched under `lock`, and not after `is_over`. A store that moves records itself has the lock
+    meanwhile; `end` interrupts it."""
 
     ticket: Ticket
     verb: Verb
@@ -47,7 +47,7 @@ class RemoteJob:
     deadline_s: float
     is_over: bool = False
     is_interrupted: bool = False
-    """Its time was over while its records were moving: not the store's fault."""
+    """Whether the job ended while its records were moving, which is not the store's fault."""
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -56,10 +56,10 @@ class RemoteJob:
         self._found_digests = np.zeros(count, np.uint64)
         self._found_parents = [_NO_PARENT] * count
         self._mover: SlotStore | None = None
-        """Has the lock, and moves records."""
+        """The store that has the lock and moves records, or None."""
         self._mover_lock = Lock()
         self._otherwise: RecordOutcome | None = None
-        """What is not settled ends so: whoever was first to end it has said."""
+        """The outcome of records that are not settled, from the first call of `end`; None: it was not called."""
 
     @property
     def _stored(self) -> RecordOutcome:
@@ -70,11 +70,11 @@ class RemoteJob:
         return list(list_names(self.batch.names))
 
     def end(self, otherwise: RecordOutcome) -> FinishedBatch | None:
-        """Ends the job, once; what was not settled is `otherwise`. None: it was over before."""
+        """Ends the job, once; records that were not settled end as `otherwise`. None: it was over before."""
         if self._otherwise is None:
             self._otherwise = otherwise
         with self._mover_lock:
-            # Whoever moves records for this job, and nobody who has gone on to another one.
+            # Interrupts only a store that moves records for this job, not one that has gone on to another job.
             if self._mover is not None:
                 self.is_interrupted = True
                 self._mover.interrupt()
@@ -91,8 +91,8 @@ class RemoteJob:
         )
 
     def serve(self, store: RecordStore | SlotStore, call_bytes: int, coder: RecordCoder) -> None:
-        """All of it, in calls of about so many bytes. `coder`: the tier's, which a store that moves records itself
-        has, too. Raises what the store raises."""
+        """Serves the whole job, in calls of about so many bytes. `coder`: the tier's; a store that moves records itself
+        has the same one. Raises what the store raises."""
         work: dict[Verb, Callable[[range], None]] = {
             Verb.LOOK: partial(self._look, store),
             Verb.REMOVE: partial(self._remove, store),

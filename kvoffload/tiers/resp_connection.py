@@ -1,6 +1,6 @@
 """A connection that speaks RESP, the language of Valkey and Redis.
 
-It does what other clients do not: a large value is sent from where it lies, not from a copy beside its command, and it
+It does what other clients do not: a large value is sent from where it lies, without a copy next to its command, and it
 is read into memory that was used before.
 """
 
@@ -24,20 +24,20 @@ from kvoffload.tiers.record_store import StoreFaultError, Value, one_line
 
 _LINE_BYTES = 64 << 10
 _SHORTEST_LINE = 3
-"""A sign and the line's end."""
+"""Bytes of a sign and the line's end."""
 _FEW_BYTES = 32
-"""To wait for these alone would take another call for those behind them."""
+"""Up to so many bytes are not waited for alone: that would take another call for those behind them."""
 _SEND_PARTS = 512
-"""Of one call of the kernel, which takes 1024."""
+"""The most pieces in one call of the kernel, which takes 1024."""
 _SLOWEST = 1 << 20
 """Bytes a second; an answer has so much time more than one without bytes."""
 _LONGEST_MS = (1 << 32) - 1
 _VALUE_LIMIT = 512 << 20
-"""The server's own."""
+"""The server's own limit of a value, in bytes."""
 _ANSWER_LIMIT = 16 << 20
-"""Of memory, for an answer that is no record."""
+"""The most bytes of memory for an answer that is no record."""
 _ELEMENT_BYTES = 64
-"""What an element of a list takes besides its text, and a little more."""
+"""Memory of a list's element besides its text, rounded up."""
 _DEPTH = 8
 _END = b"\r\n"
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,20}")
@@ -46,7 +46,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 @dataclass(frozen=True)
 class ErrorAnswer:
-    """What a server says instead of an answer."""
+    """An error that a server sends instead of an answer."""
 
     text: str
 
@@ -72,21 +72,21 @@ def pack_command(*words: Value) -> bytes:
 
 
 class RespConnection:
-    """Is a connection of one thread. StoreFaultError: it is of no use any more."""
+    """A connection for one thread, except for `interrupt`. After a StoreFaultError it is of no use any more."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         """Connects. No answer may take longer than the timeout, and a large one not longer than a slow line needs."""
         self._timeout_s = timeout_s
         self.moves_records = tls is None
-        """The socket's bytes are the records', and are read without Python."""
+        """Whether the socket carries the records' bytes as they are, so that they are read without Python."""
         self._all = socket.MSG_WAITALL if tls is None else 0
         self._lines = bytearray(_LINE_BYTES)
         self._first = self._last = 0
-        """What was read and not yet taken."""
+        """The range of `_lines` that was read and not yet taken."""
         self._left = 0
-        """What the answer that is being read may still take."""
+        """Bytes of memory that the answer being read may still take."""
         self._began_s = 0.0
-        """When it was."""
+        """The time at which the reading of that answer began."""
         plain: socket.socket | None = None
         try:
             plain = socket.create_connection((host, port), timeout_s)
@@ -99,13 +99,13 @@ class RespConnection:
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         except (OSError, ValueError, OverflowError) as fault:
-            # Of a cluster's nodes others tell the address, which may be no host and no port.
+            # In a cluster the other nodes supply the address, which may be no host and no port.
             if plain is not None:
                 plain.close()
             raise StoreFaultError(_describe(fault, timeout_s)) from fault
 
     def send(self, parts: Sequence[Value]) -> None:
-        """Commands, in whatever pieces they come."""
+        """Sends commands, given in pieces of any size."""
         left = [memoryview(part) for part in parts if len(part)]
         end_s = self._allow(sum(map(len, left)))
         try:
@@ -132,7 +132,8 @@ class RespConnection:
         return self.read_answer()
 
     def read_lines(self, count: int) -> list[bytes]:
-        """So many answers of one line each, which all but values and lists are; with the sign before them."""
+        """Reads `count` answers of one line each, with the sign before them. All answers but values and lists are
+        so."""
         end_s = self._allow(0)
         found: list[bytes] = []
         while True:
@@ -148,7 +149,7 @@ class RespConnection:
             self._fill(end_s, at_least=_SHORTEST_LINE * (count - len(found) - 1))
 
     def read_size(self) -> int | ErrorAnswer | None:
-        """Of a value, which is to be read next. None: there is none."""
+        """Reads the size of a value; the caller reads the value next. None: there is no value."""
         line = self._read_line(self._allow(0))
         if line[:1] == b"-":
             return read_error(line)
@@ -160,7 +161,7 @@ class RespConnection:
         return None if size < 0 else size
 
     def read_into(self, *parts: memoryview) -> None:
-        """A value whose size was read, to where it is wanted."""
+        """Reads a value whose size was read, into the given parts."""
         end_s = self._allow(sum(map(len, parts)))
         for part in parts:
             self._read_into(part, end_s)
@@ -201,14 +202,14 @@ class RespConnection:
         return begin
 
     def read_answer(self) -> Answer:
-        """Whatever it is, but a record. A list has no more time than one value of its size."""
+        """Reads any answer except a record. A list has no more time than one value of its size."""
         self._left, self._began_s = _ANSWER_LIMIT, time.monotonic()
         return self._read_any(0)
 
     def interrupt(self) -> None:
         """Interrupts the connection, from any thread: what is under way fails at once."""
         with contextlib.suppress(OSError):
-            # Of the socket below TLS, which has no state that two threads could get wrong.
+            # Shuts the socket below TLS down, which has no state that two threads could get wrong.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -254,7 +255,7 @@ class RespConnection:
 
     @property
     def _due_s(self) -> float:
-        """When all that was taken of the answer is to be there."""
+        """The time by which the part of the answer that was counted so far must have come."""
         return self._began_s + self._timeout_s + (_ANSWER_LIMIT - self._left) / _SLOWEST
 
     def _read_line(self, end_s: float) -> bytes:

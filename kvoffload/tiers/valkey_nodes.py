@@ -18,23 +18,24 @@ class ValkeyAccess:
     address: ValkeyAddress
     password: str = field(default="", repr=False)
     ca_file: str = ""
-    """Whose certificates are trusted; empty for those that the machine trusts."""
+    """File of the certificate authorities to trust; empty for those that the machine trusts."""
     cert_file: str = ""
     key_file: str = ""
-    """What this client shows, where the server asks for it."""
+    """File of the key for `cert_file`, the client's certificate for servers that ask for one."""
     call_timeout_s: float = 1.0
 
 
 @dataclass(eq=False)
 class ClusterView:
-    """What all threads that speak to a cluster know of it: one learns, and the first node may be gone."""
+    """The map of a cluster, shared by all threads that use it: one learns it for all, and the first node may be
+    gone."""
 
     slots: SlotMap | None = None
-    """None: no cluster was seen yet."""
+    """The map of slots, or None if no cluster was seen yet."""
 
 
 class ValkeyNodes:
-    """Is a server or a cluster. Belongs to one thread, but for `interrupt`."""
+    """The connections to a server or a cluster. They belong to one thread, except for `interrupt`."""
 
     def __init__(self, terms: ValkeyAccess, view: ClusterView) -> None:
         """Connects. StoreFaultError: it cannot."""
@@ -44,9 +45,9 @@ class ValkeyNodes:
         self._nodes: dict[Node, RespConnection] = {}
         self._is_cluster = False
         self._is_cut = False
-        """Connections were interrupted."""
+        """Whether connections were interrupted."""
         self.is_map_old = False
-        """A node has said that it does not have a key any more."""
+        """Whether a node has said that it does not have a key any more."""
         try:
             first = self._connect_any()
             if b"cluster_enabled:1" in as_bytes(check_answer(self._nodes[first].ask(b"INFO", b"cluster"))):
@@ -90,7 +91,8 @@ class ValkeyNodes:
     # ---- inside ----
 
     def _connect_any(self) -> Node:
-        """The node that is named, or another one if it is known to be of a cluster. The first one's fault counts."""
+        """Connects to the node of the settings, or to another known node of its cluster. Raises the first one's
+        fault."""
         faults = []
         for node in dict.fromkeys((self._named, *(self._view.slots.nodes if self._view.slots else ()))):
             try:
@@ -115,7 +117,7 @@ class ValkeyNodes:
         return self._nodes[node]
 
     def _connect(self, node: Node) -> RespConnection:
-        """To one node, as the user that is meant. StoreFaultError."""
+        """Connects to one node, as the user of the settings. StoreFaultError: it cannot."""
         terms = self._terms
         connection = RespConnection(*node, timeout_s=terms.call_timeout_s, tls=self._make_tls())
         try:

@@ -1,4 +1,4 @@
-"""Which node of a cluster has which keys."""
+"""The map of a cluster: which node has which keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import Answer
 
 NODE_LIMIT = 1 << 10
-"""Of a cluster, at most."""
+"""The most nodes of a cluster."""
 SLOTS = 1 << 14
 
 _NONSENSE = "it does not speak as it should: slots without nodes"
@@ -20,7 +20,7 @@ Node = tuple[str, int]
 
 
 def slot_of(key: bytes) -> int:
-    """Of the part in braces, where there is one; our own keys may have some by accident."""
+    """Returns the slot of a key: of its part in braces, if there is one. Our own keys may have some by accident."""
     begin = key.find(b"{")
     end = key.find(b"}", begin + 1) if begin >= 0 else -1
     return binascii.crc_hqx(key[begin + 1 : end] if end > begin + 1 else key, 0) % SLOTS
@@ -28,20 +28,20 @@ def slot_of(key: bytes) -> int:
 
 @dataclass(frozen=True)
 class SlotMap:
-    """Parts of the slots, in their order, and whose they are."""
+    """Ranges of the slots, in their order, and the node that owns each."""
 
     firsts: tuple[int, ...]
     lasts: tuple[int, ...]
     owners: tuple[Node, ...]
     nodes: tuple[Node, ...]
-    """Replicas, too."""
+    """All nodes, replicas included."""
 
     @property
     def primaries(self) -> tuple[Node, ...]:
         return tuple(sorted(set(self.owners)))
 
     def find(self, slot: int) -> Node:
-        """Finds who has a slot. StoreFaultError: nobody has it."""
+        """Returns the node that has a slot. StoreFaultError: no node has it."""
         at = bisect_right(self.firsts, slot) - 1
         if at < 0 or slot > self.lasts[at]:
             raise StoreFaultError(f"the cluster has no node for slot {slot}")
@@ -49,7 +49,7 @@ class SlotMap:
 
 
 def read_slots(answer: Answer, asked: Node) -> SlotMap:
-    """Of CLUSTER SLOTS, from the node that was asked. StoreFaultError: it makes no sense."""
+    """Reads the answer to CLUSTER SLOTS, from the node that was asked. StoreFaultError: it makes no sense."""
     parts: list[tuple[int, int, Node]] = []
     nodes: set[Node] = {asked}
     for part in answer if isinstance(answer, list) else []:

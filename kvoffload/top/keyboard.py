@@ -1,4 +1,5 @@
-"""Whether somebody wants to leave: a terminal that gives each key at once, and is given back as it was.
+"""Reads from a terminal whether the user wants to leave: it gives each key at once, and its settings are restored at
+the end.
 
 An interrupt is a wish to leave and no exception: that could come anywhere, with a lock held.
 """
@@ -19,7 +20,7 @@ QUIT = (b"q", b"Q", b"\x04", b"\x1b")
 
 
 class Keyboard:
-    """Reads keys of standard input; nobody presses a key if that is no terminal. Used by the main thread."""
+    """Reads keys of standard input; there are none if that is no terminal. Used by the main thread."""
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1

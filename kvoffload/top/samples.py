@@ -1,4 +1,4 @@
-"""What a server has told twice, and what happened in between. Pure."""
+"""A server's counts at two moments, and what happened in between. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NO_COUNTS: Mapping[str, int] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Says what was told at one moment. `stats` is None where the server did not answer, and `fault` says why."""
+    """A server's counts at one moment. `stats` is None where the server did not answer, and `fault` says why."""
 
     time_s: float
     stats: CacheStats | None
     insight: ServerInsight | None = None
-    """None with counts: the server is of an earlier version."""
+    """The server's insight; None although `stats` is not: the server is of an earlier version."""
     fault: str = ""
 
 
@@ -61,7 +61,7 @@ class TierLine:
         what peers coded for us counts, too. What others had written to a store before counts as written, and not as
         coded."""
         written = 0 if self.name == "peer" else self.counts.get("written_bytes", 0)
-        # What a disk wrote again to keep it counts as coded, and not as written.
+        # Records that a disk wrote again to keep them count as coded, and not as written.
         return min(sum(place.coded_bytes for place in self.places) / written, 1.0) if written else None
 
 
@@ -88,8 +88,7 @@ class View:
 
 
 def compare(before: Sample | None, now: Sample) -> View | None:
-    """Compares two samples. None: there is nothing to show. A server that was started anew counts from its
-    beginning."""
+    """Compares two samples. None: there is nothing to show. The counts of a server that was restarted begin at 0."""
     if now.stats is None:
         return None
     old = None if before is None else before.stats

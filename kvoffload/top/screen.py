@@ -70,7 +70,8 @@ def _draw_requests(view: View) -> Text:
 
 
 def _draw_prompts(view: View, insight: ServerInsight) -> Text:
-    """What became of tokens in between, the most frequent first; or since the server began, where nothing was asked."""
+    """Draws the outcomes of tokens between two samples, the most frequent first; or since the server's start, if no
+    tokens were asked for in between."""
     per_second = any(view.outcomes.values())
     shown = view.outcomes if per_second else insight.outcomes
     rows = sorted(((count, name) for name, count in shown.items() if count), reverse=True)[:_OUTCOMES]
@@ -90,7 +91,7 @@ def _say(outcome: str) -> str:
 
 
 def _draw_tiers(view: View) -> Group:
-    """What is wrong with one stands behind the table, as long as it is."""
+    """Draws a row for each tier, and below the table the full text of each tier's fault while it lasts."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("tier", no_wrap=True)
     table.add_column("used", justify="right", min_width=10)  # gives way to the others where the terminal is narrow

@@ -29,11 +29,13 @@ from kvoffload.units import MIB, milliseconds
 logger = logging.getLogger(__name__)
 
 BUDGET_S = 1.2
-"""What is not measured by then has no rule of its own. Opening and closing the engine come on top."""
+"""How long measuring may take. A way that is not measured by then has no rule of its own. Opening and closing the
+engine take extra time."""
 FORMAT = 1
 RECORD_BYTES = MIB
 BLOCK_COUNTS = (1, 8, 32)
-"""Of a plan. So plans have 1, 8 and 32 MiB, whatever the pages; and there is one of a few pages."""
+"""Blocks of the measured plans, which therefore have 1, 8 and 32 MiB, whatever the pages. A further plan has a few
+pages."""
 FEW_PAGES = 4
 MAX_PAGE_SIZES = 4
 MIN_PAGE_BYTES = 512
@@ -46,7 +48,7 @@ REGISTRATION_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationKey:
-    """Says what a measurement holds for."""
+    """The GPU, driver, kernels and page sizes that a measurement holds for."""
 
     gpu: str
     driver: str
@@ -168,7 +170,7 @@ def write_calibration(file: Path, calibration: Calibration) -> None:
 
 
 def measure(page_bytes: tuple[int, ...], device: int) -> list[WayTiming]:
-    """On GPU memory that is made for it and given back."""
+    """Measures on GPU memory that is allocated for it and freed afterwards."""
     import torch
 
     with torch.cuda.device(device):

@@ -1,6 +1,5 @@
-"""What every copy engine is to Python: plans in, tickets out, and later what became of them. Nothing here blocks but
-`fence` and `close`.
-"""
+"""The interface of every copy engine in Python: it takes plans, returns tickets, and reports later how each plan ended.
+Nothing here blocks but `fence` and `close`."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ RunArrays = tuple[int, Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.uint32]]
 StreamPoint = native.StreamPoint
 """A place in a stream's work. It belongs to the engine that marked it, and goes before that is closed."""
 Marked = int | StreamPoint | None
-"""What copies come after: a stream as it is at their submission, by its handle, or as it was when it was marked."""
+"""The work that copies wait for: a stream up to their submission, by its handle, or up to the point where it was
+marked."""
 PlanArrays = tuple[bool, bool, npt.NDArray[np.uint32], npt.NDArray[np.uint32], npt.NDArray[np.uint64]]
 """A plan as the native core takes it: whether it loads and makes digests; of its items group, block, slot."""
 RunDigests = npt.NDArray[np.uint64]
@@ -78,7 +78,8 @@ class FinishedCopy:
     fault: str
     digests: RunDigests | None
     copied_s: float = 0.0
-    """From its first byte to its last, without what it waited for; 0: nothing moved, or nobody measured."""
+    """Seconds from the plan's first byte to its last, without the time it waited; 0: nothing moved, or it was not
+    measured."""
 
 
 class CopyEngine(Protocol):
@@ -119,7 +120,8 @@ class NativeCopyEngine:
     def __init__(self, page_map: PageMap, core: native.CopyEngine) -> None:
         self._page_map = page_map
         self._core = core
-        # Before the interpreter ends: the driver's library takes itself down then, under whoever is in it.
+        # Closes the engine before the interpreter ends: then the driver's library shuts down, even while a thread is in
+        # it.
         self._at_exit = weakref.finalize(self, _close_quietly, core)
 
     def submit(

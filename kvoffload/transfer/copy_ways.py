@@ -14,7 +14,8 @@ NO_LIMIT = 2**64 - 1
 
 
 class CopyWay(Enum):
-    """In the order of what they take from the model's own work: nothing, a short kernel, a kernel all the time."""
+    """The ways of copying, ordered by what they take from the model's own work: nothing, a short kernel, a kernel all
+    the time."""
 
     BATCH = "batch"
     """One DMA a run, many in one call to the driver."""

@@ -32,7 +32,7 @@ REGISTRATION_REMEDIES = {
     "the driver does not go by `ulimit -l`",
     "": "look for NVRM lines in `dmesg`",
 }
-"""By a part of the driver's name for what went wrong.
+"""Remedies by a part of the driver's name for the fault; the empty name fits every other fault.
 
 NVIDIA's kernel module pins pages by itself and never asks for RLIMIT_MEMLOCK (os_lock_user_pages in its published
 source). What it needs is the pages, which a cgroup may refuse, and 16 bytes of kernel memory in a row for each page
@@ -152,7 +152,7 @@ class CudaEngine(NativeCopyEngine):
         )
 
     def make_wait(self, stream: int, ticket: CopyTicket, timeout_s: float) -> None:
-        """What `stream` is given from now on comes after the plan. Waits until the plan is with the device.
+        """Makes all later work of `stream` wait for the plan. Blocks until the plan is with the device.
 
         NativeError: it is not within `timeout_s`, or it has failed.
         """

@@ -52,7 +52,7 @@ class JsonClient:
         return self._ask("POST", path, json.dumps(what).encode())
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Any:
-        """Whoever is busy or away is asked again."""
+        """Sends a request, and sends it again to a server that is busy or does not answer."""
         wait_s = FIRST_WAIT_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -82,7 +82,7 @@ class JsonClient:
 
 
 def _split(address: str) -> SplitResult | None:
-    """None: it is no address of an HTTP server."""
+    """Splits an address. None: it is not the address of an HTTP server."""
     try:
         parts = urlsplit(address)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -19,12 +19,12 @@ WAITS_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Between looks at which no more of a prompt is there. After the last one, all is there that comes."""
 MAX_LOOKS = 120
 _SHAPING = ("model", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
-"""What changes a prompt's tokens beside its words."""
+"""Fields of a request that change a prompt's tokens, other than its text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one line."""
+    """The outcome of one line."""
 
     line: int
     tokens: int = 0
@@ -34,12 +34,12 @@ class Outcome:
     fault: str = ""
     """Empty: the engine has computed it."""
     uncounted: str = ""
-    """Why nobody has said how much of it is there. Empty: the cache has, or it was not asked."""
+    """Why the cache did not tell how much of it is there. Empty: the cache did, or it was not asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheQuestion:
-    """What is said to the cache beside tokens; empty: nothing."""
+    """Fields of the question to the cache in addition to the tokens; empty ones are left out."""
 
     model: str = ""
     identity: str = ""
@@ -76,7 +76,7 @@ class Warmer:
         question: CacheQuestion = NO_WORD,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`cache`: None if nobody is asked. `model` is for lines that name none."""
+        """`cache`: None if no cache is asked. `model` is for lines that name none."""
         self._engine = engine
         self._cache = cache
         self._slots = threading.Semaphore(at_once)
@@ -86,7 +86,7 @@ class Warmer:
         self._wait = wait
 
     def run(self, prompts: Iterable[WarmPrompt | BadLine]) -> Iterator[Outcome]:
-        """Tells of each prompt when it is done, in any order. No more are read than are worked on."""
+        """Yields each prompt's outcome when it is done, in any order. Reads only as many prompts as are worked on."""
         work: queue.Queue[WarmPrompt | None] = queue.Queue()
         done: queue.Queue[Outcome | Exception] = queue.Queue()
 
@@ -153,7 +153,7 @@ class Warmer:
             return list(self._engine.post("/tokenize", given)["tokens"])
 
     def _count_hits(self, cache: JsonClient, tokens: list[int], salt: str) -> _Hits:
-        """Of several identities that are meant it is the one that has most."""
+        """Counts the hit. If several identities are meant, the one with the most tokens counts."""
         with _reading():
             rows = cache.post("/v1/prefix", self._question.ask(tokens, salt))["identities"]
             hits = [_read_hits(row, len(tokens)) for row in rows if row["hit_tokens"] is not None]
@@ -162,7 +162,7 @@ class Warmer:
         return max(hits, key=lambda one: one.tokens, default=_NOTHING)
 
     def _await_saves(self, cache: JsonClient, tokens: list[int], salt: str, before: _Hits) -> _Hits:
-        """What the engine has computed is saved a little later."""
+        """Waits, a bounded time, until the cache has saved what the engine has computed."""
         there = now = before
         quiet = 0
         for _ in range(MAX_LOOKS):

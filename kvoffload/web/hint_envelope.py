@@ -1,4 +1,4 @@
-"""What is sent to /v1/hints: vLLM's envelope of actions, with the prompt of each in its payload. Pure."""
+"""The body of /v1/hints: vLLM's envelope of actions, with the prompt of each in its payload. Pure."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ BODY: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Action:
-    """One thing that is to be done."""
+    """One action that the sender asks for."""
 
     name: str
-    """As the sender calls it."""
+    """The sender's name for the action."""
     kind: str
     does: HintAction
     meant: Meant
@@ -154,7 +154,7 @@ def _read_payload(name: str, kind: str, given: Mapping[str, Any]) -> Action:
         prompt["limit"] = prompt.pop("tokens")
         read_whole(prompt, "limit", NO_LIMIT)
     if does is not HintAction.PREFETCH:
-        # What follows a prompt that is kept needs all of it; one that comes computes its last token anyway.
+        # A request after a kept prompt needs all of it; a prefetched prompt's own computes the last token anyway.
         prompt.setdefault("limit", NO_LIMIT)
     has_prompt = "hashes" in prompt or "tokens" in prompt
     if not has_prompt and not (session and does in _ONLY_SESSION):

@@ -16,7 +16,7 @@ _TIER = ("written_bytes", "promoted_bytes", "waiting_bytes", "waiting_requests")
 
 
 class History:
-    """Counts as they stood; what rises is compared by whoever draws it. Belongs to one loop."""
+    """Counts as they stood at each moment; the page that draws them computes their rise. Belongs to one loop."""
 
     def __init__(self) -> None:
         self._rows: deque[tuple[float, dict[str, float]]] = deque(maxlen=POINTS)

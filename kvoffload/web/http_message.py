@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 64
 MAX_BODY_BYTES = 64 << 10
-"""Of a request that is not known to be of somebody who may send more."""
+"""Limit of a body, unless the route allows more to a client with the token."""
 HEAD_END = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,4095}) HTTP/1\.([01])")
@@ -40,9 +40,9 @@ class RequestHead:
     """Decoded; it begins with a slash."""
     query: Mapping[str, str]
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Headers by their names in lower case."""
     body_bytes: int
-    """That follow."""
+    """Length of the body that follows."""
     is_last: bool
     """The connection ends with the answer."""
 

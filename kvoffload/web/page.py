@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, and may ask nobody but us."""
+"""The page: one file that needs nothing else, and may connect only to us."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_page() -> Response:
 
 
 def make_policy(text: str) -> str:
-    """Its own script and style run, by their digests, and nothing else does; nobody may put it into a frame."""
+    """Only the page's own script and style may run, by their digests. No other page may put it into a frame."""
     rules = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'", "frame-ancestors 'none'"]
     for rule, pattern in _INLINE.items():
         digests = [b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in pattern.findall(text)]

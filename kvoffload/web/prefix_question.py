@@ -1,4 +1,4 @@
-"""What is asked at /v1/prefix: prompts, by their block hashes or tokens, and of which identity. Pure."""
+"""The questions at /v1/prefix: prompts, by their block hashes or tokens, and their identity. Pure."""
 
 from __future__ import annotations
 

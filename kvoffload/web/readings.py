@@ -1,4 +1,4 @@
-"""What a server has told, by the names of the catalogue. Pure."""
+"""A server's counts, by the names of the catalogue. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_stats(stats: CacheStats | None) -> Iterator[Reading]:
 
 
 def read_insight(insight: ServerInsight) -> Iterator[Reading]:
-    """What came of prompts, and how long what took."""
+    """Reads how prompts ended, and how long each kind of work took."""
     for outcome, count in insight.outcomes.items():
         yield reading("kvoffload_prompt_tokens_total", count, outcome=outcome)
     for code, count in insight.errors.items():
@@ -111,7 +111,7 @@ def _read_places(stats: CacheStats) -> Iterator[Reading]:
 
 
 def _read_traffic(tier: str, counts: Mapping[str, int]) -> Iterator[Reading]:
-    """What a newer server counts beside is not known here."""
+    """Reads a tier's traffic. Counts that only a newer server has are left out."""
     for field, name in _TRAFFIC.items():
         yield reading(name, counts.get(field, 0), tier=tier)
     for field, reason in _DROPPED.items():

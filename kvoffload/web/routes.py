@@ -39,7 +39,7 @@ class Route:
     body: Mapping[str, Any] | None = None
     """The JSON schema of what it takes; None: it takes nothing."""
     body_bytes: int = MAX_BODY_BYTES
-    """That it takes at most; more than others only with the token."""
+    """Bytes of a body at most. A body over `MAX_BODY_BYTES` needs the token."""
 
 
 class Router:
@@ -75,7 +75,8 @@ class Router:
         return await route.answer(request)
 
     def find_body_limit(self, head: RequestHead) -> int:
-        """Bytes that are read of the body. HttpError: who would send more than anybody may has not the token for it."""
+        """Returns how many bytes of the body may be read. HttpError: the body is over `MAX_BODY_BYTES`, and the token
+        is missing or wrong."""
         routes = (route for route in self._routes if (route.method, route.path) == (head.method, head.path))
         limit = max((route.body_bytes for route in routes), default=MAX_BODY_BYTES)
         if head.body_bytes > MAX_BODY_BYTES and limit > MAX_BODY_BYTES:

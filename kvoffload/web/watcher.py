@@ -1,4 +1,4 @@
-"""What the server says of itself, asked for as seldom as readers allow."""
+"""The server's counts for all readers. The server is asked for them as seldom as the readers allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Seen:
 
     stats: CacheStats | None
     insight: ServerInsight | None = None
-    """None with counts: the server is of an earlier version."""
+    """The server's insight; None although `stats` is not: the server is of an earlier version."""
     fault: str = ""
 
 

@@ -11,7 +11,7 @@ using namespace kvo::test;
 
 namespace {
 
-// Of what is fuzzed in an input's first byte.
+// Bits of an input's first byte, which say what the input fuzzes.
 constexpr std::uint8_t kIdentity = 1, kShort = 2, kThird = 4;
 constexpr std::uint64_t kLimit = 16 << 10;
 

@@ -12,7 +12,7 @@ namespace kvo::fuzz {
 inline constexpr std::uint64_t kImageBytes = 64 << 10;
 inline constexpr std::uint64_t kImageStore = 0x5707e;
 
-// What comes next in the description of an image.
+// The kind of the next part in the description of an image.
 enum class Part : std::uint8_t { noise, head, record, footer, sealed_noise, end };
 inline constexpr std::uint8_t kPartKinds = 6;
 

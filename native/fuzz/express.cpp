@@ -42,7 +42,7 @@ std::vector<fuzz::Bytes> fuzz::make_seeds() {
         seeds.push_back(make_stream(0, pack(make_frame({.op = op, .number = 1}, fields))));
     }
     seeds.push_back(make_stream(kCut, all));
-    // What is granted, written, and leased: tickets and leases are the same in every cache that is made so.
+    // Blocks that are granted, written, and leased: tickets and leases are the same in every cache that is made so.
     const Hashes hashes = chain(7, 2);
     const Answer granted = scene.ask(express::kCredits, scene.credits_fields(3, 0, hashes));
     requests = one_way = 0;
@@ -52,7 +52,7 @@ std::vector<fuzz::Bytes> fuzz::make_seeds() {
     saved += frame_of(express::kAcquireEntries, scene.entries_fields(0, scene.keys(0, 1, 0, 2)));
     saved += frame_of(express::kRelease, {numbers({acquired.lease})});
     seeds.push_back(make_stream(0, saved));
-    // What is not even, or names what is not there; each must be refused.
+    // Calls with arrays of unequal lengths, or that name things that are not there. Each must be refused.
     const std::uint64_t far = UINT16_MAX;
     const Hashes one = chain(7, 1);
     requests = one_way = 0;

@@ -37,7 +37,7 @@ struct Ends {
     FileDescriptor here, there;
 };
 
-// What the other end sends: sealed pieces by a link of its own, or bytes as they are.
+// Sends as the other end: sealed pieces by a link of its own, or bytes as they are.
 void send_all(fuzz::Input& input, const FileDescriptor& end, bool is_sealed) {
     auto link = RecordLink::make(FileDescriptor(fcntl(end.number(), F_DUPFD_CLOEXEC, 0)),
                                  is_sealed ? std::optional(keys_of(2, 1)) : std::nullopt);
@@ -52,7 +52,7 @@ void send_all(fuzz::Input& input, const FileDescriptor& end, bool is_sealed) {
         if (kind == 0) {
             CHECK(link.value().send(bytes, {}, RecordLink::Clock::now() + std::chrono::seconds(60)).ok());
         } else if (!bytes.empty()) {
-            // What has no room is not sent.
+            // Bytes for which the socket has no room are left out.
             static_cast<void>(send(end.number(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
         }
     }

@@ -1,4 +1,4 @@
-// What a Valkey server answers to reads of records: values of the length that is wanted, and anything else.
+// Answers of a Valkey server to reads of records: values of the requested length, and anything else.
 #include "link/resp_values.hpp"
 
 #include <sys/socket.h>

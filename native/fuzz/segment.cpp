@@ -1,4 +1,4 @@
-// What recovery makes of a segment file: head, footer and records, with right checksums around anything.
+// Recovery of a segment file: head, footer and records, with right checksums around anything.
 #include <cstring>
 
 #include "check.hpp"

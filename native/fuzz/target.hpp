@@ -1,5 +1,4 @@
-// What every fuzz target has: inputs that the real writers make, and one function that whatever bytes come must
-// survive.
+// The parts of every fuzz target: inputs that the real writers make, and one function that must survive any bytes.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +17,7 @@ std::vector<Bytes> make_seeds();
 // Throws where an invariant is broken; what breaks more is the sanitizers' to see.
 void run(std::span<const std::uint8_t> input);
 
-// What an input says, from its first byte on. Behind its end are zeros.
+// Reads an input from its first byte on. After its end it reads zeros.
 class Input {
 public:
     explicit Input(std::span<const std::uint8_t> bytes) : left_(bytes) {}

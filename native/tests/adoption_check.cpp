@@ -75,7 +75,8 @@ void AdoptionCheck::settle_abort() {
     }
 }
 
-// Of names that were taken away by completed calls none comes back; others go only if the call was to take them.
+// A name that a completed call took away does not come back. Any other name may be gone only if the pending call was to
+// take it away.
 void AdoptionCheck::settle_names() {
     for (const KeyNumber key : model_.all_keys()) {
         std::uint8_t found = 0;
@@ -107,7 +108,8 @@ bool AdoptionCheck::may_lose(KeyNumber key) const {
     }
 }
 
-// What was leased is leased, where it was; what is leased beyond it is the one lease nobody was told of.
+// Every lease of the model is still there and its entries have not moved. At most one lease more is there: that of the
+// pending acquire, which was never answered.
 void AdoptionCheck::settle_leases() {
     std::map<LeaseId, Lease> listed = read_leases();
     const Pending& pending = model_.pending;
@@ -142,7 +144,7 @@ void AdoptionCheck::settle_leases() {
     }
 }
 
-// Who has a living process keeps everything, whoever has none ends.
+// A session with a living process keeps everything; a session without one ends.
 void AdoptionCheck::settle_sessions(bool is_keeper_alive) {
     core_.reclaim_ended();
     std::vector<SessionId> unknown;
@@ -172,7 +174,7 @@ void AdoptionCheck::settle_sessions(bool is_keeper_alive) {
     }
 }
 
-// Slots that were reserved for somebody who was not told.
+// Gives back slots that a pending call reserved without being able to answer.
 void AdoptionCheck::abort_unknown() {
     std::vector<Ticket> known;
     for (std::uint32_t i = 0; i < model_.record_end; ++i) {
@@ -341,7 +343,7 @@ void AdoptionCheck::drain() {
     CHECK_EQUAL(core_.stats().used_bytes, 0u);
 }
 
-// As many as a new cache can hold.
+// Reserves slots until none is free, and checks that they are as many as in a new cache.
 void AdoptionCheck::fill(std::size_t space) {
     const World& world = model_.world;
     const SpanShape shape =

@@ -1,5 +1,5 @@
-// What must be true of a cache that was taken over from a process killed at any instruction: nothing that was told to
-// anybody is lost or wrong, and of the one call that was cut short either all, nothing, or whole parts happened.
+// Rules for a cache that was taken over from a process killed at any instruction: nothing that a call has answered is
+// lost or wrong, and of the one call that was cut short either all, nothing, or whole parts happened.
 #pragma once
 
 #include <map>
@@ -23,10 +23,10 @@ public:
     // entry can be found.
     void check_entries();
 
-    // By calls: every readable entry can be acquired and has the right bytes.
+    // Acquires every readable entry and checks its bytes.
     void acquire_all();
 
-    // Nobody has a claim any more: everything can be given up, and all of the memory can be allocated again.
+    // Checks that, once no session holds anything, everything can be evicted and all of the memory allocated again.
     void drain();
 
 private:

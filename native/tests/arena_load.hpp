@@ -43,7 +43,7 @@ private:
 
 enum class Victims { oldest, least_recent, random };
 
-// What a cache does with an arena, without the cache.
+// Allocates, moves and evicts in an arena as a cache does, without the cache.
 class ArenaLoad {
 public:
     struct Counts {

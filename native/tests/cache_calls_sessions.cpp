@@ -78,7 +78,7 @@ void CacheCalls::open_tenant(std::uint32_t number, std::uint64_t quota_bytes) {
     settle();
 }
 
-// Numbers of the world first, then such as nobody stores anything in.
+// Opens a namespace: first those of the world, then others in which nothing is ever stored.
 void CacheCalls::open_namespace(std::uint32_t number) {
     const Geometry geometry = model_.world.geometry_of(number < kNamespaces ? number : 0);
     const auto opened =

@@ -165,7 +165,7 @@ public:
         return core_->memory().bytes_at(address + shard * bytes, bytes);
     }
 
-    // As many tickets as were decided.
+    // Returns a ticket for each block that the cache decided on.
     std::vector<Ticket> reserve(SessionId session, Space space, std::span<const std::uint8_t> hashes,
                                 TenantNumber tenant = 0) {
         std::vector<Ticket> tickets(hashes.size() / kHashBytes);
@@ -255,7 +255,8 @@ public:
         return acquired && core_->leases().release(session, acquired->lease);
     }
 
-    // What a successor needs, with a lock of its own: this process has the other one.
+    // Returns copies of the files that a successor needs. The lock is a new file, because this process holds the old
+    // one.
     CacheFiles duplicate_files() const {
         const FileNumbers numbers = core_->memory().files();
         CacheFiles files{.lock = value_of(make_lock_file()), .index = duplicate(numbers.index), .segments = {}};

@@ -1,5 +1,5 @@
-// What a cache should hold, kept beside it in plain tables. Without pointers and of fixed size, so that it may lie in
-// memory that outlives the process which keeps it.
+// A model of a cache: the contents that it should have, in plain tables. The model has no pointers and a fixed size, so
+// that it can lie in memory that outlives the process which keeps it.
 #pragma once
 
 #include <array>

@@ -35,7 +35,7 @@ public:
     CacheOperations(CacheCalls& calls, pid_t keeper) : calls_(calls), model_(calls.model()), keeper_(keeper) {}
 
     void run_one(ByteSource& bytes) {
-        // As often as it stands here.
+        // Each operation is drawn as often as it stands here.
         using Operation = void (CacheOperations::*)(ByteSource&);
         static constexpr std::array<Operation, 32> kOperations = {
             &CacheOperations::store,           &CacheOperations::store,
@@ -154,7 +154,7 @@ private:
         }
     }
 
-    // What an engine stores of a prompt: prefix blocks, the last ones of the window, the last state.
+    // Stores the blocks that an engine stores of a prompt: prefix blocks, the last ones of the window, the last state.
     void store(ByteSource& bytes) {
         const auto session = choose_session(bytes);
         if (!session) {
@@ -257,7 +257,7 @@ private:
         calls_.acquire(*session, query, chain, bytes.below(3));
     }
 
-    // Of as many chains as it takes to fill several nodes of a lease.
+    // Acquires entries of so many chains that the lease fills several nodes.
     void acquire_entries(ByteSource& bytes) {
         const auto session = choose_session(bytes);
         if (!session || !has_leases()) {

@@ -12,14 +12,14 @@ struct Test {
     void (*body)();
 };
 
-// In the order of the file.
+// Returns all tests, in the order in which the file has them.
 std::vector<Test>& all_tests();
 
 struct Registration {
     Registration(const char* name, void (*body)());
 };
 
-// In check.cpp: the macros are expanded some thousand times, and inline this would be compiled as often.
+// Defined in check.cpp: the macros are expanded some thousand times, and an inline body would be compiled as often.
 [[noreturn]] void fail(const char* file, int line, const std::string& what);
 [[noreturn]] void fail(const char* file, int line, const char* what);
 [[noreturn]] void fail_equal(const char* file, int line, const char* text, const std::string& left,

@@ -1,4 +1,4 @@
-// What every copy engine promises, checked against copies made one byte after the other. Written once, run on each.
+// The contract of every copy engine, checked against copies made one byte after the other. Written once, run on each.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ using MakeGround = std::function<std::unique_ptr<CopyGround>()>;
 
 // ---- random pages and plans ----
 
-// Addresses count from 0 until the pages have been made. Bytes between runs and blocks belong to nobody.
+// Addresses count from 0 until the pages have been made. Bytes between runs and blocks are unused.
 struct CopyLayout {
     PageTable table;
     std::size_t page_bytes = 0;
@@ -145,7 +145,7 @@ public:
         engine_ = ground_->open(layout_.table, limits);
     }
 
-    // What the engine is asked for, and what would be there if it had been done by then.
+    // Submits a plan to the engine, and carries it out slowly on the expected bytes at once.
     CopyTicket submit(const CopyPlan& plan) {
         const Result<CopyTicket> ticket = engine_->submit(plan, {});
         CHECK(ticket.ok());

@@ -1,4 +1,5 @@
-// A CUDA engine on the driver made for tests: pages of two groups, slots for them, and a model that computes beside it.
+// A CUDA engine on the driver made for tests: pages of two groups, slots for them, and a model that computes at the
+// same time.
 #pragma once
 
 #include <sched.h>
@@ -61,7 +62,7 @@ private:
     const Clock::time_point end_ = Clock::now() + std::chrono::milliseconds(kPatienceMs);
 };
 
-// What a range of host memory has to be aligned to, to be registered whole.
+// Host memory has this alignment so that a range of it can be registered whole.
 struct alignas(4096) HostPage {
     std::uint8_t bytes[4096] = {};
 };
@@ -227,7 +228,7 @@ public:
         control_.launch_compute(compute_, reads, {}, 0);
     }
 
-    // What write_pages leaves of a block in a record.
+    // Returns the record of a block whose pages were filled by write_pages.
     std::vector<std::uint8_t> record_of(std::uint32_t group, std::uint64_t pattern) const {
         std::vector<std::uint8_t> record(record_bytes(group));
         for (const PageRun& run : pages_.groups[group].runs) {
@@ -270,7 +271,7 @@ public:
         }
     }
 
-    // Until `ticket` has been told.
+    // Waits until the engine has reported `ticket` as finished.
     FinishedCopy wait_for(CopyTicket ticket) {
         for (Patience patience;; patience.wait()) {
             for (FinishedCopy& finished : engine_->poll()) {

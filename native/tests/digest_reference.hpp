@@ -22,7 +22,7 @@ inline RunDigest narrow(Wide element) {
     return {static_cast<std::uint64_t>(element), static_cast<std::uint64_t>(element >> 64)};
 }
 
-// By doubling; both are below the prime.
+// Multiplies by doubling; both factors are below the prime.
 inline Wide multiply_slowly(Wide a, Wide b) {
     Wide product = 0;
     for (; b > 0; b >>= 1, a = (a + a) % kPrime) {

@@ -163,7 +163,7 @@ struct DeviceScene {
         device.reset();
         return is_over;
     }
-    // What kill -9 leaves: nothing that waits is written.
+    // Drops the device as kill -9 would: writes that are waiting are lost.
     void drop() { device.reset(); }
     void reopen() {
         CHECK(close());

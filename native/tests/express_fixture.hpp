@@ -21,10 +21,10 @@ inline ExpressTerms small_terms(std::size_t frame_bytes = 1 << 20) {
     return {.boot_id = kBootId, .frame_bytes = frame_bytes, .blocks = 512, .batch = 128, .leases = 16, .shards = 64};
 }
 
-// A cache that somebody else owns.
+// A shared pointer to a cache that the scene owns.
 inline std::shared_ptr<CacheCore> borrow(SmallCache& cache) { return {std::shared_ptr<void>(), cache.operator->()}; }
 
-// What stands in a message behind its head.
+// A field writes one value of a message, behind the message's head.
 using Field = std::function<void(frames::PlainWriter&)>;
 using FieldList = std::vector<Field>;
 
@@ -74,7 +74,7 @@ inline std::span<const std::uint8_t> bytes_in(const std::string& text) {
     return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-// With its length before it.
+// Puts the frame's length before it.
 inline std::string pack(const std::string& frame) {
     const auto size = static_cast<std::uint32_t>(frame.size());
     return std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + frame;
@@ -204,7 +204,7 @@ struct ExpressScene : Hybrid {
         last_one_way = 0;
     }
 
-    // What comes of one frame; the second: whether the channel goes on.
+    // Serves one frame. Returns the answers to it, and whether the channel goes on.
     std::pair<std::vector<Answer>, bool> serve(const std::string& frame) {
         std::string out = "before";
         const bool goes_on = service->serve(bytes_in(frame), kNow, out);

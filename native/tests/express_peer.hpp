@@ -45,7 +45,7 @@ public:
         return true;
     }
 
-    // As many as were asked for; fewer: it has ended.
+    // Reads `count` bytes. Fewer are returned if the connection has ended.
     std::string read(std::size_t count) {
         std::string bytes(count, '\0');
         std::size_t at = 0;
@@ -73,14 +73,14 @@ public:
         std::string frame = read(size);
         return frame.size() == size ? std::optional(std::move(frame)) : std::nullopt;
     }
-    // What comes without waiting.
+    // Reads the bytes that are there, without waiting.
     std::string read_some() {
         char bytes[8192];
         const ssize_t came = recv(file(), bytes, sizeof(bytes), MSG_DONTWAIT);
         has_ended_ = came == 0 || (came < 0 && errno != EAGAIN && errno != EINTR);
         return {bytes, came > 0 ? static_cast<std::size_t>(came) : 0};
     }
-    // By the last `read_some`.
+    // Whether the last `read_some` found that the connection has ended.
     bool has_ended() const { return has_ended_; }
 
 private:

@@ -40,7 +40,7 @@ struct ServedScene : ExpressScene {
         check_nothing_held();
         session = cache.session();
     }
-    // With answers of some 10 KB.
+    // Packs acquires whose answers have about 10 KB each.
     std::string acquires(std::size_t count, std::size_t shard_count = 64) {
         std::string bytes;
         for (std::size_t i = 0; i < count; ++i) {

@@ -22,7 +22,7 @@ struct IoFault {
     std::uint32_t length = 0;  // of `cut`: what is moved of it
 };
 
-// What happens to a request is decided when it is submitted. The decision may be changed from any thread.
+// Decides the fault of a request when it is submitted. The decision may be changed from any thread.
 class FaultPlan {
 public:
     using Decide = std::function<IoFault(const IoRequest&)>;
@@ -35,7 +35,7 @@ public:
         const std::lock_guard hold(lock_);
         return decide_ ? decide_(request) : IoFault{};
     }
-    // What hangs goes on at the next poll.
+    // Requests that hang go on at the next poll.
     void release() {
         const std::lock_guard hold(lock_);
         is_released_ = true;

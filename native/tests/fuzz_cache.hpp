@@ -1,4 +1,4 @@
-// What the fuzz target and its run over random inputs share.
+// Cache operations that the fuzz target and the run over random inputs share.
 #pragma once
 
 #include <cstdint>

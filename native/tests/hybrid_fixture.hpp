@@ -38,7 +38,7 @@ struct Hybrid {
             {.name_space = name_space, .chain = request, .local = local, .limit = limit, .alignment = alignment},
             shards));
     }
-    // What was leased is what a load needs, no more, and every byte is right.
+    // Checks that exactly the blocks that a load needs were leased, and that every byte is right.
     void check_hit(const Acquired& acquired, std::uint64_t prompt, std::uint64_t local, std::uint64_t boundary) {
         CHECK(acquired.outcome == AcquireOutcome::hit);
         CHECK_EQUAL(acquired.boundary, boundary);
@@ -58,7 +58,7 @@ struct Hybrid {
     SessionId session = 0;
 };
 
-// What a record's digest must be.
+// Computes the digest that a record must have.
 inline std::uint64_t digest_by_hand(SmallCache& cache, Space space, std::uint64_t address,
                                     std::span<const std::uint8_t> hash, std::uint32_t shard) {
     const std::span<const std::byte> record = cache.record(space, address, shard);

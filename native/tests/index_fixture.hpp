@@ -58,7 +58,7 @@ T take(Result<T> result) {
     return std::move(result.value());
 }
 
-// What stands in the fields of an entry that is readable in this generation.
+// Expected fields of an entry that is readable in this generation.
 inline std::uint64_t expected_slot(const Key& key, std::uint32_t generation) {
     return scramble(key.hash[0] ^ (std::uint64_t{generation} << 20));
 }
@@ -84,7 +84,7 @@ public:
     std::uint32_t bucket_count() const { return view().header->bucket_count.load(); }
     std::uint64_t overflow_used() const { return overflow_used_; }
 
-    // From now on there is no memory for more of this region.
+    // The index gets no more memory for this region after this call.
     void refuse(const Region& region) { refused_offset_ = region.offset; }
     void refuse_nothing() { refused_offset_ = 0; }
 

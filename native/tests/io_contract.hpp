@@ -1,4 +1,4 @@
-// What every I/O engine must do: one list of checks, run on each.
+// The contract of every I/O engine: one list of checks, run on each.
 #pragma once
 
 #include <fcntl.h>

@@ -94,7 +94,7 @@ inline CacheFiles receive_files(int socket) {
     return files;
 }
 
-// An index, read by somebody who outlives the processes that write it.
+// Reads an index from a process that outlives the processes that write it.
 class IndexReader {
 public:
     explicit IndexReader(int file, std::uint64_t bytes) : bytes_(bytes) {
@@ -162,8 +162,8 @@ private:
     std::vector<Part> parts_;
 };
 
-// A child that we trace. It runs natively until it stops itself by SIGSTOP, which it does before the call that is to be
-// cut short, and again behind it.
+// A child that we trace. It runs natively until it stops itself by SIGSTOP, which it does before the call that the test
+// will cut short, and again after it.
 class TracedChild {
 public:
     enum class Event : std::uint8_t { stopped, reached, stepped, ended };
@@ -188,7 +188,7 @@ public:
     TracedChild(const TracedChild&) = delete;
     TracedChild& operator=(const TracedChild&) = delete;
 
-    // In the child. False: this system does not let a parent trace it.
+    // The child calls this. False: this system does not let a parent trace it.
     static bool allow_tracing() { return ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0; }
 
     // Whether a process may be traced by its parent here.
@@ -233,8 +233,8 @@ public:
         ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr);
         return wait();
     }
-    // On to the `wanted`-th time that it comes to this instruction of ours, which it has at the same address. `stopped`
-    // if it stops itself before, after `hits` times.
+    // Lets the child run until it reaches this instruction for the `wanted`-th time; it has the instruction at the same
+    // address as we do. Returns `stopped` if it stops itself before, after `hits` times.
     Event go_to(std::uintptr_t address, std::uint32_t wanted, std::uint32_t& hits) {
 #if defined(__x86_64__)
         constexpr std::uint64_t kTrap = 0xcc;

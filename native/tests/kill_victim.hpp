@@ -1,5 +1,5 @@
 // The process that is killed: it makes a cache or takes one over, checks it, puts it under load, and stops at the call
-// that is to be cut short.
+// that the test will cut short.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace kvo::test {
 
-// What the next victim is to do.
+// Orders for the next victim.
 struct Orders {
     std::uint64_t seed = 0;
     Call call = Call::none;        // where it stops; Call::adopt: before it takes over
@@ -21,7 +21,7 @@ struct Orders {
     bool is_keeper_alive = true;
 };
 
-// What parent and victims share.
+// State that the parent and its victims share.
 struct Stage {
     CacheModel model;
     Orders orders;

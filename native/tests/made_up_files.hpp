@@ -24,7 +24,7 @@ public:
         std::filesystem::create_directories((root_ / path).parent_path());
         std::ofstream(root_ / path) << text << "\n";
     }
-    // Of a made-up /proc: what the machine has available.
+    // Writes a made-up /proc/meminfo with this much available memory.
     void write_available(std::uint64_t bytes) const {
         write("meminfo", "MemTotal: 99999999 kB\nMemAvailable:   " + std::to_string(bytes / 1024) + " kB");
     }

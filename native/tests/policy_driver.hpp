@@ -171,7 +171,8 @@ private:
     int evictions_ = 0;
 };
 
-// What models share: queues of plain facts, newest first, searched from end to end.
+// An entry as policy models know it. Models keep queues of such plain facts, newest first, and search them from end to
+// end.
 struct ModelEntry {
     EntryNumber entry = kNoEntry;
     std::uint64_t name = 0;

@@ -25,7 +25,7 @@ EntryNumber entry_with(const IndexView& view, Space space, std::uint64_t key) {
     return find_entry(view, {read_hash(chain(key, 1).data()), space}).entry;
 }
 
-// Every slot that nobody holds can be had, and none twice.
+// Checks that every slot that no session holds can be reserved, and none twice.
 void check_no_slot_lost(SmallCache& cache, Space space, std::size_t held) {
     const SessionId session = cache.session();
     const std::vector<Ticket> tickets = cache.reserve(session, space, chain(~1ull, kAll));
@@ -172,7 +172,7 @@ TEST(memory_is_adopted_by_successors_of_its_domain_alone) {
     CHECK_EQUAL(try_as({.domain = "red"}, 7), "the memory is of another server than was said");  // its boot id is new
     cache.restart();
     CHECK_EQUAL(cache->adoption().readable, 10u);
-    // Who had it before the last owner had has it still.
+    // A user who had the memory before the last owner still has it.
     CHECK_EQUAL(try_as({.domain = "red", .users = Users{2}}), "user 1 had the memory, and may not use the domain");
 }
 
@@ -228,7 +228,8 @@ TEST(living_sessions_keep_what_they_hold_and_dead_ones_lose_it) {
     CHECK_EQUAL(cache->adoption().reserved, 8u);
     CHECK_EQUAL(cache->sessions().held_bytes(living), held);
 
-    // Before its engine is back, and before anybody asked about the dead.
+    // The dead session's slots are not free before its engine is back, and before the cache was asked for ended
+    // sessions.
     CHECK(cache.reserve(living, space, chain(7, 1)).empty());
     CHECK_EQUAL(cache->reclaim_ended(), 1u);
     CHECK(!cache->sessions().is_known(dead));
@@ -410,7 +411,7 @@ TEST(adopted_records_are_checked_at_their_first_use) {
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
     CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 1))).outcome == AcquireOutcome::hit);
     cache.record(space, lease->groups[0].addresses[0])[0] ^= std::byte{4};
-    // By the next successor it is.
+    // The next successor checks it again.
     CHECK_EQUAL(cache.put(session, space, chain(2, 1)), 1u);
     cache.restart();
     CHECK(cache->sessions().reopen(session));
@@ -504,7 +505,7 @@ TEST(what_the_table_has_no_place_for_is_dropped_and_the_rest_adopted) {
     const SessionId session = own_session(cache);
     CHECK_EQUAL(cache.put(session, space, chain(1, 100)), 100u);
     cache.restart([&](const IndexView& view) {
-        // Keys of one chain and one tag: nobody's hashes are like that unless they were chosen.
+        // Keys of one chain and one tag: hashes are like that only if an attacker chose them.
         std::uint64_t number = 0;
         for (EntryNumber entry = 0; entry < kForged; ++number) {
             const Key key{{mix(number), mix(number + 1), 0, 0}, space};

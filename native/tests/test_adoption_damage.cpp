@@ -181,7 +181,8 @@ TEST(files_of_nothing_but_noise_are_refused) {
         {
             const IndexFile index = value_of(IndexFile::adopt(duplicate(files.index.number())));
             auto* const bytes = reinterpret_cast<std::byte*>(index.view().header);
-            // Of what never changes after the file was made; the seed alone may be any number.
+            // One of the header's fields that never change after the file was made. The seed is left out: it may be any
+            // number.
             const std::size_t at = std::vector<std::size_t>{0, 8, 12, 32, 40, 48}[static_cast<std::size_t>(round) % 6];
             bytes[at] ^= static_cast<std::byte>(1 + random() % 255);
         }

@@ -38,7 +38,7 @@ public:
         mean_ = count_ == 0 ? static_cast<double>(length) : 0.7 * mean_ + 0.3 * static_cast<double>(length);
         ++count_;
     }
-    // At least 1.
+    // Draws a number of at least 1.
     std::uint64_t draw(std::mt19937_64& random, std::uint64_t most) const {
         if (count_ == 0 || random() % 4 == 0) {
             return draw_log(random, static_cast<double>(most));
@@ -202,7 +202,7 @@ private:
         cut_short(victim, call);
     }
 
-    // In the child. Its descriptors are its own copies.
+    // The child calls this. Its descriptors are its own copies.
     CacheCore& adopt() {
         auto adopted = CacheCore::adopt(std::move(files_), stage_->model.world.options());
         CHECK(adopted.ok());
@@ -318,7 +318,7 @@ private:
             CHECK_EQUAL(look_up(key), model.is_readable(key));
         }
     }
-    // Nobody serves now: the answers are true or misses, and they come.
+    // Looks everything up while no server runs: the answers are true or misses, and they come.
     void look_up_all() {
         const CacheModel& model = stage_->model;
         for (const KeyNumber key : model.all_keys()) {

@@ -228,7 +228,7 @@ TEST(slots_have_addresses) {
     CHECK(unpack_slot(pack_slot({0xfedcba98, 0x76543210})) == (Slot{0xfedcba98, 0x76543210}));
 }
 
-// What is reserved together is copied together, and slots that touch are one run to a copy engine.
+// Slots that are reserved together are copied together, and slots that touch are one run to a copy engine.
 TEST(slots_taken_one_after_the_other_lie_in_a_row) {
     const ArenaShape shape{.segment_bytes = 16 * kMiB, .extent_bytes = kMiB};
     Arena arena = make_arena(shape, 1);
@@ -371,7 +371,7 @@ TEST(a_refused_plan_is_not_tried_again_at_once) {
     CHECK(arena.plan_room(small, is_movable)->moves.empty());  // it has holes
 }
 
-// What was free when a plan was refused does not count once others have taken it.
+// Memory that was free when a plan was refused does not count once others have taken it.
 TEST(a_plan_is_tried_again_when_more_is_free_than_the_least_since_it_was_refused) {
     constexpr std::uint64_t kRecord = 64 * kKiB;
     Arena arena = make_arena({64 * kMiB, kMiB}, 16);
@@ -415,7 +415,7 @@ TEST(a_full_pool_of_one_size_does_not_plan_for_each_record) {
     }
     int plans = 0;
     for (const Slot slot : slots) {
-        // As a store does it: nothing is free, somebody goes, and his place is taken.
+        // Does as a store does: no slot is free, an entry is evicted, and a new one takes its place.
         if (arena.can_make_room(number)) {
             CHECK(!arena.plan_room(number, [](EntryNumber) { return true; }));
             ++plans;

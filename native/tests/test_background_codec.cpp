@@ -24,7 +24,7 @@ CodecBytes numbers(std::size_t length) {
     return make_codec_record(RecordKind::bfloat16, length, 64, random);
 }
 
-// Of this process's threads of that name.
+// Returns the niceness of each thread of this process that has this name.
 std::vector<int> niceness_of(const std::string& name) {
     std::vector<int> found;
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {

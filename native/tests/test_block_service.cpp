@@ -246,7 +246,7 @@ TEST(frames_of_another_kind_are_malformed) {
                 FieldList wrong = fields;
                 wrong[at] = raw(value);
                 const auto answers = serve_alone(scene, make_frame({.op = op, .number = 1}, wrong));
-                // What an invalidation is for is nothing that this version reads.
+                // This version does not read the reason of an invalidation.
                 const bool is_read = op != express::kInvalidate || at < 3;
                 CHECK_EQUAL(answers.size(), is_read || value == "\x80" ? 1u : 0u);
                 CHECK(answers.empty() || answers[0].code == express::kMalformed);

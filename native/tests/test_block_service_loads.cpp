@@ -166,7 +166,7 @@ TEST(loads_name_what_there_is) {
         CHECK_EQUAL(scene.refuse(kAcquireEntries, scene.entries_fields(0, chain(1, 2), of)), kNotFound);
     }
     CHECK_EQUAL(scene.refuse(kAcquireEntries, scene.entries_fields(1, chain(1, 2), {0, 1})), kNotFound);
-    // Beyond a field's kind or the terms.
+    // Values that are beyond their field's kind or the terms.
     CHECK_EQUAL(scene.refuse(kAcquire, scene.acquire_fields(1, 513)), kMalformed);
     CHECK_EQUAL(scene.refuse(kAcquireEntries, scene.entries_fields(0, chain(1, 513))), kMalformed);
     CHECK_EQUAL(scene.refuse(kAcquire, scene.acquire_fields(1, 16, std::vector<std::uint64_t>(65, 0))), kMalformed);
@@ -239,7 +239,7 @@ TEST(invalidated_blocks_are_gone) {
     check_boundary(scene, scene.ask(express::kAcquire, scene.acquire_fields(1, 16, {0})), 0, 128, {0});
 }
 
-// A block is forgotten and written anew, with other bytes, between the looks for its shards.
+// A block is forgotten and written again, with other bytes, between the look-ups of its shards.
 TEST(digests_are_of_the_slots_that_are_leased) {
     ExpressScene scene;
     scene.put_all(1, 64);

@@ -195,7 +195,7 @@ TEST(parents_are_the_blocks_before) {
             }
         }
         scene.cache->removals().evict(1);
-        // Whatever hangs on another block goes before it.
+        // The block that has another one as its parent is evicted before it.
         CHECK_EQUAL(scene.cache.count_readable(scene.space(0), chain(1, 1, has_parents ? 0 : 1)), 1u);
         CHECK_EQUAL(scene.cache.count_readable(scene.space(0), hashes), 1u);
     }

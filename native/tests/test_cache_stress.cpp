@@ -19,7 +19,7 @@ constexpr std::size_t kThreads = 8;
 constexpr std::uint64_t kPrompts = 300;
 constexpr std::uint64_t kBlocks = 12;
 
-// What all threads share: two namespaces of different record sizes, some groups sharded.
+// State that all threads share: two namespaces of different record sizes, some groups sharded.
 struct Stage {
     Stage(const std::string& policy, Verify verify, Growth growth) : cache(options(policy, verify), growth) {
         spaces = {cache.open(plain_geometry(2000), 1), cache.open(hybrid_geometry(), 2)};
@@ -67,7 +67,7 @@ public:
         }
     }
 
-    // Everything comes back, and nobody is left behind.
+    // Gives back everything that the thread holds, and ends its session.
     void finish() {
         for (const LeaseId lease : leases_) {
             CHECK(stage_.cache->leases().release(session_, lease));
@@ -137,7 +137,7 @@ private:
         }
     }
 
-    // Leaves leases and reservations to whoever cleans up.
+    // Leaves leases and reservations to the thread that reclaims ended sessions.
     void renew_session() {
         stage_.cache.reserve(session_, stage_.spaces[0], chain(random_() % kPrompts, 3));
         CHECK(stage_.cache->sessions().quarantine(session_));

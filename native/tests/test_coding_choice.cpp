@@ -150,7 +150,7 @@ TEST(what_waits_for_the_code_is_written_as_it_is) {
     CHECK(!choice.wants(0, kLength));
     choice.told_waiting(CodingChoice::kBehindBytes - 1);
     CHECK(choice.wants(0, kLength));
-    // Whoever says `on` means it.
+    // The setting `on` codes always.
     CodingChoice always(DiskCoding::on);
     always.told_waiting(CodingChoice::kBehindBytes);
     CHECK(always.wants(0, kLength));

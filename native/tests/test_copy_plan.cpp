@@ -26,7 +26,7 @@ TEST(right_pages_are_taken) {
     CHECK(check_pages({}).ok());
     CHECK(check_pages(two_groups()).ok());
     CHECK(check_pages({.block_count = 2, .groups = {{.record_bytes = 4, .runs = {{kEnd - 7, 4, 4, 0}}}}}).ok());
-    // Of a single block no stride means anything.
+    // The stride of a single block has no meaning.
     CHECK(check_pages({.block_count = 1, .groups = {{.record_bytes = 4, .runs = {{64, 0, 4, 0}}}}}).ok());
 }
 
@@ -108,7 +108,7 @@ TEST(a_load_writes_no_byte_twice) {
         const Status status = check({CopyDirection::load, false, row.items}, pages);
         CHECK_EQUAL(status.ok(), std::string(row.words).empty());
         CHECK(status.message().find(row.words) != std::string::npos);
-        // Reading a byte twice harms nobody.
+        // A save may read a byte twice.
         CHECK(check({CopyDirection::save, false, row.items}, pages).ok());
     }
 }

@@ -37,7 +37,7 @@ Grid random_grid(Random& random) {
     return {team_size * (1 + random() % 5), team_size};
 }
 
-// What a device does, in an order that no correct kernel may depend on.
+// Copies as a device does, in an order that no correct kernel may depend on.
 void run_shuffled(const RunList& list, const Grid& grid, Random& random) {
     std::vector<std::uint64_t> order(grid.threads);
     for (std::uint64_t i = 0; i < grid.threads; ++i) {

@@ -27,7 +27,7 @@ CopyPlan plan_of(CopyDirection direction, std::vector<std::pair<std::uint32_t, s
     return plan;
 }
 
-// What the engine's threads do, by one hand.
+// One thread does the work of all of the engine's threads, step by step.
 class Hand {
 public:
     explicit Hand(std::uint64_t piece_bytes) : schedule(piece_bytes) {}

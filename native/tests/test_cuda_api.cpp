@@ -81,7 +81,7 @@ TEST(the_batch_copy_is_of_the_version_declared) {
     std::size_t start = 0;
     std::size_t failed = 0;
     CudaCopyAttributes attributes;
-    // Of the other signature this would be the stream.
+    // This argument would be the stream in the other signature.
     CHECK_EQUAL(api.cuMemcpyBatchAsync(&device, &source, &size, 1, &attributes, &start, 1, &failed, stream),
                 kCudaSuccess);
     CHECK_EQUAL(failed, SIZE_MAX);

@@ -1,4 +1,4 @@
-// What every copy engine promises, by the CUDA engine on the driver made for tests, in each of its ways.
+// The contract of every copy engine, run on the CUDA engine and the driver made for tests, in each of its ways.
 #include <array>
 #include <cstring>
 

@@ -45,7 +45,7 @@ void check_digests(CudaScene& scene, const FinishedCopy& finished, const CopyPla
     }
 }
 
-// Two saves and a load beside a model that goes on computing; a load back of what was saved.
+// Two saves and a load while a model goes on computing; then a load of the blocks that were saved.
 void run_model(const SceneSettings& settings) {
     CudaScene scene(settings);
     CHECK(scene.open().ok());
@@ -89,8 +89,8 @@ TEST(the_model_and_its_copies_agree_under_every_seed) {
     }
 }
 
-// Blocks 4 and 5 were a former request's and are zeroed at the step's beginning; then its forward computes, and the
-// load into them goes on beside it.
+// Blocks 4 and 5 were a former request's and are zeroed at the step's beginning. Then the step's forward computes while
+// the load fills them.
 TEST(a_load_beside_a_forward_follows_what_came_before_the_forward) {
     for (std::uint64_t seed = 1; seed <= kSeeds / 5; ++seed) {
         CudaScene scene(settings_of(seed, kWays[seed % kWays.size()]));
@@ -111,7 +111,7 @@ TEST(a_load_beside_a_forward_follows_what_came_before_the_forward) {
     }
 }
 
-// What a mark has not seen nothing waits for: not the forward, nor a kernel that zeroes its blocks too late.
+// A load waits only for work before its mark: not for the forward, nor for a kernel that zeroes its blocks too late.
 TEST(a_load_that_races_with_a_kernel_behind_its_mark_is_found) {
     for (const CopyWay way : kWays) {
         CudaScene scene(test::with_room(way));

@@ -1,4 +1,4 @@
-// What becomes of plans when calls to the driver fail.
+// Plans end correctly when calls to the driver fail.
 #include <array>
 
 #include "check.hpp"
@@ -20,7 +20,7 @@ constexpr std::uint64_t kStep = 3;
 constexpr std::uint64_t kStep = 1;
 #endif
 
-// What of the driver is the scene's own.
+// Counts the objects of the driver that the scene itself holds.
 fake::Live live_without_engine(const SceneSettings& settings) { return CudaScene(settings).control().live(); }
 
 // Whether all that was submitted ended well. Then it is also done.

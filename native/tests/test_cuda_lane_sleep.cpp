@@ -9,7 +9,7 @@ using test::kSave;
 using test::kWays;
 using test::SceneSettings;
 
-// However long the model computes, nobody asks how far it is: both lanes sleep, and hear of all there is to hear.
+// However long the model computes, the lanes do not ask how far it is: both sleep, and are told of every event.
 TEST(lanes_ask_nothing_while_their_plans_wait_for_the_model) {
     for (const CopyWay way : kWays) {
         SceneSettings settings = test::with_room(way);
@@ -36,7 +36,7 @@ TEST(lanes_ask_nothing_while_their_plans_wait_for_the_model) {
         CHECK_EQUAL(scene.control().calls_of("cuStreamQuery"), 0u);
         CHECK_EQUAL(scene.control().calls_of("cuEventSynchronize"), 2u);
 
-        // What is submitted meanwhile goes to the device.
+        // Plans that are submitted meanwhile go to the device.
         const CopyTicket later_save = scene.submit(kSave, {2});
         const CopyTicket later_load = scene.submit(kLoad, {5});
         wait_until_with_device(later_save);

@@ -10,7 +10,7 @@ using namespace kvo;
 
 namespace {
 
-// A stream that does nothing before it is let, and somebody who is told.
+// A stream that is stalled until the test lets it run, and a watch that counts what it is told.
 struct Scene {
     explicit Scene(const fake::Settings& settings = {}) : program(FAKE_CUDA, settings) {
         stream = program.open_stream();

@@ -1,4 +1,4 @@
-// What a device does when its file system fails, and how it comes back.
+// How a device acts when its file system fails, and how it comes back.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -120,7 +120,7 @@ TEST(a_hang_hits_the_deadline_and_its_memory_is_left_alone) {
         return records.outcome() == DiskOutcome::late;
     };
     CHECK(late(0) && late(1));
-    // Both buffers hang. Who comes now finds none, and ends by the deadline that whoever asked looks after.
+    // Both buffers hang. A new request finds none, and ends by its deadline, which its caller watches.
     Records waiting = make_records(DiskVerb::get, {2}, 20000);
     scene.start(waiting);
     scene.device->step();

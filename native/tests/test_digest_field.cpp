@@ -74,7 +74,7 @@ TEST(no_chunk_that_a_record_can_have_is_multiplied_by_zero) {
     CHECK(zero_chunk > kMaxRecordBytes / kDigestChunkBytes);
 }
 
-// What makes the detection of two swapped words certain: no two words of a record count alike.
+// No two words of a record have the same factor. This makes it certain that two swapped words are detected.
 TEST(all_words_of_32_mib_have_factors_of_their_own) {
     std::vector<std::uint64_t> factors;
     for (std::uint64_t word = 0; word < (std::uint64_t{32} << 20) / kDigestWordBytes; ++word) {

@@ -20,7 +20,7 @@ std::array<std::uint64_t, kDigestChunkWords> make_keys() {
     return keys;
 }
 
-// What a device does, the lanes in any order.
+// Computes a digest as a device does, with the lanes in any order.
 RunDigest digest_by_lanes(std::span<const std::uint8_t> bytes, std::uint64_t offset, std::uint64_t lanes,
                           std::mt19937_64& random) {
     const auto keys = make_keys();

@@ -6,7 +6,7 @@
 
 using namespace kvo;
 
-// A limit that left bytes out would flatter nobody, but it would be no limit.
+// A limit that leaves out bytes would not be a limit.
 TEST(every_byte_is_read) {
     for (const std::size_t length : {1, 7, 8, 255, 256, 257, 700, 1024}) {
         std::vector<std::uint8_t> bytes(length + 1);

@@ -28,7 +28,7 @@ std::size_t length_of(std::uint64_t number) {
     return kLengths[digest_field::mix(number) % std::size(kLengths)];
 }
 
-// What the victim was promised, seen by us when it is dead.
+// Answers that the victim got, read by us when it is dead.
 struct Promises {
     std::uint64_t base = 0;  // the number of the first record
     std::atomic<DiskOutcome> outcome[kMostRecords];

@@ -98,7 +98,7 @@ TEST(a_batch_is_striped_over_devices_and_one_that_fails_loses_its_own) {
         found = scene.get(range(0, 40), 20000).check_found();
     }
     CHECK_EQUAL(found, std::size_t{health[1].records});
-    // What is put now goes to the device that works.
+    // New records go to the device that works.
     scene.await([&] { return scene.store->health()[0].state == DeviceState::absent; });
     CHECK(scene.put(range(100, 20), 20000).are_all(DiskOutcome::durable));
     CHECK_EQUAL(scene.get(range(100, 20), 20000).check_found(), std::size_t{20});

@@ -1,4 +1,4 @@
-// What people find who look into a cache.
+// Searches of a cache's entries, as operators make them.
 #include <atomic>
 #include <map>
 #include <set>

@@ -61,7 +61,7 @@ struct Store {
 
 }  // namespace
 
-// Whoever waits for the lock gets it in between.
+// The lock is free between the parts, so that a waiting thread gets it.
 TEST(making_room_for_a_large_record_is_cut_into_parts) {
     Store made(8000);
     const Space small = made.open(plain_geometry(1024), 1);
@@ -146,7 +146,7 @@ TEST(what_is_leased_is_hidden_but_kept_until_its_lease_ends) {
     CHECK(made.state(other) == EntryState::readable);
 }
 
-// Where slots are short, a state comes before its block, which nobody could foresee.
+// If slots are short, a state can come before its block, which the store could not foresee.
 TEST(with_a_block_of_full_attention_go_those_of_other_groups_that_have_its_name) {
     Store made;
     Geometry geometry = plain_geometry(1000);
@@ -167,7 +167,7 @@ TEST(with_a_block_of_full_attention_go_those_of_other_groups_that_have_its_name)
     CHECK_EQUAL(made.store->counts().evicted.load(), 2u);
     CHECK_EQUAL(made.store->counts().used_bytes.load(), 2 * 1000u + 2 * 3000u);
 
-    // What is leased stays, and what the other group does not have is no hindrance.
+    // A leased entry stays, and an entry that the other group does not have does not stop an eviction.
     made.word(leased).fetch_add(1);
     CHECK(made.store->evict_one());
     CHECK_EQUAL(made.find(first, 2), kNoEntry);
@@ -252,7 +252,7 @@ TEST(numbers_of_entries_without_shards_serve_sharded_ones) {
     for (const EntryNumber entry : entries) {
         CHECK(made.store->remove(entry, Leaving::untrusted));
     }
-    // Their digests have memory of their own before anybody touches it.
+    // Their digests have memory of their own before they are first touched.
     const EntryNumber first = made.reserve(sharded);
     CHECK(first < 600);
     CHECK(made.index.segment().held_bytes() > before);

@@ -48,7 +48,7 @@ struct Ends {
             end.wait(-1, kForEver);
         }
     }
-    // Until the end takes no more at once.
+    // Sends until the end takes no more at once.
     std::string send_until_full() {
         std::string sent;
         while (!end.has_unsent()) {
@@ -128,7 +128,7 @@ TEST(what_the_other_end_does_not_take_goes_out_when_it_reads) {
     }
     CHECK(came == sent);
     CHECK(!ends.end.has_unsent());
-    // What is received sends as well.
+    // Receiving sends waiting bytes as well.
     const std::string again = ends.send_until_full();
     for (came.clear(); came.size() < again.size();) {
         came += ends.peer.read_some();
@@ -148,7 +148,7 @@ TEST(what_is_kept_to_be_sent_has_a_bound) {
     CHECK(taken >= 31);
     CHECK(!ends.end.send(bytes_in(frame)));
     CHECK(ends.end.has_unsent());
-    // Of the one that was refused nothing goes out.
+    // No byte of the refused frame goes out.
     auto read = std::async(std::launch::async, [&] { return ends.peer.read(taken * pack(frame).size()); });
     while (ends.end.has_unsent()) {
         ends.end.wait(-1, kForEver);

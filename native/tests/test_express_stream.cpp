@@ -29,7 +29,7 @@ std::string pack(const std::string& frame) {
 struct Feed {
     explicit Feed(std::size_t frame_bytes) : stream(frame_bytes) {}
 
-    // As much as there is room for at a time. False: the stream has ended.
+    // Puts as many bytes at a time as there is room for. False: the stream has ended.
     bool put(std::string_view bytes) {
         while (!bytes.empty()) {
             const std::span<std::uint8_t> room = stream.room();
@@ -126,7 +126,7 @@ TEST(room_for_one_large_frame_is_not_kept) {
     CHECK_EQUAL(feed.frames.size(), 3u);
     CHECK(feed.frames[1] == body(kLarge, 1));
 
-    // What has begun to come stays.
+    // A frame that has begun to come stays.
     CHECK(feed.put((pack(body(kLarge, 2)) + pack(body(9, 3))).substr(0, kLarge + 7)));
     CHECK(feed.put(pack(body(9, 3)).substr(3)));
     CHECK_EQUAL(feed.frames.size(), 5u);

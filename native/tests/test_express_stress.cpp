@@ -42,7 +42,7 @@ std::size_t use_channel(ServedScene& scene, std::uint64_t seed) {
             tell(express::kPublish,
                  scene.publish_fields(group, published, granted.tickets, Hashes(named.begin(), named.end())));
         }
-        // Of one shard: those of more are unknown if somebody changes the blocks meanwhile.
+        // Asks for one shard: digests of several are unknown if another thread changes the blocks meanwhile.
         const std::vector<std::uint64_t> shard = {group == 0 ? random() % 2 : 0};
         const Answer lease = ask(express::kAcquireEntries, scene.entries_fields(group, hashes, shard));
         if (lease.is_hit()) {

@@ -1,4 +1,4 @@
-// What a capture under way forbids, to whom, and what breaks it.
+// Calls that a capture under way forbids, the threads to which it forbids them, and the calls that break it.
 #include <array>
 #include <functional>
 #include <thread>

@@ -198,7 +198,7 @@ TEST(an_operation_that_fails_loses_the_device_when_it_runs) {
         CHECK_EQUAL(program.control().struck_function(), "cuMemcpyBatchAsync");
         program.control().stall(false);
         CHECK_EQUAL(program.ask(copy.done), fake::kIllegalAddress);
-        // What the host sees from here on does not change any more.
+        // Memory that the host sees does not change from here on.
         const std::size_t there = copy.bytes_there();
         moved.insert(there);
         for (int calls = 0; calls < 20; ++calls) {

@@ -1,4 +1,4 @@
-// What may be registered, and that no operation crosses from one allocation or registration into another.
+// The rules for registered memory, and that no operation crosses from one allocation or registration into another.
 #include <array>
 #include <memory>
 
@@ -122,7 +122,7 @@ TEST(no_copy_crosses_from_one_allocation_into_the_next) {
         CHECK_EQUAL(status, kCudaSuccess);
     }
     program.synchronize(stream);
-    // What was there once is no neighbour; the copy is found when it runs.
+    // Freed memory does not count as a neighbour; the copy is found when it runs.
     CHECK_EQUAL(program.api().cuMemFree(second), kCudaSuccess);
     program.control().keep_reports(true);
     program.copy(address_of_host(host), first, 520, stream);

@@ -213,7 +213,7 @@ void kernel_destination_read_too_early(Scene& scene, bool is_right) {
     scene.program.control().host_reads(scene.slot, kBlock);
 }
 
-// What another thread has seen, this one has to be told.
+// A thread does not know of events that another thread has seen, until it is told.
 void another_thread_saw_it(Scene& scene, bool is_right) {
     scene.program.control().keep_own_clock(true);
     scene.save();

@@ -74,7 +74,7 @@ void released_before_the_event_was_seen(Scene& scene, bool is_right) {
     });
 }
 
-// Who asks the event needs no hand-over.
+// A thread that asks the event itself needs no hand-over.
 void slot_read_by_who_did_not_ask(Scene& scene, bool is_right) {
     scene.save();
     scene.program.record(scene.done, scene.copies);

@@ -24,7 +24,7 @@ std::uint32_t open(CacheCore& core, std::uint32_t name, std::uint64_t record_byt
     return value_of(core.namespaces().open(name_of(name), plain_geometry(record_bytes)));
 }
 
-// Until there is no place.
+// Opens namespaces until no place is free.
 void fill(CacheCore& core) {
     for (std::uint32_t name = 0; core.stats().namespaces < kNamespaceLimit; ++name) {
         open(core, 1'000'000 + name);

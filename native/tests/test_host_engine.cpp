@@ -71,7 +71,7 @@ TEST(a_wrong_plan_is_refused_and_does_no_harm) { check_refusals(with(2, 300)); }
 TEST(plans_under_way_are_bounded) { check_limits(with(2, 300)); }
 TEST(closing_ends_all_and_leaves_the_memory_alone) { check_close(with(2, 2000), 40); }
 
-// What a load costs is judged by this: it must not be more because others were in front of it.
+// The cost of a load is estimated from this time: it must not grow because other plans were in front of it.
 TEST(what_a_plan_waited_for_is_not_the_time_that_it_was_copied) {
     GatedEngine gated(1);
     gated.gate.hold(1);

@@ -95,7 +95,7 @@ TEST(an_index_lives_on_in_another_owner) {
     for (EntryNumber number = 0; number < 20'000; ++number) {
         CHECK_EQUAL(adopted.view().entries[number].slot.load(), number * 3);
     }
-    // Nothing that is there is given anew, and it goes on from where it was.
+    // Memory that is there is kept, and the file grows from where it was.
     CHECK(adopted.ensure(regions.entries, 50'000).ok());
     CHECK_EQUAL(adopted.view().entries[19'999].slot.load(), 19'999u * 3);
     adopted.view().entries[49'999].slot.store(1);
@@ -128,7 +128,7 @@ TEST(a_sign_is_there_as_long_as_its_process_has_the_file) {
         child.wait_zombie();
         CHECK(!index.has_sign(4095));
     }
-    // What is mapped counts as what is open does.
+    // A mapping of the file counts as much as an open descriptor.
     FileDescriptor signed_file = take(index.open_signed(7));
     void* const mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, signed_file.number(), 0);
     CHECK(mapped != MAP_FAILED);

@@ -56,7 +56,7 @@ TEST(a_reader_sees_how_much_of_the_pool_is_given_away) {
     CHECK_EQUAL(reader->used_bytes(), cache->stats().used_bytes);
 }
 
-// Holes between records of two sizes are free, and of no use to anybody.
+// Holes between records of two sizes are free, but no record fits into them.
 TEST(a_reader_is_told_that_all_is_given_away_from_the_first_eviction_on_until_much_is_free) {
     SmallCache cache;
     const std::unique_ptr<IndexReader> reader = open_reader(cache);

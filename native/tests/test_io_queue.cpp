@@ -82,7 +82,7 @@ TEST(what_does_not_move_at_all_is_an_error) {
         AlignedMemory memory = aligned(2 * kPage);
         scene.order(IoKind::read, 15, memory.start(), 2 * kPage, 1);  // the file ends in the middle
         CHECK_EQUAL(scene.await(1)[0].error, ENODATA);
-        // What drivers say of a medium that cannot be read.
+        // Drivers give this error for a medium that cannot be read.
         scene.plan->set([](const IoRequest&) { return IoFault{IoFault::Kind::error, ENODATA, 0}; });
         scene.order(IoKind::read, 0, memory.start(), kPage, 3);
         CHECK_EQUAL(scene.await(1)[0].error, EIO);

@@ -44,7 +44,7 @@ std::uint32_t fill(LeaseTable& table, std::set<LeaseId>& ids) {
     return count;
 }
 
-// What a successor believes, and whether it lost a node.
+// The leases that a successor reads, and its free nodes, which show whether it lost one.
 struct Adopted {
     std::vector<std::pair<std::uint32_t, Entries>> leases;
     std::uint32_t free_nodes = 0;

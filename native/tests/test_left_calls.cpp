@@ -1,4 +1,4 @@
-// What a thread that never waits leaves at the writer's lock.
+// Calls that a thread that never waits leaves at the writer's lock.
 #include <algorithm>
 #include <thread>
 

@@ -104,7 +104,8 @@ std::vector<std::uint64_t> choose_points(const IndexFixture& index, const Key& k
     return points;
 }
 
-// A chain of three buckets, a full bucket beside it, and a table in which one more key makes that chain split.
+// A chain of three buckets, a full bucket of another chain, and a table in which one more key makes the first chain
+// split.
 struct Scene {
     // The last of the `length` keys belongs into the new bucket then, or not.
     Scene(std::size_t length, bool is_last_leaving) : index(1000) {
@@ -133,7 +134,7 @@ struct Scene {
 
 }  // namespace
 
-// What a reader sees of a writer that has died, or lost its processor, after any of its instructions.
+// A writer may die, or lose its processor, after any of its instructions; a reader still finds every entry.
 TEST(after_every_instruction_of_a_change_a_reader_finds_what_is_there) {
     const KeyKinds keys = make_crowded(12, 40, 10);
     IndexFixture index(1000);

@@ -19,7 +19,7 @@ using test::Line;
 
 namespace {
 
-// As container runtimes do by default. False: this system has no such filters.
+// Forbids io_uring as container runtimes do by default. False: this system has no such filters.
 bool forbid_io_uring() {
     sock_filter steps[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

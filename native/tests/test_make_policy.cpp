@@ -36,7 +36,7 @@ TEST(an_unknown_name_is_told_the_known_ones) {
     }
 }
 
-// Whatever is leased, the rest is offered soon: no policy hides it behind entries it was told to keep.
+// Whichever entries are leased, the others are offered soon: no policy hides them behind entries it was told to keep.
 TEST(every_policy_passes_leased_entries) {
     constexpr EntryNumber kEntries = 40;
     for (const std::string_view name : policy_names()) {

@@ -123,7 +123,7 @@ Fingerprint name_of(std::uint32_t number) {
     return name;
 }
 
-// As many as there can be.
+// Opens as many namespaces as there can be.
 void fill(NamespaceTable& table) {
     for (std::uint32_t i = 0; i < kNamespaceLimit; ++i) {
         CHECK_EQUAL(value_of(table.open(name_of(i), plain_geometry())), i);
@@ -188,7 +188,7 @@ TEST(no_number_is_given_twice_also_by_a_successor) {
             const std::uint32_t number = value_of(table.open(name_of(i), plain_geometry()));
             CHECK(number >= kNamespaceLimit && given.insert(number).second);
         }
-        // The successor finds places that nobody has.
+        // The successor finds free places.
         CHECK_EQUAL(table.forget([](std::uint32_t number) { return number % 2 == 0; }).size(), kNamespaceLimit / 2);
         for (std::uint32_t i = 0; i < 10; ++i) {
             const std::uint32_t number = value_of(table.open(name_of(first + 1000 + i), plain_geometry()));

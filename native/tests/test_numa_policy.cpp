@@ -66,7 +66,7 @@ TEST(the_kernel_takes_the_plan_or_a_reason_is_given) {
     const Result<std::string> local = place_pages(start, kBytes, kLocal);
     munmap(start, kBytes);
     CHECK(interleaved.ok() && local.ok());
-    // Whatever this machine has, an argument the kernel does not understand would show as another reason.
+    // This holds on any machine: an argument that the kernel does not understand would show as another reason.
     for (const std::string& reason : {interleaved.value(), local.value()}) {
         CHECK(reason.empty() || reason.find("one NUMA node") != std::string::npos ||
               reason.find("not permitted") != std::string::npos);

@@ -13,7 +13,7 @@ constexpr PolicyBounds kBounds{.entry_limit = 10'000, .capacity_bytes = 10'000};
 
 std::unique_ptr<EvictionPolicy> make(const std::string& name) { return find_policy(name).value()(kBounds); }
 
-// Says which numbers it hears.
+// A policy that lists the numbers of the entries it is told of.
 class Listener final : public EvictionPolicy {
 public:
     void admit(const Admission& admission) override { heard.push_back(admission.entry); }
@@ -65,11 +65,11 @@ TEST(numbers_are_as_many_as_there_are_entries) {
     CHECK_EQUAL(heard.back(), 3u);
     policy.note_tier(1'000'012, true);
     CHECK_EQUAL(heard.back(), 4u);
-    // Of another's entry nothing is heard.
+    // The policy is not told of another's entry.
     policy.spare(1'000'004);
     policy.note_tier(1'000'004, true);
     CHECK_EQUAL(heard.back(), 4u);
-    // What one of them loses the other may get, and the number is given again.
+    // An entry that one policy loses the other may get, and the number is given again.
     policy.remove(1'000'003, true);
     Admission back;
     back.entry = 1'000'003;

@@ -131,7 +131,7 @@ TEST(huge_pages_are_counted_by_mapping) {
 TEST(faults_of_the_kernel_are_handed_on) {
     CHECK(allocate_file_pages(-1, 0, 4096).code() == Code::failed);
     const Backed backed = new_backed();
-    // Beyond the file's end the kernel cannot give a page: a signal for a touch, a Status here.
+    // The kernel cannot give a page beyond the file's end: a touch would get a signal, this call gets a Status.
     CHECK_EQUAL(ftruncate(backed.file.number(), kBytes / 2), 0);
     CHECK(!populate_pages(backed.start() + kBytes / 2, kBytes / 2).ok());
 }

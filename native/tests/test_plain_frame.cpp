@@ -21,7 +21,7 @@ PlainReader reader_of(const std::string& frame) {
     return PlainReader({reinterpret_cast<const std::uint8_t*>(frame.data()), frame.size()});
 }
 
-// What `read` makes of all of a frame; nothing may be left.
+// Returns the result of `read` on a whole frame, of which nothing may be left.
 template <typename Read>
 auto read_all(const std::string& frame, Read read) {
     PlainReader reader = reader_of(frame);
@@ -264,7 +264,7 @@ TEST(what_is_skipped_is_nested_three_deep_at_most) {
     for (const std::size_t depth : {4u, 5u, 1000u, 1000000u}) {
         CHECK(is_refused(nested(depth), kSkipOne));
     }
-    // Beside each other they may be many.
+    // Arrays that are not nested in each other may be many.
     std::string wide = hex("dc00ff");
     for (int i = 0; i < 255; ++i) {
         wide += nested(2);

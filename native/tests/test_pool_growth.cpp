@@ -51,7 +51,7 @@ TEST(nothing_is_evicted_for_room_that_is_about_to_come) {
     constexpr std::size_t kStep = kSegmentBytes / 4096;
     PopulateProgress cancelled;
     cancelled.is_cancelled = true;
-    // A step that fails is no room to wait for: whoever comes evicts as ever.
+    // A step that fails promises no room to wait for: stores evict as before.
     CHECK(cache->growth().grow(cancelled).fault().code() == Code::failed);
     CHECK_EQUAL(cache.put(session, space, chain(1, kStep)), kStep);
     CHECK_EQUAL(cache.put(session, space, chain(2, 10)), 10u);

@@ -163,7 +163,7 @@ TEST(kept_victim_makes_way_for_all_others_though_a_tier_has_it) {
         policy.remove(policy.choose_victim(), true);
     }
     CHECK_EQUAL(policy.choose_victim(), kept);
-    // What is noted counts when it is no longer kept.
+    // The note that a tier has the entry counts when it is no longer kept.
     for (EntryNumber entry = 10; entry < 90; ++entry) {
         policy.admit({.entry = entry, .name = entry, .size_bytes = kBytes});
     }
@@ -238,7 +238,7 @@ TEST(loop_larger_than_the_cache_hits) {
     CHECK(served > 100000 / 2);
 }
 
-// What was used before its eviction is not new when it comes again.
+// An entry that was used before its eviction does not count as new when it comes again.
 TEST(names_are_remembered_beyond_eviction) {
     constexpr EntryNumber kAgain = 0;
     constexpr EntryNumber kNew = 1;

@@ -33,7 +33,7 @@ TEST(untaught_table_values_the_young_like_an_lru_list) {
     }
 }
 
-// As all policies but the list of the least recently used take it to be, until the traffic says otherwise.
+// All policies but the list of the least recently used assume this, until the traffic shows otherwise.
 TEST(untaught_table_prefers_what_was_used) {
     ReuseTable table;
     table.estimate({});

@@ -101,8 +101,8 @@ TEST(all_that_a_state_unlocked_follows_it) {
     CHECK_EQUAL(at.policy.choose_victim(), Hybrid::state(103 - base));
 }
 
-// Last states are used once, those before them never. Of two sequences that nobody used yet the older has a last state
-// only: what the other passed goes first, with its windows, and the blocks stay.
+// Last states are used once, those before them never. Of two sequences that have not been used yet, the older has a
+// last state only. The states that the other sequence has passed go first, with their windows, and the blocks stay.
 TEST(passed_state_goes_before_an_older_last_one) {
     Hybrid at;
     const std::vector<EntryNumber> hit = {Hybrid::block(0),  Hybrid::block(1),  Hybrid::block(2), Hybrid::block(3),
@@ -158,7 +158,8 @@ TEST(blocks_behind_a_boundary_in_use_are_not_taken_away_from_under_the_request) 
     CHECK(std::ranges::find(gone, Hybrid::block(4)) == gone.end());
 }
 
-// The same where nobody can tell which of several continuations the request has: whoever saves behind one tells.
+// The same if the policy cannot tell which of several continuations the request has: a save behind one of them shows
+// it.
 TEST(what_is_spared_is_not_taken_away_from_under_the_request) {
     Hybrid at;
     at.admit(0, 6, kNoEntry, 4);
@@ -352,7 +353,7 @@ TEST(one_groups_window_takes_the_others_with_it) {
     CHECK_EQUAL(at.policy.choose_victim(), Windowed::window(103));
 }
 
-// What a tier is found to have, or to have no longer, after that changes nothing.
+// Notes that a tier has such a window, or has it no longer, change nothing.
 TEST(a_window_of_no_use_goes_first_whatever_a_tier_has) {
     for (const bool has : {true, false}) {
         Windowed at;
@@ -417,10 +418,10 @@ TEST(a_broken_window_is_whole_again_when_what_was_missing_comes) {
 
 namespace {
 
-// What may be known about the tree from the calls alone.
+// A model of the tree, made from the calls alone.
 class TreeModel {
 public:
-    // So many quarters of what is admitted need a state.
+    // The share of admitted entries that need a state, in quarters.
     TreeModel(std::uint64_t seed, std::uint64_t stateful_quarters)
         : random_(seed), stateful_quarters_(stateful_quarters), policy_({kEntries, kEntries}) {}
 
@@ -477,7 +478,7 @@ private:
             parent = kNoEntry;
         }
         known_[entry] = {parent, parent == kNoEntry ? 0 : known_[parent].birth, ++births_, reuse};
-        // Of the third window group the policy sees the same low bits as of the first.
+        // The policy sees the same low bits for the third window group as for the first.
         const std::array<std::uint32_t, 3> group_steps = {0, reuse == Reuse::window ? 4u : 0u,
                                                           reuse == Reuse::window ? 8u : 0u};
         policy_.admit({.entry = entry,
@@ -546,7 +547,7 @@ private:
 
 }  // namespace
 
-// Whatever is taken away, in whatever order: there is a victim while anything is known, and nothing hangs on it.
+// Entries are removed in any order: there is a victim while any entry is known, and no known entry hangs on it.
 TEST(parent_never_goes_before_its_children) {
     for (std::uint64_t seed = 1; seed <= 120; ++seed) {
         TreeModel model(seed, seed % 4);

@@ -1,4 +1,4 @@
-// Work that whoever publishes can cause: entries visited, whatever the order and whatever hangs on what.
+// Bounds of the work that a publishing engine can cause: entries visited, for any order and any parents.
 #include "check.hpp"
 #include "evict/prefix_policy.hpp"
 #include "policy_driver.hpp"
@@ -44,7 +44,7 @@ TEST(a_sequence_published_backwards_finds_its_order_without_a_walk) {
 TEST(a_touch_visits_a_bounded_number_of_entries_for_each_of_its_own) {
     PrefixPolicy policy({10000, 10000});
     admit_backwards(policy);
-    // Something hangs on each, so nobody can tell at once that it is not an ancestor.
+    // Each entry has a child, so the policy cannot tell at once that it is not an ancestor.
     for (EntryNumber at = 0; at < kLong; ++at) {
         policy.admit({.entry = kLong + at, .parent = at, .name = at + 1, .size_bytes = 1});
     }
@@ -52,7 +52,7 @@ TEST(a_touch_visits_a_bounded_number_of_entries_for_each_of_its_own) {
         policy.touch(numbers_to(kLong));
         CHECK(policy.walked() <= touches * kLong * 16);
     }
-    // What did not find its place goes all the same, children before parents where they are known.
+    // Entries that did not find their place are evicted all the same, children before parents where they are known.
     const std::vector<EntryNumber> victims = evict_some(policy, 2 * kLong);
     CHECK_EQUAL(policy.choose_victim(), kNoEntry);
     for (EntryNumber at = 0; at < kLong; ++at) {

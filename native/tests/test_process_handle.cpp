@@ -96,7 +96,7 @@ TEST(a_number_used_again_is_not_taken_for_the_old_process) {
     CHECK(identify_process(child.pid()).fault().code() == Code::unavailable);
 }
 
-// Somebody may be copying in the name of a process that is called dead.
+// A process that is wrongly called dead may still be copying.
 TEST(what_cannot_be_looked_at_is_not_called_dead) {
     ChildProcess child = waiting_child();
     const ProcessIdentity identity = identify_process(child.pid()).value();

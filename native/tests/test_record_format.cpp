@@ -98,7 +98,7 @@ TEST(another_life_is_not_ours) {
 TEST(a_record_ends_within_its_segment) {
     CHECK(is_record_header(header(), kLife, record_footprint(100)));
     CHECK(!is_record_header(header(), kLife, record_footprint(100) - 1));
-    // Entries whose checksum is right and whose records are nowhere: from somebody who knows the format.
+    // Entries with right checksums whose records are nowhere, as an attacker who knows the format could write them.
     std::vector<std::byte> entries(kIoAlignment);
     for (const std::uint64_t offset : {std::uint64_t{0}, kHeadBytes + 1, kSegment, kSegment - 8192 - 64}) {
         const FooterEntry wrong{offset, 100, 42, {}, {}, RecordFlag::none, {}};

@@ -274,7 +274,7 @@ TEST(a_code_that_is_none_spoils_its_record_alone_and_writes_nowhere_else) {
     const Coded one(8'000);
     const std::size_t size = one.record.size();
     Slots target(3, size, false);
-    // Between the first and the last, so that what is written beside it is seen.
+    // The changed record lies between two others, so that bytes written outside of it are seen.
     target.addresses = {target.addresses[2], target.addresses[1], target.addresses[0]};
     for (std::size_t bit = 0; bit < 8 * one.coded.size() + 97; bit += 97) {
         Bytes changed = one.coded;

@@ -83,7 +83,8 @@ TEST(plain_hits_are_the_longest_present_prefix) {
     // Six blocks hold all: 0 + 2 + 0 + 3 + 4.
     CHECK_EQUAL(run(trace, plain_shape(), 6).hits, 9U);
     CHECK_EQUAL(run(trace, plain_shape(), 6).hit_squares, 4U + 9U + 16U);
-    // Four: 5 is the fourth miss and fits beside 1, 2 and 3 once 4 went, or 3. LRU: 3 was behind 1 2 4, so 3 goes.
+    // With four blocks, 5 is the fourth miss: it fits next to 1, 2 and 3 once 4 went, or 3. LRU: 3 was behind 1 2 4, so
+    // 3 goes.
     const ReplayOutcome four = run(trace, plain_shape(), 4);
     CHECK_EQUAL(four.hits, 0U + 2U + 0U + 2U + 4U);
     CHECK_EQUAL(four.peak_bytes, 4U);

@@ -129,7 +129,7 @@ TEST(an_answer_of_another_kind_is_left_where_it_is) {
         CHECK(came.ok());
         CHECK_EQUAL(came.value(), std::size_t{1});
         check_came(reading, 1);
-        // It has not all come yet, as nobody has waited for it.
+        // Not all bytes have come yet, as the reader has not waited for them.
         const std::string left = reading.left();
         CHECK(!left.empty() && other.starts_with(left));
     }

@@ -35,7 +35,7 @@ std::uint64_t cheapest_by_trying(const SlotPool& pool, std::uint32_t extents, bo
     return cheapest;
 }
 
-// What a window says of itself is so.
+// Checks a window's own figures.
 void check_window(const SlotPool& pool, const Window& window) {
     CHECK(window.first % kSegment + window.extents <= kSegment);
     std::uint64_t bytes = 0;

@@ -1,4 +1,4 @@
-"""Coded records are counted and measured beside others on a disk."""
+"""Coded and plain records are counted and measured in turn on a disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coded records are measured beside others over a wire of a rate."""
+"""Coded and plain records are measured in turn over a wire of a fixed rate."""
 
 from __future__ import annotations
 

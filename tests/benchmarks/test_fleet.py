@@ -1,4 +1,4 @@
-"""What must hold for any simulated fleet, on a made-up trace."""
+"""Rules that any simulated fleet must keep, on a made-up trace."""
 
 from __future__ import annotations
 

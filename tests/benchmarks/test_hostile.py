@@ -1,4 +1,4 @@
-"""What is measured beside a hostile user is measured."""
+"""The benchmark with a hostile user measures all its figures."""
 
 from __future__ import annotations
 

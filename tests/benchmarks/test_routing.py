@@ -1,4 +1,4 @@
-"""What must hold for a router that asks, on a made-up trace of conversations that grow."""
+"""Rules that a router that asks must keep, on a made-up trace of conversations that grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written by which rule, on traces so small that the answer is plain."""
+"""Blocks that each rule writes, on traces so small that the answer is plain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of `examples/deploy` share: a command line of ours is read as our own command reads it."""
+"""Shared parts of the tests of `examples/deploy`: they read a command line as our own command does."""
 
 from __future__ import annotations
 

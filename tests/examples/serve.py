@@ -1,4 +1,4 @@
-"""What the mini engine's tests do with it: serve a prompt cold, restored, and by a fresh engine, and compare bits."""
+"""Steps of the mini engine's tests: serve a prompt cold, restored, and by a fresh engine, and compare bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `examples/deploy` says is what our command line accepts, and its files agree with each other."""
+"""Our command line accepts the commands of `examples/deploy`, whose files agree with each other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_drop_ins() -> dict[str, list[str]]:
 
 
 def verify(folder: Path, name: str, *drop_ins: str) -> None:
-    """systemd itself has nothing to say against the unit, as it is and with each of these files beside it."""
+    """systemd itself finds no fault in the unit, alone and with each of these drop-ins."""
     unit = folder / name
     unit.write_text((DEPLOY / name).read_text().replace("ExecStart=kvoffload ", f"ExecStart={sys.executable} "))
     (folder / f"{name}.d").mkdir()
@@ -116,7 +116,7 @@ def test_what_needs_lines_of_its_own_has_some() -> None:
 
 @needs_systemd
 def test_the_unit_leaves_the_server_little_that_it_does_not_need(tmp_path: Path) -> None:
-    """What stays is told in the unit. Tenths of what systemd rates from 0 to 10."""
+    """The unit explains the rights that the server keeps. Figures are tenths of systemd's rating from 0 to 10."""
     unit = tmp_path / "kvoffload.service"
     unit.write_text((DEPLOY / "kvoffload.service").read_text())
     judged = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=10", str(unit)]
@@ -130,7 +130,7 @@ def test_the_container_runs_a_server() -> None:
     (folder,) = re.findall(rf"install -d -o {GROUP} -g {GROUP} -m 0750 (\S+)$", CONTAINER, re.M)
     assert Path(settings.server).parent == Path(folder)
     assert f"USER {GROUP}:{GROUP}" in CONTAINER
-    # What the build needs is in the tree that is copied.
+    # The tree that is copied has everything that the build needs.
     assert "COPY . /source" in CONTAINER
 
 

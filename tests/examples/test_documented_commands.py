@@ -44,7 +44,7 @@ TRACE = [{"timestamp": at, "input_length": 1024, "output_length": 1, "hash_ids":
 
 
 class Reader:
-    """Whoever types the commands, beside a server at which an engine works, and an engine that answers HTTP."""
+    """A reader who types the commands, with a server that an engine uses, and an engine that answers HTTP."""
 
     def __init__(self, socket: Path, load: PromptLoad, played: PlayedEngine) -> None:
         self.environment = os.environ | {"KVOFFLOAD_SERVER": str(socket)}
@@ -123,7 +123,7 @@ def run_until_told(command: list[str], folder: Path, environment: Mapping[str, s
 def test_it_runs(reader: Reader, desk: Path, line: str) -> None:
     words = reader.adapt(line)
     if words[:2] == ["keys", "new"] or "--record" in words:
-        # What it makes is not there yet.
+        # The file that the command makes must not exist yet.
         name = words[-1] if words[0] == "keys" else words[words.index("--record") + 1]
         for file in desk.glob(f"{Path(name).stem}*"):
             file.unlink(missing_ok=True)

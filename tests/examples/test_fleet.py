@@ -1,4 +1,4 @@
-"""What lies below memory, as files to copy: 04_disk_and_remote.toml; and a fleet on one machine: 05_fleet/run.py."""
+"""Slower tiers, as files to copy: 04_disk_and_remote.toml; and a fleet on one machine: 05_fleet/run.py."""
 
 from __future__ import annotations
 

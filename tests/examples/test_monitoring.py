@@ -39,7 +39,7 @@ EXPRESSIONS = [query.expression for row in PANEL_ROWS for panel in row.panels fo
 
 
 def sample_name(metric: Metric) -> str:
-    """Of one that it has as soon as there is any."""
+    """The name of a sample that the metric has as soon as there is any."""
     return f"{metric.name}_bucket" if metric.kind is Kind.HISTOGRAM else metric.name
 
 
@@ -142,7 +142,7 @@ def find(address: str, expression: str) -> list[Any]:
 
 
 def hint(address: str, token: str, chain: bytes) -> None:
-    """Has a prefix retained that nobody asks for again, and asks for what nobody knows."""
+    """Retains a prefix that is never asked for again, and asks for an unknown action."""
     hashes = [chain[at : at + HASH_BYTES].hex() for at in range(0, len(chain), HASH_BYTES)]
     retain = {"action_type": "retain", "payload": {"hashes": hashes, "ttl_s": 1}}
     actions = [{"action_id": "a", "action_version": "1", **retain}]

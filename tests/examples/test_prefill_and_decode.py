@@ -26,7 +26,8 @@ STREAM = b"data: one\n\ndata: two\n\n"
 
 
 class PlayedEngine(BaseHTTPRequestHandler):
-    """Tells what was expected of it as a producer, and streams two parts to whoever wants a stream."""
+    """An engine that answers with parameters for the decoder if it is the producer, and streams two parts to a client
+    that wants a stream."""
 
     server: EngineServer
 

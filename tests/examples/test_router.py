@@ -38,21 +38,22 @@ router.main()
 """The router on a machine whose caches are late: what it is told late counts, too."""
 TEXT_TOKENS = 10 * BLOCK
 told_params: list[Any] = []
-"""What requests had in `kv_transfer_params`, one after the other."""
+"""The `kv_transfer_params` of the requests, one after the other."""
 
 
 def make_tokens(text: str) -> list[int]:
-    """By the played engines: so many for a letter that texts of a few letters have several blocks."""
+    """Makes tokens as the played engines do: several of each letter, so that texts of a few letters have several
+    blocks."""
     return [ord(letter) for letter in text for _ in range(TEXT_TOKENS)]
 
 
 class PlayedEngine(BaseHTTPRequestHandler):
-    """Says its name to every prompt, in two parts."""
+    """An engine that answers its name to every prompt, in two parts."""
 
     protocol_version = "HTTP/1.1"
 
     def end_headers(self) -> None:
-        # What is closed must not be heard of again by a connection that was kept.
+        # Clients must not keep a connection to an engine that has been closed.
         self.send_header("Connection", "close")
         super().end_headers()
 
@@ -184,7 +185,7 @@ def test_only_what_the_engine_has_loaded_counts(tmp_path: Path) -> None:
         save(mine, name_blocks(make_tokens("ab")))
         assert {routed.ask("abcd") for _ in range(4)} == {1}
         assert {routed.ask("abcd", model="n") for _ in range(4)} == {0}
-        # Nobody has such a one.
+        # No engine has such a model.
         assert {routed.ask("abcd", model="none") for _ in range(4)} == {0, 1}
     (tmp_path / "again").mkdir()
     with (

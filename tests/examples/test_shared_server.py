@@ -104,13 +104,13 @@ def test_what_one_engine_saved_another_restores_and_the_lost_is_computed() -> No
 
 
 def is_open(store: SharedStore) -> bool:
-    """Says whether the disk is open: before, nothing is found on it and nothing is written to it."""
+    """Whether the disk is open: before that nothing is found on it and nothing is written to it."""
     return [place.state for place in store.client.stats().places] == ["ready"]
 
 
 @pytest.mark.parametrize("quant", QUANTS)
 def test_a_restarted_engine_and_server_restore_from_disk(tmp_path: Path, quant: str) -> None:
-    """With scales per token and head: they are part of what comes back."""
+    """Restored blocks include their scales, per token and head."""
     cache = CacheConfig(blocks=32, quant=quant)
     disk = tmp_path / "disk"
     disk.mkdir(mode=0o700)

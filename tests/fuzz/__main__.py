@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 
 import atheris
 
-# What an editable install finds by a loader of its own, atheris would not instrument: files in folders come first.
+# Files in folders come first: atheris would not instrument modules that an editable install finds by its own loader.
 sys.meta_path.remove(PathFinder)
 sys.meta_path.insert(0, PathFinder)
 with atheris.instrument_imports(include=["kvoffload"]):

@@ -1,5 +1,5 @@
-"""Files that somebody else may have made: traces, a model's config, a measurement that was kept, keys, prompts; and
-what engines answer to these."""
+"""Files that another user may have made: traces, a model's config, a kept measurement, keys, prompts; and engines'
+answers to the prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What inputs consist of where they say more than one thing."""
+"""Parts of inputs that have more than one part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Input:
         self._at = 0
 
     def __bool__(self) -> bool:
-        """Says whether there is more."""
+        """Whether there are more bytes."""
         return self._at < len(self._data)
 
     def take(self, size: int) -> bytes:
@@ -37,7 +37,7 @@ class Input:
 
 
 def check_line(fault: Exception) -> None:
-    """Whatever it was about, it is one line."""
+    """Checks that the message of a fault is one line."""
     assert "\n" not in str(fault), str(fault)
 
 

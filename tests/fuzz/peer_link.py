@@ -47,12 +47,12 @@ _NAMES = RecordNames(fingerprint=_FINGERPRINT, hashes=b"h" * 32 + b"i" * 32, gro
 _RECORDS = np.zeros(2 * _RECORD_BYTES, np.uint8)
 _SLOTS = np.uint64(_RECORDS.ctypes.data) + np.arange(2, dtype=np.uint64) * np.uint64(_RECORD_BYTES)
 _SENT_LIMIT = 100_000
-"""What lies in a socket that nobody reads."""
+"""Most bytes sent, which fit into a socket that is not read."""
 _WAYS = 8
 
 
 class _Peer(OnePeer):
-    """It knows whatever it is told, and its ticket is for nobody."""
+    """A peer that takes any announcement, and whose ticket opens nothing."""
 
     def find_ticket(self, *, is_sealed: bool) -> LinkTicket:
         return LinkTicket(TcpAddress("127.0.0.1", 0), b"t" * 16, b"s" * 32)
@@ -63,7 +63,7 @@ class _Peer(OnePeer):
 
 @cache
 def _access() -> PeerAccess:
-    """Of memory that is there for all inputs of this process."""
+    """Access to memory that all inputs of this process share."""
     memory = LocalCache.create(CacheTerms(memory_bytes=4 * MIB, segment_bytes=4 * MIB))
     peer = OnePeer(memory, None, SpaceTable())  # type: ignore[arg-type]
     peer.teach(peer.there, _FINGERPRINT, same_groups(_RECORD_BYTES))

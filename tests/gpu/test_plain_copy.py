@@ -1,4 +1,4 @@
-"""On the real driver: what the plain copy engine does on the host it does on a GPU, byte for byte."""
+"""The plain copy engine copies on a GPU with the real driver as on the host, byte for byte."""
 
 from __future__ import annotations
 

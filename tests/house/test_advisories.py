@@ -52,7 +52,7 @@ def is_about(tmp_path: Path, told: dict[str, Any], version: str, name: str = "so
     ],
 )
 def test_ranges(tmp_path: Path, told: list[tuple[str, str]], inside: list[str], outside: list[str]) -> None:
-    """What cannot be compared counts as within: somebody has to look."""
+    """A version that cannot be compared counts as affected: a person has to look."""
     for version in inside:
         assert is_about(tmp_path, advisory(**events(*told)), version), version
     for version in outside:

@@ -1,4 +1,4 @@
-"""What decodes bytes from outside has a fuzz target, and the list of it is whole."""
+"""Code that decodes bytes from outside has a fuzz target, and the list of such code is whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.house.tree import ROOT, read_texts
 DECODES = re.compile(
     r"\.unpack(?:_from|b)?\(|\bjson\.loads?\(|\btomllib\.|\bfrombuffer\(|\.from_bytes\(|\.fromhex\(|\bcodec\.decode_\w+\("
 )
-"""As bytes become numbers and structures in this house."""
+"""Calls by which this project turns bytes into numbers and structures."""
 
 
 def test_whatever_takes_bytes_apart_has_a_target_or_says_whose_bytes_they_are() -> None:

@@ -20,7 +20,7 @@ BY_NAME = frozenset(("delattr", "getattr", "hasattr", "methodcaller", "attrgette
 
 
 def find_private(source: str) -> Iterator[tuple[int, str]]:
-    """Where something private of somebody else is named, and its name."""
+    """Yields the lines that name a private attribute of another object, and its name."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):

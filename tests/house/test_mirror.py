@@ -33,7 +33,7 @@ def test_every_native_file_has_its_test() -> None:
 
 
 def test_no_test_file_is_a_library() -> None:
-    """What several tests share lies in tests/kit, or in a file beside them that has no tests."""
+    """Code that several tests share lies in tests/kit, or in a file of their folder that has no tests."""
     library = re.compile(r"^\s*(?:from tests[\w.]*\.test_\w+ import|from tests[\w.]* import test_)", flags=re.MULTILINE)
     found = [str(file) for file, text in read_texts().items() if file.suffix == ".py" and library.search(text)]
     assert found == []

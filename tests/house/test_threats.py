@@ -39,7 +39,7 @@ def test_what_nobody_can_do_is_tried(who: str) -> None:
     cannot = read_rows()[who]
     assert find_missing(cannot) == []
     untried = [sentence for sentence in re.split(r"(?<=\))\. ", cannot) if not _NAMED.search(sentence)]
-    # What the disk's folder is needs no test: it is who can do what, not who cannot.
+    # Sentences about users who can do something need no test; those about users who cannot do.
     assert [sentence for sentence in untried if not sentence.startswith("Who can ")] == []
 
 

@@ -1,4 +1,4 @@
-"""The table of vLLM versions says what ran, what failed, and what nobody has run."""
+"""The table of vLLM versions shows the tests that ran, failed, or were never run."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ INSTEAD = {
     r"write[- ]down": "write-back",
     r"bring(?:s|ing)? up from": "promote",
 }
-"""What stands for them now."""
+"""Words to avoid, and those to use instead."""
 METAPHORS = re.compile(r"(?<!Key)(?<!Dash)(?:Desk|Office|Board|Book|Mail)(?![a-z])")
 """In names of classes, which say what a thing does."""
 

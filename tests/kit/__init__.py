@@ -1,1 +1,1 @@
-"""What several tests share: harnesses, fakes, contracts and stand-ins, by the part that they are for."""
+"""Shared parts of tests, by the room that they serve: harnesses, fakes, contracts and stand-ins."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ones, below those that the kernel gives to whoever connects: another process's connection could have
-    one of these by the time that it is listened at."""
+    """Returns different ports below those that the kernel gives to connecting sockets: another process's connection
+    could take one of these before the test listens there."""
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
     first_given = int(text.split()[0])
     chance = random.SystemRandom()

@@ -81,7 +81,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Network:
-    """Two machines, which reach each other and nobody else."""
+    """Two machines, which reach each other and no other machine."""
 
     one: Machine
     other: Machine
@@ -89,7 +89,7 @@ class Network:
 
 
 def why_not() -> str:
-    """Says what is missing to have machines here; empty: nothing."""
+    """Names the thing that is missing to have machines here; empty: nothing is missing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -151,7 +151,7 @@ def inside(machine: Machine) -> Iterator[None]:
 
 
 def _make_device(machine: Machine) -> int:
-    """Made here, moved there; whoever has the file is the other end of it."""
+    """Makes a device and moves it into the machine. The returned file is the device's other end."""
     file = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH14x", machine.device.encode(), _IFF_TUN | _IFF_NO_PI))
     run("ip", "link", "set", machine.device, "netns", machine.name)

@@ -7,6 +7,6 @@ import os
 
 
 def count_open_files() -> int:
-    """Without those of objects that nobody can reach any more, which an earlier test may have left."""
+    """Counts open files, without those of unreachable objects that an earlier test may have left."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))

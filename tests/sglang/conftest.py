@@ -1,4 +1,4 @@
-"""What holds for every test of the real SGLang engine."""
+"""Fixtures for every test of the real SGLang engine."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.sglang.engine_process import REPLY
 
 ROOT = Path(__file__).parents[2]
 VLLM_PYTHON = ROOT / ".venv/bin/python"
-"""Of the environment with vLLM."""
+"""Python of the environment with vLLM."""
 START_S = 480.0
 ANSWER_S = 240.0
 FLUSH_TRIES = 100
@@ -67,7 +67,7 @@ PATIENT = {"acquire_deadline": "5s", "step_budget": "1s", "memory": "256MiB"}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request got; equal if its numbers are, wherever they came from."""
+    """The answer to a request. Answers are equal if their numbers are, wherever they came from."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]

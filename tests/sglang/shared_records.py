@@ -28,11 +28,11 @@ class Observer:
         self.client = Client(ClientTerms(socket=server.socket, member=member)).start()
 
     def await_pages(self, count: int) -> None:
-        """Until so many pages can be read."""
+        """Waits until so many pages can be read."""
         self.await_that(lambda: self.client.stats().readable >= count, f"{count} pages were not saved")
 
     def await_that(self, is_so: Callable[[], bool], otherwise: str) -> None:
-        """Until it is so."""
+        """Waits until `is_so()`."""
         gate = threading.Event()
         for _ in range(LOOKS):
             # A server that takes over another's memory has nothing to tell at first, and a busy one is late.
@@ -47,7 +47,7 @@ class Observer:
         return self.client.stats().readable
 
     def await_no_leases(self) -> None:
-        """Until nobody holds a record that he was told of."""
+        """Waits until no request holds a record that was promised to it."""
         self.await_that(lambda: not self.client.stats().leases, "leases are held")
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ def test_what_vllm_saved_first_is_nothing_for_sglang(pair: Pair) -> None:
 
 
 def test_zeros_in_the_pool_change_the_answers_of_both(pair: Pair) -> None:
-    """What both restore is read from the one pool."""
+    """Both engines restore blocks from the one pool."""
     prompt = make_prompt(73)
     before = pair.observer.count()
     pair.sglang.generate(prompt)

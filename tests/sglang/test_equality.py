@@ -1,4 +1,4 @@
-"""What comes back from the cache is what the engine's own cache would have given, bit for bit.
+"""Restored KV equals the KV of the engine's own cache, bit for bit.
 
 The oracle is the engine's own prefix hit of the same prompt: the same tokens are computed in the same shapes. The
 control is zeros in every record, which change the answer.
@@ -20,7 +20,7 @@ from tests.vllm.cache_server import SharedServer
 pytestmark = pytest.mark.sglang
 
 PROMPT_PAGES = 6
-"""Of 100 tokens; the last one has to be computed."""
+"""Whole pages of a prompt of 100 tokens; the last token has to be computed."""
 
 
 @dataclass(frozen=True)

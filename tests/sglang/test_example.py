@@ -23,7 +23,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
         pytest.skip("there is no .venv with vLLM (`make setup` makes it)")
     model, python = tmp_path / "model", tmp_path / "python"
     subprocess.run([sys.executable, "-c", BUILD, str(model)], cwd=ROOT, check=True, capture_output=True)
-    # What stands in for packages of SGLang's is in no way of vLLM's.
+    # Stand-ins for SGLang's packages must not be on vLLM's path.
     environment = engine_environment()
     names = ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "HF_HUB_OFFLINE")
     given = " ".join(f"{name}='{environment[name]}'" for name in names)

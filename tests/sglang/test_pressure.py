@@ -59,7 +59,7 @@ def test_what_the_engine_has_evicted_is_restored(pressed: Pressed) -> None:
 
 
 def test_restored_prompts_beside_others_that_are_computed_in_pieces(pressed: Pressed) -> None:
-    """In both runs the same is computed in the same shapes: two prompts that hit, and two that come in pieces."""
+    """Both runs compute the same in the same shapes: two prompts that hit, and two that come in pieces."""
     hits = [make_prompt(seed, LENGTH) for seed in (121, 122)]
     before = pressed.observer.count()
     for prompt in hits:
@@ -87,7 +87,7 @@ def test_requests_that_are_taken_back_leave_nothing_held(pressed: Pressed) -> No
         reply = pressed.engine.ask({"do": "abort", "prompts": [*saved, *new], "after_s": after_s})
         ends += reply["finish"]
     assert ends.count("abort") > len(ends) // 2
-    # The engine would not empty its cache with a page that somebody holds.
+    # The engine would not empty its cache while a page is held.
     pressed.engine.flush()
     pressed.observer.await_no_leases()
     restored = [pressed.ask(prompt)[0] for prompt in saved]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sglang
 
 RECURRENT = {
     "dtype": "float32",
-    # What SGLang wants where states are kept at the ends of prompts.
+    # SGLang needs this page size if states are kept at the ends of prompts.
     "page_size": 1,
     "disable_overlap_schedule": True,
     "mamba_radix_cache_strategy": "no_buffer",
@@ -30,7 +30,7 @@ PROMPT = 100
 
 @pytest.fixture(scope="module")
 def zeroed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Says which pool's loads are made zeros."""
+    """A file that names the pool whose loads are made zeros."""
     return tmp_path_factory.mktemp("states") / "zeroed"
 
 

@@ -1,4 +1,4 @@
-"""What is on disk comes to memory when it is asked for, and the next request restores it; the server counts prompts."""
+"""Pages on disk are promoted when they are asked for, and the next request restores them; the server counts prompts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Everything but the sockets on one virtual clock and one seed; and real processes with real kills beside it."""
+"""Everything but the sockets on one virtual clock and one seed; and tests with real processes and real kills."""

@@ -1,4 +1,4 @@
-"""What lies between a process and a server: connections with everything that may happen to one.
+"""The wire between a process and a server: connections with everything that may happen to one.
 
 A message takes its time and keeps its order. When one end hangs up, some of what is on its way still arrives, perhaps
 much later. The other end of a lifeline or a stream sees that end; that of a control connection does not, until it
@@ -23,24 +23,24 @@ class Hangup(NamedTuple):
 
 
 class Packet(NamedTuple):
-    """What travels on a lifeline."""
+    """A packet that travels on a lifeline."""
 
     content: Any
     descriptors: tuple[int, ...] = ()
 
 
 class Pipe:
-    """Is one direction. Whoever receives is called with each item."""
+    """One direction of a connection. `receive` is called with each item."""
 
     def __init__(self, timeline: Timeline, receive: Callable[[Any], None]) -> None:
         self._timeline = timeline
         self._receive = receive
         self._on_way: deque[tuple[Any, int]] = deque()
-        """With the position of each."""
+        """Items on their way, with the position of each."""
         self._last_ns = 0
         self._sent = 0
         self._survives = -1
-        """So many of the items that were sent arrive; -1: all."""
+        """Number of the sent items that arrive; -1: all."""
         self._lags_until_ns = 0
 
     def send(self, item: Any) -> None:
@@ -78,7 +78,7 @@ class Pipe:
 
 
 class Connection:
-    """Is a connection of whichever channel. `to_client` and `to_server` are called with what arrives there."""
+    """A connection of any channel. `to_client` and `to_server` are called with what arrives there."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class Connection:
         self._tells_end = tells_end
         self._up = Pipe(timeline, lambda item: self.to_server(self, item))
         self.to_server: Callable[[Connection, Any], None] = lambda _, __: None
-        """Whoever accepts it; nobody: what is sent is lost."""
+        """Called with each item from the client. Before a server accepts the connection, items are lost."""
         self._down = Pipe(timeline, lambda item: to_client(self, item))
         self._closed_by_client_ns = self._closed_by_server_ns = -1
         self.truth: Any = None
-        """What the server knows of whoever registered on it."""
+        """The server's knowledge of the process that registered on the connection."""
         self.one_way = 0
         """Messages without an answer that the server has served."""
 
@@ -141,7 +141,7 @@ class Connection:
         return True
 
     def close_by_client(self) -> None:
-        """What comes from the server is not taken any more; some of what was sent to it may arrive, late."""
+        """Items from the server are not taken any more; some of those sent to it may arrive late."""
         if self._closed_by_client_ns >= 0:
             return
         self._closed_by_client_ns = self._timeline.now_ns

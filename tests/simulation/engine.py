@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BLOCKS = 4
 TOKENS = 16
-"""In a block."""
+"""Tokens in a block."""
 CHAINS = [make_chain(conversation, BLOCKS) for conversation in range(3)]
 ACQUIRE_NS = 50 * MILLISECOND_NS
 
@@ -37,7 +37,7 @@ class Job:
     lease: BlockLease | None = None
     slots: ReservedSlots | None = None
     waiting: set[Worker] = field(default_factory=set)
-    """Who still copies."""
+    """Workers that still copy."""
     has_failed: bool = False
     begun_ns: int = 0
 
@@ -85,8 +85,8 @@ class Worker(Process):
     def _may_copy(self, job: Job) -> bool:
         """The memory is mapped; and this process is of the session that holds the slots, so they wait for its exit."""
         if self.link.memories.find(job.memory_id) is None and job.memory_id in self.mapped[-1 - MAX_FORMER :]:
-            # A new server asked for it. Its scheduler had no lease there; what is written to its slots nobody reads. It
-            # may serve again by now, adopted of another engine.
+            # A new server asked for it. Its scheduler had no lease there, and bytes written to its slots are never
+            # read. The memory may be in use again by now, adopted from another engine.
             asked_ns = self.asked_ns.get(job.memory_id)
             is_late = asked_ns is not None and (job.slots is not None or job.begun_ns >= asked_ns)
             assert is_late, f"{self.name} has let go of memory too early"
@@ -119,7 +119,7 @@ class Worker(Process):
             self.copies.remove(job)
             self.world.ledger.mark(job, -1)
         if self.is_alive:
-            # What cannot be told to the memory's own server is no save; its slots are given back.
+            # A save that cannot be published at the memory's own server does not count; its slots are given back.
             is_told = job.slots is None or self.mapped_blocks.memory_id == job.memory_id
             if job.slots is not None and is_told:
                 self.world.ledger.publish(self, job.slots)
@@ -232,7 +232,7 @@ class Scheduler(Process):
             self._hand_out_save(slots, split(chain)[: len(slots)])
 
     def _reserve(self) -> None:
-        """Slots for named blocks; sometimes nobody waits for the answer."""
+        """Reserves slots for named blocks; sometimes without waiting for the answer."""
         timeline = self.world.timeline
         if not timeline.chance(0.5):
             return

@@ -1,4 +1,4 @@
-"""What may happen to a machine at any moment."""
+"""Faults that may happen to a machine at any moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def inject_fault(world: World, who: Process | Server) -> None:
-    """One that concerns whoever is about to receive a message, or somebody else."""
+    """Injects a fault into the process or server that is about to receive a message, or into another one."""
     random = world.timeline.random
     if isinstance(who, Server) or not random.randrange(4):
         act = random.choices(_SERVER_FAULTS, _SERVER_WEIGHTS)[0]

@@ -1,4 +1,4 @@
-"""Who was given what, by an observer who sees all: the server's answers, what became of them, every copy."""
+"""A record of everything that servers granted, kept by an observer who sees all: answers, their fate, every copy."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ class Grant:
     process: Process
     connection: Connection
     visit: int
-    """Of the process to that session."""
+    """The process's visit to that session."""
     is_delivered: bool = False
     published_by: list[tuple[Process, int]] = field(default_factory=list)
-    """With the visit."""
+    """Processes that published it, with the visit."""
     is_excused: bool = False
     """The message that would have ended it was lost on the wire, which no real wire does."""
 
 
 class Ledger:
-    """Raises AssertionError when something is given that somebody still uses."""
+    """Raises AssertionError when a slot is granted that is still in use."""
 
     def __init__(self) -> None:
         self.slots: dict[tuple[int, int], Grant] = {}
-        """By memory and ticket."""
+        """Slots by memory and ticket."""
         self.leases: dict[tuple[int, int], Grant] = {}
-        """By memory and number."""
+        """Leases by memory and number."""
         self.writers = Counter[tuple[int, int]]()
         self.readers = Counter[tuple[int, int]]()
         """Copies that run: by memory and address."""
         self.exited: set[int] = set()
-        """Processes."""
+        """Numbers of processes that have exited."""
         self.lost = Counter[str]()
-        """What is still held for an engine that does not know of it, and why."""
+        """Grants that are still held for an engine that does not know of them, by reason."""
 
     def grant(
         self, process: Process, connection: Connection, memory: AnyMemory, message: CreditsGranted | Acquired
@@ -71,7 +71,7 @@ class Ledger:
                 self.slots[number, ticket] = Grant(process, connection, process.visits)
 
     def deliver(self, process: Process, connection: Connection, message: CreditsGranted | Acquired) -> None:
-        """An answer has come to whoever asked."""
+        """Notes that an answer has come to the process that asked."""
         assert connection.truth is not None
         number = connection.truth[0]
         if isinstance(message, Acquired):

@@ -1,4 +1,4 @@
-"""What lies in the simulated memory: entries, each with one slot, and the sessions that have them."""
+"""Contents of the simulated memory: entries, each with one slot, and the sessions that have them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvoffload.types import HASH_BYTES
 
 SLOT_BYTES = 64
 PIECES = 2
-"""In which a copy moves one shard of a record."""
+"""Number of pieces in which a copy moves one shard of a record."""
 Tag = tuple[bytes, bytes, int]
-"""What a piece must hold: the identity, the block's name, the shard."""
+"""The contents that a piece must have: the identity, the block's name, the shard."""
 
 
 @dataclass(eq=False)
 class Entry:
-    """One slot, and who has it."""
+    """One slot, and the sessions that have it."""
 
     place: int
     generation: int = 1

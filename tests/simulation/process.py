@@ -42,7 +42,7 @@ REFUSALS = (
     ErrorCode.DRAINING,
     ErrorCode.BUSY,
 )
-"""That a client has to live with. Any other says that it is wrong about something."""
+"""Errors that a client has to live with. Any other shows a mistake of the client."""
 FIRST_DESCRIPTOR = 1_000_000_000
 """Numbers that are no real descriptors: closing them does nothing."""
 
@@ -59,7 +59,7 @@ def find_number(descriptor: int) -> int:
 
 @dataclass(eq=False)
 class MappedMemory:
-    """What `SharedMemory` is to a real process."""
+    """The simulated counterpart of `SharedMemory`."""
 
     held: HeldMemory
     memory_id: int
@@ -108,7 +108,7 @@ class SimWire:
         return ""
 
     def open_control(self, endpoint: str) -> None:
-        # Whoever has this path now: it need not be the server that was dialled.
+        # The server that has this path now: it need not be the one that was dialled.
         server = self._world.machine.listener
         self.control = self.connect(Channel.CONTROL, self._process.on_control, tells_end=False)
         if server is not None:
@@ -172,7 +172,7 @@ class SimWire:
 
 
 class Process:
-    """What `Client` is around the link: it hands over what comes, and keeps time."""
+    """The simulated counterpart of `Client`: it gives the link its messages, and keeps time."""
 
     def __init__(self, world: World, engine: str, role: Role, rank: int, register: Register, terms: LinkTerms) -> None:
         self.world = world
@@ -185,7 +185,7 @@ class Process:
         self.register = register
         self.is_alive = True
         self.stopped: list[Callable[[], None]] | None = None
-        """What came while it is stopped; None: it runs."""
+        """Calls that came while the process is stopped; None: it runs."""
         self.lags_until_ns = 0
         self.last_stop_ns = 0
         self.truth: tuple[int, int] | None = None
@@ -230,7 +230,7 @@ class Process:
     # ---- what comes in ----
 
     def turn(self) -> None:
-        """What the client's thread does when something may have come."""
+        """Does what the client's thread does when a message may have come."""
         if not self.is_alive:
             return
         if self.stopped is not None:

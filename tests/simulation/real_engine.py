@@ -39,7 +39,7 @@ LINK = LinkTerms(
 
 
 class RealEngine:
-    """Is an engine of one thread; holds some of its hits for a while, over whatever happens to the server."""
+    """An engine of one thread, which holds some of its hits for a while, whatever happens to the server."""
 
     def __init__(self, client: Client, seed: int) -> None:
         self._client = client

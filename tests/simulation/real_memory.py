@@ -66,7 +66,7 @@ class Sleepers:
 
 
 class RealMemory:
-    """One cache's memory, as long as anybody has it."""
+    """One cache's memory, for as long as any process has it."""
 
     def __init__(self, number: int, cache: LocalCache, segment_bytes: int) -> None:
         self.number = number
@@ -78,7 +78,7 @@ class RealMemory:
         self.leased: dict[int, int] = {}
         """Leases, with their sessions."""
         self.names: set[tuple[int, int, bytes]] = set()
-        """That were ever published."""
+        """Names that were ever published."""
         files = cache.files
         self.files = CacheFiles(
             lock=os.dup(files.lock), index=os.dup(files.index), segments=tuple(map(os.dup, files.segments))
@@ -165,7 +165,7 @@ class RealCache(LocalCache):
         self.memory.has_owner = False
 
     def agree(self) -> None:
-        """What the cache counts is what its answers say."""
+        """Checks that the cache's counts agree with its answers."""
         stats, memory = self.stats, self.memory
         assert stats.reserved == len(memory.reserved), f"{stats.reserved} reserved, {len(memory.reserved)} were given"
         assert stats.leases == len(memory.leased), f"{stats.leases} leases, {len(memory.leased)} were given"

@@ -1,4 +1,4 @@
-"""What lies between a process and a server is as faithful as the sockets that it stands for."""
+"""The simulated wire keeps and loses messages as the sockets do that it stands for."""
 
 from __future__ import annotations
 

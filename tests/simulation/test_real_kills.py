@@ -78,7 +78,7 @@ class Machine:
             self.await_engines("report")
 
     def kill_engine(self, name: str) -> None:
-        # Somebody has to have the memory when the server is killed next.
+        # Another engine must have the memory when the server is killed next.
         self.await_engines("report")
         self._end(self._engines[name])
         self._engines[name] = self._start_engine(name)
@@ -140,14 +140,14 @@ def run(path: Path, seed: int, kills: int) -> None:
         machine.await_engines("settle")
         assert machine.loads > 0
         assert machine.saves > 0
-        # What a server granted in the moment of its death nobody knows of; that is seldom.
+        # Grants that a server made at the moment of its death are lost; that is rare.
         lost = kills // 4
         stats = machine.await_counts(lambda stats: stats.sessions <= len(ENGINES) and stats.leases <= lost)
         assert stats.leases <= lost
         assert stats.reserved <= (lost + len(ENGINES)) * STOCK_SLOTS
         assert stats.readable > 0
         assert stats.mismatches == 0
-        # In the end nothing is left of anybody.
+        # At the end no session holds anything.
         machine.end_engines()
         stats = machine.await_counts(lambda stats: stats.sessions == 0)
         assert (stats.sessions, stats.leases, stats.reserved, stats.quarantined) == (0, 0, 0, 0)

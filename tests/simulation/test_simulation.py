@@ -1,4 +1,4 @@
-"""Whatever happens, and in whatever order: no byte is wrong, nothing is used twice, and in the end all is well again.
+"""Under any faults in any order, no byte is wrong, nothing is used twice, and at the end everything works again.
 
 `python -m tests.simulation SEED` replays a schedule with its trace.
 """
@@ -18,7 +18,7 @@ from tests.simulation.runner import run_all
 SCHEDULES = 10_000
 CAMPAIGN_SCHEDULES = 1_000_000
 FOUND = (79_444, 201_061, 202_784, 394_609, 444_814, 614_787, 616_000, 710_042)
-"""That failed in a campaign once."""
+"""Seeds that failed in a campaign once."""
 
 
 def run(first: int, end: int) -> None:

@@ -37,7 +37,7 @@ Numbers = npt.NDArray[np.uint64]
 
 @dataclass(eq=False)
 class Disk:
-    """What lies there, whichever server uses it: a record's pieces by its name."""
+    """The contents of a disk, whichever server uses it: a record's pieces by its name."""
 
     records: dict[Key, list[Tag | None]] = field(default_factory=dict)
 
@@ -143,12 +143,12 @@ class ModelTier:
             self._disk.records.pop(key, None)
             return RecordOutcome.MISSING
         for piece in range(PIECES):
-            # What is bad has been in the slot, too.
+            # The bytes of a bad record have been in the slot, too.
             memory.pieces[place, key[2], piece] = (b"", b"", 0) if fault is not None else record[piece]  # type: ignore[assignment]
         return RecordOutcome.FOUND if fault is None else fault
 
     def _look(self, _memory: ModelMemory, key: Key, _place: int) -> RecordOutcome:
-        """What is there may be gone when it is asked for."""
+        """Looks a record up. A record that is found may be gone when it is read."""
         if self._server.world.is_busy and self._server.timeline.chance(FAULT_RATE):
             return RecordOutcome.UNAVAILABLE
         return RecordOutcome.FOUND if key in self._disk.records else RecordOutcome.MISSING
@@ -180,5 +180,5 @@ def make_traffic(server: Server, disk: Disk, pid: int) -> TierTraffic:
 
 
 WAITS_MS = (1, 50, 300)
-"""What a request gives for the tier."""
+"""Milliseconds that a request waits for the tier."""
 MARGIN_NS = 5 * MILLISECOND_NS

@@ -27,7 +27,7 @@ TERMS = (
     LinkTerms(join_deadline_s=0.1, rejoin_after_s=0.2, last_backoff_s=0.1),
 )
 TIER_CYCLE, TIER_SEEDS = 5, (1, 3)
-"""Which seeds have a tier below memory. The others are what they were before there was one."""
+"""Seeds that have a slower tier. The other schedules are the same as before there was one."""
 HEALED_WITHIN_NS = 60 * SECOND_NS
 AnyProcess = TypeVar("AnyProcess", bound=Process)
 
@@ -49,7 +49,7 @@ class Engine:
         return [self.scheduler, *self.workers]
 
     def start(self) -> None:
-        """Starts all of its processes anew, sometimes under another name."""
+        """Restarts all of its processes, sometimes under another name."""
         if self._world.timeline.chance(0.2):
             self._name = f"engine{self._number}-{self._world.draw_number()}"
         self.workers = [self._make_worker(rank) for rank in range(self._count)]
@@ -149,7 +149,7 @@ class World:
         return self._maker.adopt(memory)
 
     def has_exited(self, pid: int) -> bool:
-        """Says whether a process has exited, by its pidfd."""
+        """Whether a process has exited, by its pidfd."""
         return pid in self.ledger.exited
 
     def exit_server(self, pid: int) -> None:
@@ -170,7 +170,7 @@ class World:
                 scheduler.on_worker_exit(process)
 
     def has_fault(self, _kind: str, probability: float) -> bool:
-        """Says whether the wire does something to a message."""
+        """Whether the wire fails a message now: loses, repeats or reorders it, or is full."""
         return self.is_busy and self.timeline.chance(probability)
 
     def may_fail_here(self, who: Process | Server) -> bool:
@@ -182,7 +182,7 @@ class World:
     # ---- the course of things ----
 
     def _operate(self) -> None:
-        """Somebody sees to it that there is a server."""
+        """Starts a server if there is none, as an operator would."""
         if self.machine.listener is None:
             self.machine.start()
         if self.is_busy:
@@ -207,7 +207,7 @@ class World:
         while True:
             self.timeline.run_until(self.timeline.now_ns + 200 * MILLISECOND_NS)
             self._operate()
-            # A process may outlive its engine: it came back alone while the others were on their way to start anew.
+            # A process may outlive its engine: it came back alone while the others were about to restart.
             members = [process for engine in self.engines for process in engine.processes]
             awaited = dict.fromkeys([*members, *self.living])
             unserved = [process.name for process in awaited if not process.is_answered()]
@@ -219,7 +219,7 @@ class World:
                 break
             found = f"not served {unserved}, busy {working}, traffic with the tier: {moves}"
             assert self.timeline.now_ns < until_ns, f"long after all was well: {found}"
-        # Answers that nobody waits for, and two ticks.
+        # Time for answers without a waiting caller, and for two ticks.
         self.timeline.run_until(self.timeline.now_ns + SECOND_NS)
 
     def _check_end(self) -> None:
@@ -238,7 +238,7 @@ class World:
         assert not +self.ledger.readers, "copies that never ended"
 
     def _check_drain(self) -> None:
-        """Nobody holds anything but what lies ready."""
+        """Checks that only slots held ready are held."""
         server = self.machine.listener
         assert server is not None
         server.drain()

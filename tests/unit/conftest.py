@@ -1,4 +1,4 @@
-"""What holds for every test of this folder."""
+"""Fixtures for every test of this folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDING_S = 10.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    """What a test does not close works on beside the tests after it, and holds files."""
+    """A client or server that a test does not close keeps running during later tests, and holds files."""
     before = threading.enumerate()
     yield
     ours = [one for one in threading.enumerate() if one not in before and one.name.startswith("kvoffload-")]

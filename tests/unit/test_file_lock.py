@@ -1,4 +1,4 @@
-"""One owner at a time, whoever ends how, and whoever removes the file."""
+"""One owner at a time, however an owner ends, and even if the file is removed."""
 
 from __future__ import annotations
 

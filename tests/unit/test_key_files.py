@@ -1,4 +1,4 @@
-"""Files of keys: never overwritten, the secret one for nobody else, and one clear line for what is wrong."""
+"""Files of keys: never overwritten, the secret one readable by its owner alone, and one clear line for each mistake."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_descriptors_come_with_their_packet_and_close_with_a_program(ends: Ends)
     os.write(taken, b"through")
     os.close(taken)
     assert os.read(reading, 20) == b"through"
-    assert os.read(reading, 20) == b""  # nobody else has the other end open
+    assert os.read(reading, 20) == b""  # no other process has the other end open
     os.close(reading)
 
 

@@ -1,4 +1,4 @@
-"""What the native core reads and writes is what the codec in Python does, byte for byte and fault for fault."""
+"""The native core reads and writes the same as the codec in Python, byte for byte and fault for fault."""
 
 from __future__ import annotations
 

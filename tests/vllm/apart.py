@@ -35,7 +35,7 @@ def engine_of(
 
 
 class Waiting:
-    """A request at an engine in this process, which somebody else's save has to come for."""
+    """A request at an engine in this process, which waits for the save of another engine."""
 
     def __init__(self, engine: Engine, prompt: list[int], **wishes: Json) -> None:
         self._engine = engine.llm.llm_engine

@@ -39,8 +39,8 @@ class SharedServer:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Starts it, and waits until it listens. It waits for nobody's memory, but takes over what is offered before it
-        has its own."""
+        """Starts it, and waits until it listens. It does not wait for old memory, but takes over memory that is offered
+        before it has its own."""
         self._start(adopt_wait_s=0)
 
     def succeed(self) -> None:
@@ -92,7 +92,7 @@ class SharedServer:
 
 
 def await_served(engine: Engine) -> None:
-    """Until both sides of an engine in this process are served by the server that there is now."""
+    """Waits until both sides of an engine in this process are served by the present server."""
     from tests.vllm import connector_probe as probe
 
     connector: Any = probe.scheduler_connector(engine)
@@ -105,7 +105,7 @@ def await_served(engine: Engine) -> None:
 
 
 def count(server: SharedServer) -> CacheStats:
-    """What a server has, with all that it has been told before."""
+    """Returns a server's counts, with all that it has been told before."""
     member = Member(engine="an onlooker", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
     with Client(ClientTerms(socket=server.socket, member=member)) as client:
         assert client.wait_until_served(JOIN_WAIT_S)

@@ -15,13 +15,13 @@ from typing import Any
 
 BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 CONNECTORS = re.compile(r"(?<![A-Za-z_])(?:kv_)?connector(?:_cls)?$|(?<![A-Za-z_])(?:get_)?kv_transfer_group(?:\(\))?$")
-"""What vLLM calls a connector, its class, or the one of a worker: not an encoder cache's."""
+"""Names that vLLM gives a connector, its class, or a worker's connector, but not an encoder cache's."""
 ITSELF = re.compile(r"^self$")
 _GIVEN = object()
 
 
 def find_kind(owner: type, name: str) -> str:
-    """Says what an attribute is, where it is defined."""
+    """Returns the kind of an attribute, where it is defined."""
     found = inspect.getattr_static(owner, name)
     for kind in (classmethod, staticmethod, property):
         if isinstance(found, kind):
@@ -30,7 +30,7 @@ def find_kind(owner: type, name: str) -> str:
 
 
 def public_names(owner: type) -> set[str]:
-    """What a class and its bases offer, without what every object has."""
+    """Lists the public names of a class and its bases, without those that every object has."""
     return {name for base in owner.__mro__ if base is not object for name in vars(base) if not name.startswith("_")}
 
 
@@ -42,8 +42,8 @@ def complain_of_shapes(
     inherited: Set[str] = frozenset(),
     is_made_by_vllm: bool = False,
 ) -> list[str]:
-    """Says what does not fit. `own` are names of ours that no base knows, `inherited` hooks that we leave as they
-    are."""
+    """Lists the differences of a class of ours and vLLM's bases. `own` are names of ours that no base knows,
+    `inherited` hooks that we leave as they are."""
     complaints = [f"{name}: abstract, and not ours" for name in sorted(getattr(ours, "__abstractmethods__", ()))]
     offered = set().union(*map(public_names, bases))
     mine = {name for name in vars(ours) if not name.startswith("_")}
@@ -70,7 +70,7 @@ def _parameters(owner: type, name: str) -> list[inspect.Parameter]:
 
 
 def _compare_parameters(ours: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> Iterator[str]:
-    """Whoever calls as vLLM's own allows must be able to call ours."""
+    """Compares parameters: a call that vLLM's own method allows must be possible with ours."""
     takes_more = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in ours)
     takes_names = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in ours)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -100,7 +100,7 @@ class Call:
     name: str
     line: int
     positional: int
-    """Arguments given by their place; -1: it is read and not called, or nobody can count them."""
+    """Arguments given by their place; -1: the attribute is read and not called, or they cannot be counted."""
     named: tuple[str, ...] = ()
 
 
@@ -155,7 +155,7 @@ def _misfits(ours: type, call: Call) -> Iterator[str]:
 
 
 def complain_of_notes(source: str, *, maker: str, noted_by: str) -> list[str]:
-    """Says what is wrong with a function `maker` that makes models: each one has to be noted by `noted_by` where it was
+    """Lists faults of a function `maker` that makes models: each one has to be noted by `noted_by` where it was
     made."""
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == maker]
     if not found:

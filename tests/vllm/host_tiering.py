@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
 class _Stream:
-    """Of a device that has done everything by the time it is asked."""
+    """A stream of a device that has done everything by the time it is asked."""
 
     def wait_stream(self, other: object) -> None: ...
     def wait_event(self, event: object) -> None: ...

@@ -74,11 +74,11 @@ class InspectedScheduler(Scheduler):
         pool_probe.settle(self._side)
 
     def settle_pool(self) -> None:
-        """Until the server has had all that it was told."""
+        """Waits until the server has handled all messages."""
         pool_probe.settle(self._side)
 
     def limit_pool(self, size_bytes: int) -> None:
-        """From now on what is readable may take that much; 0: as much as there is."""
+        """Limits the bytes that readable blocks may take from now on; 0: no limit."""
         if self._squatter is not None:
             self._squatter.close()
             self._squatter = None

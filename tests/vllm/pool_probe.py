@@ -1,6 +1,6 @@
-"""What one engine has in its server's pool. Everything here runs in the process of the engine's scheduler.
+"""The blocks that one engine has in its server's pool. Everything here runs in the process of the engine's scheduler.
 
-A server's index tells whether a name is there, never which names are. So whoever asks must have listened.
+A server's index tells whether a name is there, but cannot list names. So the probe keeps a log of them.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class PublishLog:
 
 
 def follow(side: SchedulerSide) -> PublishLog:
-    """The engine's log, begun now if there is none. From now on a small pool is whole: how fast it grows beside a busy
-    machine's work must not decide what it has room for."""
+    """The engine's log, begun now if there is none. From now on a small pool is whole: its growth on a busy machine
+    must not decide which blocks it has room for."""
     assert side.parts is not None
     client: Any = side.parts.cache
     if not hasattr(client, "publish_log"):
@@ -120,7 +120,8 @@ def count_tenants(side: SchedulerSide) -> dict[str, int]:
 
 
 def count_held(side: SchedulerSide) -> dict[str, int]:
-    """What the scheduler side keeps for requests, transfers and their blocks; all of it ends with them."""
+    """Counts everything that the scheduler side keeps for requests, transfers and their blocks; all of it ends with
+    them."""
     assert side.parts is not None
     restores, saves = side.parts.restores, side.parts.saves
     return {
@@ -137,7 +138,8 @@ def count_held(side: SchedulerSide) -> dict[str, int]:
 
 
 def settle(side: SchedulerSide) -> tuple[CacheStats, int]:
-    """Until the server has had everything and nothing is being asked of it: its counts, and the slots held ready."""
+    """Waits until the server has handled everything and no request is under way. Returns its counts, and the slots held
+    ready."""
     assert side.parts is not None
     client: Any = side.parts.cache
     for _ in range(MAX_LOOKS):
@@ -190,17 +192,18 @@ def _count_stock(client: Any) -> int | None:
 
 
 def _count_stock_bytes(side: SchedulerSide) -> int:
-    """What the slots that are held ready take of the pool."""
+    """Counts the bytes of the pool that the slots held ready take."""
     client: Any = side.parts.cache  # type: ignore[union-attr]
     with client.lock:
         return sum(len(stock) * stock.slot_bytes for stock in client.engine.stocks)
 
 
 class Squatter:
-    """Somebody else on the engine's server, who leaves it little room."""
+    """Another client of the engine's server, which leaves the engine little room."""
 
     def __init__(self, side: SchedulerSide, *, leaves_bytes: int) -> None:
-        """For what the engine has readable, beside the few slots that it holds ready from now on."""
+        """Leaves so many bytes for the engine's readable blocks, in addition to the few slots that it holds ready from
+        now on."""
         assert side.parts is not None
         self._engine: Any = side.parts.cache
         (record_bytes,) = {facts.record_bytes for facts in side.parts.groups.facts}

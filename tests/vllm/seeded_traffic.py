@@ -27,7 +27,7 @@ LEAST = {
     "compared_tokens": 80,
     "equal_to_own_hits": 1,
 }
-"""What copies' own times decide varies from run to run; this is far below it."""
+"""Least counts of each event. Counts that depend on the times of copies vary from run to run, far above these."""
 UNHELD = {"reserved", "readable", "used_bytes", "stored_bytes", "sessions", "open_files"}
 """Counts of the pool and its neighbours that need not be 0 at rest."""
 
@@ -112,7 +112,7 @@ def make_asks(rng: random.Random, prompts: list[str], number: int) -> list[Ask]:
 
 
 def serve_asks(engine: Engine, asks: list[Ask], prompts: Mapping[str, list[int]]) -> Run:
-    """Keeps as many under way as there is room for, and aborts each one that is to be aborted after its steps."""
+    """Keeps as many under way as there is room for, and aborts those that ask for it after their number of steps."""
     run = Run(engine)
     waiting, under_way = list(reversed(asks)), dict[str, tuple[Ask, int]]()
     while waiting or under_way:
@@ -135,7 +135,7 @@ def serve_asks(engine: Engine, asks: list[Ask], prompts: Mapping[str, list[int]]
 
 
 def find_own_hits(engine: Engine, prompts: Mapping[str, list[int]]) -> dict[str, Answer]:
-    """What the engine says from its own cache, with nobody beside. Leaves all caches empty."""
+    """Returns the engine's answers from its own cache, one request at a time. Leaves all caches empty."""
     hits = {}
     for name, prompt in prompts.items():
         answer(engine, prompt, max_tokens=1)

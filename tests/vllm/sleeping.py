@@ -25,7 +25,7 @@ class TakenMemory:
     def __init__(self, tensors: Iterable[Any]) -> None:
         self._tensors = list(tensors)
         self.seen: list[tuple[str, bool]] = []
-        """What was done, and whether our worker side held the engine's tensors then."""
+        """Calls, and whether our worker side held the engine's tensors at that time."""
 
     def suspend(self, level: int = 1) -> None:
         self._take("suspend")
@@ -46,7 +46,7 @@ class TakenMemory:
 
 
 def tells_connectors() -> bool:
-    """Says whether this vLLM tells connectors of a sleep: from 0.33 on."""
+    """Whether this vLLM tells connectors of a sleep: from 0.33 on."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     return hasattr(KVConnectorBase_V1, "unregister_kv_caches")

@@ -21,7 +21,7 @@ def is_installed() -> bool:
 
 
 def build(folder: Path) -> None:
-    """Builds the model, in half a minute. Whoever is stopped on the way leaves no half of a model behind."""
+    """Builds the model, in half a minute. A run that is stopped leaves no half of a model behind."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -70,7 +70,7 @@ def find_entries(engine: Engine, names: Iterable[tuple[int, str]]) -> list[Entry
 
 @contextmanager
 def disks(room: Path) -> Iterator[Servers]:
-    """What the next server has, it has from the disk."""
+    """Makes servers that share a disk: the next one has its blocks from it."""
     folder = room / "disk"
     folder.mkdir(mode=0o700)
 

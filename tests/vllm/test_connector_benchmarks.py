@@ -1,4 +1,4 @@
-"""What the engine's benchmarks count, without a look at what they measure."""
+"""Counts of the engine's benchmarks, without a look at their measurements."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def vllm_log_at_debug_level(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def explained(engine: Engine, caplog: pytest.LogCaptureFixture, prompt: list[int]) -> str:
-    """What the log says of a prompt's first missing block."""
+    """Returns the log's explanation of a prompt's first missing block."""
     caplog.clear()
     engine.reset_local()
     engine.generate(prompt)

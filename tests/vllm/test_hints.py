@@ -71,7 +71,7 @@ def test_what_is_retained_outlives_the_others_and_sessions_are_reported(engines:
             unknown = ("dance", {"with": "me"})
             generate_with_envelope(engine, by_envelope, envelope(unknown, retain))
             engine.generate(by_params, max_tokens=ANSWER, kv_hints=envelope(("retain", {"ttl_s": 600})))
-            # Wrong or of another version: they are ignored, and harm nobody.
+            # Hints that are wrong or of another version are ignored and do no harm.
             engine.generate(plain, max_tokens=1, kv_hints="wrong")
             engine.generate(plain, max_tokens=1, kv_hints=envelope(("retain", {"ttl_s": 600}), version="2"))
             agent = {"session": "agent", "session_ttl_s": 600}

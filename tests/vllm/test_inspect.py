@@ -1,4 +1,4 @@
-"""What `kvoffload inspect` tells of a real engine is what the engine itself knows."""
+"""The output of `kvoffload inspect` about a real engine agrees with the engine's own figures."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def make_scale_views(triton: object, views: list[torch.Tensor]) -> dict[str, tor
     scales = {}
     for name, view in zip(NAMES, views, strict=True):
         impl = SimpleNamespace(_k_scale_cache=None, _v_scale_cache=None)
-        # private: an engine runs it at its first forward, and shows what it made to nobody
+        # private: an engine runs it at its first forward, and does not show the views that it made
         triton.TritonAttentionImpl._ensure_scale_caches(impl, view)  # type: ignore[attr-defined]
         # private: where it puts them, for itself alone
         scales[f"{name}.k_scale"], scales[f"{name}.v_scale"] = impl._k_scale_cache, impl._v_scale_cache

@@ -43,7 +43,7 @@ def test_the_engine_decides_as_the_rule_does(
 
 
 def test_a_layer_that_the_engine_gave_another_dtype_is_refused(engines: EnginePool) -> None:
-    """What vLLM #42782 did, done by hand: the layer says fp8, and the user said bfloat16."""
+    """Does by hand what vLLM #42782 did: the layer says fp8, and the user said bfloat16."""
     engine = engines.acquire(DENSE, kv_transfer_config=probe.transfer(), kv_cache_dtype="bfloat16")
     (refusal,) = engine.ask_workers(_register_with, "model.layers.2.self_attn.attn", "fp8")
     assert refusal == (
@@ -52,7 +52,7 @@ def test_a_layer_that_the_engine_gave_another_dtype_is_refused(engines: EnginePo
 
 
 def _list_dtypes(worker: object) -> Json:
-    """Of the attention layers that the rule is asked about."""
+    """Lists the dtypes of the attention layers that the rule checks."""
     from kvoffload.connector.engine import layer_dtypes, vllm_compat
 
     config = worker.vllm_config  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def _list_dtypes(worker: object) -> Json:
 
 
 def _register_with(worker: object, name: str, dtype: str) -> Json:
-    """What the check at registration says while one layer has another dtype."""
+    """Returns the message of the check at registration while one layer has another dtype."""
     from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
     from kvoffload.connector.engine.vllm_compat import find_layers
     from kvoffload.errors import DtypeError

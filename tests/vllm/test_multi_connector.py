@@ -1,4 +1,4 @@
-"""Beside another connector, under vLLM's MultiConnector: whoever comes first and has a hit loads, both save."""
+"""With another connector under vLLM's MultiConnector, the first one that has a hit loads, and both save."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MAX_ASKS = 200
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run said, and how much of its prompt came from a cache."""
+    """The answer of a run, and how much of its prompt came from a cache."""
 
     cached: int
     tokens: list[int]
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Setting:
-    """Is one engine's setting. Those of one test differ in what they are named by."""
+    """One engine's setting. Settings of one test differ in the thing that they are named by."""
 
     name: str
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Setting:
     weights: int = tiny_models.SEED
     kv_scale: float = 1.0
     keys: float = 1.0
-    """What they are multiplied with by weights that are in memory, and in no folder."""
+    """Factor of keys by weights that are in memory, and in no folder."""
 
 
 BASE = Setting("base")
@@ -202,7 +202,8 @@ def test_an_engine_finds_nothing_of_engines_that_differ_in_one_thing(
 def test_an_equal_engine_finds_everything_and_says_the_same(
     shop: Shop, first_answers: Mapping[str, tuple[Answer, Answer]], setting: Setting
 ) -> None:
-    """What makes the test above one: the server has each engine's blocks, and gives them to whom they belong."""
+    """Without this the test above would prove nothing: the server has each engine's blocks, and gives them to their
+    owner."""
     _, local = first_answers[setting.name]
     with shop.open(setting) as engine:
         restored = ask(engine)
@@ -311,7 +312,8 @@ def block_hashes(**arguments: Any) -> list[bytes]:
 
 
 def test_the_engines_hashes_tell_images_salts_and_adapters_apart(tmp_path: Path) -> None:
-    """From the first block to the last. An adapter counts by name and path; what lies there is our business."""
+    """Hashes differ from the first block to the last. An adapter counts by name and path; its contents are checked by
+    us."""
     variants: list[dict[str, Any]] = [
         {},
         {"image": "b"},

@@ -27,7 +27,7 @@ LENGTHS = (257, 640, 1281)
 
 @contextmanager
 def serving(engines: EnginePool, model: TinyModel, **arguments: object) -> Iterator[Engine]:
-    """An engine that has stepped for nobody yet."""
+    """Starts an engine that has not served a request yet."""
     arguments = {**probe.TWO_STAGES, "kv_transfer_config": probe.transfer(), **arguments}
     engine = start_engine(model, engines.model_folder(model), has_own_processes=True, **arguments)
     try:
@@ -47,7 +47,7 @@ def list_records(_worker: Any, entries: list[tuple[int, int]]) -> Json:
 
 
 def break_jobs(worker: Any, rank: int) -> Json:
-    """From now on every job of this rank fails before its copy begins."""
+    """Makes every job of this rank fail before its copy begins."""
     if worker.rank == rank:
 
         def fail(*_: object) -> None:

@@ -58,7 +58,8 @@ def test_a_decoder_waits_for_what_a_prefill_engine_computes(
             local = answer(consumer, prompt)
             assert local.cached == expected
             assert restored == local
-        # What the first answer tells is what a proxy passes on; what is there already is not waited for.
+        # A proxy passes on the parameters of the first answer. The decoder does not wait for blocks that are there
+        # already.
         told = producer.generate(prompt, max_tokens=1).kv_transfer_params
         assert expected <= told["expect_tokens"] <= length
         producer.drain()  # what it saves beyond what was waited for

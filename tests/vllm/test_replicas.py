@@ -66,13 +66,13 @@ def list_replicas(_worker: Any) -> Json:
 
 
 def list_shards(_worker: Any) -> Json:
-    """By group: the parts of each block in the server's memory."""
+    """Lists the number of parts of each group's blocks in the server's memory."""
     client: Any = probe.worker_side().cache
     return [group.shards for group in client.terms.register.groups]
 
 
 def stretch_keys(worker: Any, rank: int) -> Json:
-    """From now on this rank computes keys and values that no other rank computes."""
+    """Makes this rank compute keys and values that no other rank computes."""
     if worker.rank != rank:
         return 0
     layers = worker.model_runner.model.model.layers

@@ -76,7 +76,7 @@ def test_a_request_is_charged_to_its_tenant(engines: EnginePool, tmp_path: Path)
                 saved.append(probe.pool_stats(engine)["readable"])
                 paid.append(probe.tenants(engine))
             assert saved[3] - saved[2] == saved[2] - saved[1] == saved[1] - saved[0] > 0
-            # Slots that are held ready are the engine's own, and so is what is saved for a name that nobody knows.
+            # Slots that are held ready are the engine's own, and so are blocks saved for an unknown tenant.
             assert [one["batch"] > 0 for one in paid] == [False, True, True]
             assert paid[1]["batch"] == paid[2]["batch"]
             assert [one[""] for one in paid] == [0, 0, 0]

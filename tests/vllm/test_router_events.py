@@ -29,7 +29,7 @@ TOPIC = "kv@one"
 
 
 class Router:
-    """What vLLM's own decoder makes of what comes, and what it knows of the server's memory from that."""
+    """A router that reads events by vLLM's own decoder, and knows the server's memory from them."""
 
     def __init__(self, folder: Path) -> None:
         from vllm.distributed.kv_events import KVEventBatch
@@ -135,13 +135,13 @@ def test_a_router_knows_what_the_server_has(engines: EnginePool, tmp_path: Path)
         assert router.tokens(MEDIUM_CPU) == {block: tokens[block] for block in there}
         side: Any = probe.scheduler_connector(engine).scheduler_side
         gone = pool_probe.follow(side).entries()[:2]
-        # What the engine drops stays with the server; what the server drops is told.
+        # Blocks that the engine drops stay on the server; blocks that the server drops are told.
         engine.reset_local()
         assert engine.generate(prompt).num_cached_tokens == restorable(DENSE, TOKENS)
         for entry in gone:
             side.parts.cache.invalidate(entry.group, bytes.fromhex(entry.name))
         router.listen(engine, lambda: len(there.keys() - router.blocks(MEDIUM_CPU).keys()) == len(gone))
-        # Whoever comes later, or has missed something, asks again.
+        # A router that comes later, or has missed something, asks again.
         told = router.ask_again(0)
         assert told.keys() >= router.batches.keys()
         assert all(told[number] == batch for number, batch in router.batches.items())

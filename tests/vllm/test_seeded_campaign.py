@@ -84,7 +84,7 @@ def test_thousands_of_requests_restore_what_was_saved_and_leave_nothing_behind(
 
 
 def open_server(room: Path) -> int:
-    """A descriptor of the private server's process, which is nobody's child."""
+    """Opens a pidfd of the private server's process, which is not our child."""
     (log,) = room.glob("kvoffload-*/*.log")
     found = re.search(r"process (\d+)", log.read_text())
     assert found is not None

@@ -32,7 +32,7 @@ MAX_STEPS = 50_000
 """A step without a forward takes a fraction of a millisecond, and an answer is waited for 50 ms."""
 
 STOCK_SLOTS = 3 * 256
-"""That are held ready at most: 32 MiB of each group's records of 128 KiB."""
+"""Most slots that are held ready: 32 MiB of each group's records of 128 KiB."""
 
 Logprobs = list[dict[int, float]]
 
@@ -129,7 +129,7 @@ def struck(engine: Engine, server: SharedServer, fault: Fault) -> Iterator[None]
     """Within it the server is not what it was, and a late answer is a miss; then the engine is served again."""
     client: Any = probe.scheduler_connector(engine).scheduler_side.parts.cache
     settle, engine.settle = engine.settle, lambda: None
-    # What was asked for to be held ready may have been granted by an answer that nobody heard.
+    # Slots asked for may have been granted by an answer that was lost.
     engine.lost_slots += STOCK_SLOTS
     try:
         fault.strike(server)
@@ -223,7 +223,8 @@ def test_a_fault_while_a_hit_is_asked_for_is_a_miss_at_most(engine: Engine, serv
 
 
 def _learn(engine: Engine) -> tuple[dict[tuple[int, ...], Logprobs], dict[tuple[int, ...], Logprobs]]:
-    """What both prompts answer when they are computed, and from the engine's own cache. They are saved afterwards."""
+    """Returns the answers to both prompts when they are computed, and from the engine's own cache. They are saved
+    afterwards."""
     cold, local = {}, {}
     for prompt in (PROMPT, OTHER):
         cold[tuple(prompt)] = _generate(engine, prompt)
@@ -233,7 +234,7 @@ def _learn(engine: Engine) -> tuple[dict[tuple[int, ...], Logprobs], dict[tuple[
 
 
 def _assert_it_goes_on(engine: Engine, local: dict[tuple[int, ...], Logprobs], *, lost_leases: int = 0) -> None:
-    """What is computed now is saved and found again, bit for bit, and nothing is left of what was before."""
+    """Checks that prompts computed now are saved and found again, bit for bit, and that nothing is left from before."""
     for prompt in (PROMPT, OTHER):
         engine.generate(prompt)
         engine.reset_local()

@@ -35,7 +35,7 @@ OWN = "own"
 """A salt: such a request computes the same bytes, and finds nothing of what others saved."""
 PAGE_BYTES = DENSE.groups[0].page_bytes
 MOST_DISTANCE = 0.05
-"""Of keys and values that engines of two sizes compute for one prompt."""
+"""Most distance between keys and values that engines of two sizes compute for one prompt."""
 
 ONE_HEAD = replace(
     DENSE,
@@ -163,7 +163,8 @@ def save(engine: Engine, prompt: list[int]) -> Pages:
 
 
 def check_numbers(computed: Pages, saved: Pages) -> None:
-    """What engines of two sizes compute: the first layer to the bit, and no other head than this one's."""
+    """Compares pages of engines of two sizes: the first layer is equal to the bit, and is of no other head than this
+    one."""
     swapped = computed[:, :, ::-1]
     assert np.array_equal(computed[0], saved[0])
     assert not np.array_equal(swapped[0], saved[0])
@@ -210,7 +211,7 @@ def test_what_an_engine_saved_engines_of_other_sizes_restore(engines: EnginePool
 def test_windows_and_heads_that_ranks_have_in_common_are_restored(
     engines: EnginePool, server: SharedServer, model: TinyModel
 ) -> None:
-    """What two ranks saved, one finds: every block that it loads holds the bytes of its record."""
+    """One rank finds the blocks that two ranks saved: every block that it loads holds the bytes of its record."""
     prompt = make_prompt(seed=1003, length=LENGTH)
     with serving(engines, server, model, 2) as engine:
         assert answer(engine, prompt).cached == 0

@@ -87,7 +87,7 @@ def test_an_engine_that_drafts_from_hidden_states_restores_what_its_own_hit_woul
 
 
 def test_an_engine_that_drafts_with_a_layer_of_the_model_finds_that_layers_blocks_too(engines: EnginePool) -> None:
-    """In float32: a run that hits nothing gives the same answer then. What drafts only decides how fast."""
+    """Uses float32, in which a run without hits gives the same answer. Drafts only decide how fast it comes."""
     engine = engines.acquire(MTP, kv_transfer_config=probe.transfer(), dtype="float32", max_num_batched_tokens=320)
     (shape,) = cache_shapes(engine)
     assert [group.layers for group in shape.groups] == [tuple(range(LAYERS + 1))]

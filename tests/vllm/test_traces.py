@@ -33,7 +33,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Taker)
         self.spans: dict[str, list[Any]] = {}
-        """By name: those of TRACE."""
+        """Spans of TRACE by name."""
 
     @property
     def endpoint(self) -> str:
@@ -57,7 +57,7 @@ class _Taker(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Keeps requests out of the log."""
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def test_one_trace_reaches_from_the_request_to_its_blocks(engines: EnginePool, m
                 time.sleep(0.05)
         finally:
             engine.close()
-            # What vLLM has set up stays for as long as this process; it is not to send anything to nobody.
+            # vLLM's tracing stays for as long as this process; it must not keep sending to a closed collector.
             provider: Any = trace.get_tracer_provider()
             provider.shutdown()
         missed, hit = (attributes_of(span) for span in collector.spans["kvoffload find"])

@@ -70,7 +70,7 @@ def over_valkey(folder: Path, network: Network) -> Iterator[Servers]:
 
 @contextmanager
 def run_beside(command: list[str], variables: Mapping[str, str]) -> Iterator[None]:
-    """Whoever needs it finds it when it is there."""
+    """Runs a command during the block. The code that needs it waits until it is there."""
     process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield
@@ -95,7 +95,7 @@ sys.stdin.read()
 
 @contextmanager
 def over_s3(folder: Path, network: Network) -> Iterator[Servers]:
-    if find_spec("moto") is None:  # not imported here: it makes objects that nobody may look at
+    if find_spec("moto") is None:  # not imported here: it makes objects that must not be looked at
         pytest.skip("moto[server] is not installed")
     address = network.one.address
     keys = folder / "credentials"
@@ -136,7 +136,7 @@ def await_settled(engine: Engine, kind: str) -> CacheStats:
     while True:
         stats = stats_of(engine)
         counts = stats.traffic[kind]
-        # What has just become readable is not in line yet; of a fleet's records some have their home here.
+        # Records that have just become readable are not queued yet; some of a fleet's records have their home here.
         is_all = kind == "peer" or counts["written"] >= stats.readable
         is_ready = {place.state for place in stats.places} == {"ready"}
         if is_ready and is_all and not counts["waiting_bytes"] and stats.readable:

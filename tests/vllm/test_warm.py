@@ -1,4 +1,4 @@
-"""`kvoffload warm` beside a real `vllm serve` and a shared server: prompts are in the pool, and are found again."""
+"""`kvoffload warm` with a real `vllm serve` and a shared server: prompts are in the pool, and are found again."""
 
 from __future__ import annotations
 

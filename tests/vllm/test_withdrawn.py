@@ -1,4 +1,4 @@
-"""What was promised or begun and does not come: hits that the engine cuts or never takes, reports that never arrive,
+"""Promises and transfers that end early: hits that the engine cuts or never takes, reports that never arrive,
 requests that give way. Answers stay what they are, and nothing stays held."""
 
 from __future__ import annotations

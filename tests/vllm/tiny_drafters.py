@@ -82,7 +82,7 @@ def _shared_shape() -> dict[str, Any]:
 def build_mtp(folder: Path) -> None:
     """MiMo: Qwen2 with one more layer that predicts the token after the next (MTP), in the same checkpoint.
 
-    What layers add is small beside a token's embedding, in which the two agree: so some drafts are right, and some not.
+    Layers add little to a token's embedding, in which the two agree: so some drafts are right, and some not.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -164,7 +164,7 @@ def build_mtp_latents(folder: Path) -> None:
 
 
 def build_mtp_windows(folder: Path) -> None:
-    """K-EXAONE: windows beside full attention, experts, and a last layer with a window that predicts one token more."""
+    """K-EXAONE: windows and full attention, experts, and a last layer with a window that predicts one token more."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import ExaoneMoeConfig, ExaoneMoeForCausalLM

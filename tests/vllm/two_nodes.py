@@ -47,8 +47,8 @@ def two_nodes(
     settings: dict[str, object] | None = None,
     **arguments: object,
 ) -> Iterator[Engine]:
-    """An engine whose first ranks run here, and the others beside it, or each on a machine of the network. Instead of a
-    server's it is told a folder for temporary files, where a private one is then."""
+    """Starts an engine whose ranks all run on this machine, or each half on a machine of the network. A folder in
+    `servers` stands for a private server, which keeps its files there."""
     machines = (_HERE, _HERE) if network is None else (network.one, network.other)
     folder = engines.model_folder(model)
     together = {

@@ -26,7 +26,7 @@ from zipfile import ZipFile
 PACKAGE = "vllm"
 COMPILED = (".so", "vllm-rs")
 NOT_LIBRARIES = (".hpp", ".h", ".cuh", ".cu", ".inl")
-"""Of kernels for GPUs: half of the wheel."""
+"""Suffixes of sources for GPU kernels, which are half of the wheel."""
 BASE_FILE = "zz_base.pth"
 
 
@@ -46,7 +46,7 @@ def overlay(wheel: Path, environment: Path) -> str:
         target = folder / PACKAGE / library.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(library, target)
-    # Not a plain path: what is installed there in editable form is to be seen too.
+    # Not a plain path: packages installed there in editable form must be found too.
     (folder / BASE_FILE).write_text(f"import site; site.addsitedir({str(packages)!r})\n")
     return described
 

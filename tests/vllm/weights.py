@@ -16,7 +16,7 @@ CHANGED = "model.layers.1.self_attn.k_norm.weight"
 @contextmanager
 def seen_weights() -> Iterator[None]:
     """Lets the weights of engines that start within it be seen, as on a GPU. The CPU build packs a linear layer's
-    weight where nobody can see it, and leaves an empty one behind."""
+    weight where it cannot be read, and leaves an empty one behind."""
     from vllm import _custom_ops as ops  # private: where vLLM asks what the CPU's kernels can do
     from vllm.model_executor.layers import utils
 

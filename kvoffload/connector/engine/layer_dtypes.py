@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _PACKED = {"fp8_ds_mla": "fp8_e4m3", "nvfp4_ds_mla": "nvfp4"}
-"""What a backend makes of a wish as its kernels want it: the same numbers, with scales between them."""
+"""Names of formats in which a backend packs scales between the numbers, with the format of the numbers themselves."""
 
 
 def check_layer_dtypes(config: VllmConfig, geometry: KVGeometry) -> None:
-    """DtypeError for the first layer whose pages hold something else than user, checkpoint and model ask for.
+    """Raises DtypeError for the first layer whose pages hold another dtype than user, checkpoint and model ask for.
 
-    Only of layers that vLLM's own attention classes decide about. Recurrent states have dtypes of their own, and a
-    model's own kinds of layers know what their kernels need.
+    Checks only layers whose dtype vLLM's own attention classes decide. Recurrent states have dtypes of their own, and
+    kinds of layers that belong to one model choose the dtypes that their kernels need.
     """
     known = vllm_compat.find_layers(config)
     wishes = vllm_compat.dtype_wishes(config)
@@ -31,7 +31,7 @@ def check_layer_dtypes(config: VllmConfig, geometry: KVGeometry) -> None:
             continue
         actual = find_actual_dtype(layer, spec)
         wanted = [_resolve(one, layer, spec) for one in wishes]
-        # A scheme or a format that we cannot read is the engine's to read.
+        # Schemes and formats that we cannot read are not checked.
         if None in wanted or actual in {_unpacked(one.name) for one in wanted if one is not None}:
             continue
         (first, *_) = wanted
@@ -46,7 +46,7 @@ def check_layer_dtypes(config: VllmConfig, geometry: KVGeometry) -> None:
 
 
 def find_actual_dtype(layer: Any, spec: LayerSpec) -> str:
-    """The format that the layer writes; where that is no format of its own, what the pages were allocated for."""
+    """Returns the format that the layer writes, or the dtype of its pages if it has no format of its own."""
     return _unpacked(vllm_compat.quantised_name(layer) or spec.dtype)
 
 
@@ -61,7 +61,7 @@ def _resolve(wishes: DtypeWishes, layer: Any, spec: LayerSpec) -> ResolvedDtype 
             skip_layers=wishes.skip_layers,
         )
     except DtypeError:
-        # Newer engines have formats that the table lacks: a user's own word is right where the layer repeats it.
+        # Newer engines have formats that the table lacks. A user's explicit choice is right if the layer has it, too.
         return None
 
 

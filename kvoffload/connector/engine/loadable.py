@@ -1,7 +1,7 @@
-"""Which blocks of a model with several groups are of use: those that a boundary needs which all groups accept.
+"""Finds the useful blocks of a model with several groups: those needed by a boundary that all groups accept.
 
-A router that counts the leading blocks it knows of a prompt counts too many if it knows all of full attention: behind
-the last block that has its state, or its window, nothing can be loaded.
+A router that knew all blocks of full attention would count too many leading blocks of a prompt: beyond the last block
+that has its state, or its window, nothing can be loaded.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from kvoffload.kvspec import ReuseRule
 from kvoffload.types import HASH_BYTES
 
 MAX_BLOCKS = 1 << 18
-"""That are kept track of. Those beyond are not told."""
+"""Maximum number of tracked blocks. Further ones are not reported."""
 NO_PARENT = bytes(HASH_BYTES)
 
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """What ends at one token of one prompt, in all groups."""
+    """The blocks of all groups that end at one token of one prompt."""
 
     parent: bytes | None = None
-    """The block before it; None: it is not known."""
+    """The name of the block before it; None: it is not known."""
     groups: int = 0
-    """That have it, one bit each."""
+    """The groups that have it, one bit each."""
     depth: int = 0
-    """How many blocks all prefix groups have up to its end; 0: one of them lacks one."""
+    """Number of blocks up to its end, if all prefix groups have all of them, else 0."""
     runs: tuple[int, ...] = ()
-    """By window group: how many of its blocks follow each other up to here, as many as any boundary needs at most."""
+    """Number of blocks in a row up to here, for each window group; counted up to the most that a boundary needs."""
     is_boundary: bool = False
     uses: int = 0
-    """Of its children those that are of use, and itself as a boundary."""
+    """Number of its children that are of use, and one more if it is a boundary itself."""
 
 
 class _Window(NamedTuple):
     rule: GroupRule
     bit: int
     per_block: int
-    """Blocks of the first prefix group that end before or with one of its own."""
+    """Number of the first prefix group's blocks for each of its own, at least 1."""
     most: int
-    """Of its blocks that any boundary needs."""
+    """Maximum number of its blocks that a boundary needs."""
 
 
 class Change(NamedTuple):
-    """Blocks of the first prefix group that are of use from now on, with the ones before them, and that are no more."""
+    """Blocks of the first prefix group that become useful, each with the one before it, and those that cease to be."""
 
     gained: list[tuple[bytes, bytes]]
     lost: list[bytes]
@@ -59,7 +59,7 @@ class LoadableBlocks:
     def __init__(
         self, rules: Mapping[int, GroupRule], *, first_prefix: int, alignment: int, limit: int = MAX_BLOCKS
     ) -> None:
-        """`rules`: by the groups that are told of. A boundary is a multiple of `alignment`."""
+        """`rules` are those of the groups in events, by group. A boundary is a multiple of `alignment`."""
         self._limit = limit
         self._size = rules[first_prefix].block_size
         self._first_prefix = first_prefix
@@ -75,17 +75,17 @@ class LoadableBlocks:
         self._blocks: dict[bytes, _Block] = {}
         self._children: dict[bytes, set[bytes]] = {}
         self._was_of_use: dict[bytes, bool] = {}
-        """Of blocks whose use has changed in the present call."""
+        """Whether each block was useful before the present call, for blocks whose use has changed in it."""
 
     def __len__(self) -> int:
-        """How many blocks are kept track of."""
+        """Returns the number of tracked blocks."""
         return len(self._blocks)
 
     def note_stored(self, group: int, names: list[bytes], parents: list[bytes]) -> Change:
-        """A group has these blocks. `parents`: as in events and listings of the server."""
+        """Notes that a group has these blocks, with `parents` as in events and listings of the server."""
         bit, is_fine = self._bits[group], self._rules[group].block_size < self._size
         for name, parent in zip(names, parents, strict=True):
-            # Of a block that ends within one of the prefix group nothing is known but that there is none of the latter.
+            # Such a block ends within one of the first prefix group, where that group has no block.
             if is_fine and parent == NO_PARENT:
                 continue
             block = self._blocks.get(name)
@@ -102,7 +102,7 @@ class LoadableBlocks:
         return self._take_change()
 
     def note_removed(self, group: int, names: list[bytes]) -> Change:
-        """A group has these blocks no more."""
+        """Notes that a group has lost these blocks."""
         bit = self._bits[group]
         empty = []
         for name in names:
@@ -118,7 +118,7 @@ class LoadableBlocks:
         return change
 
     def _follow(self, name: bytes) -> None:
-        """Works out what is so of a block, and of those behind it as far as it changes there."""
+        """Updates a block, and those after it as far as they change."""
         changed = [name]
         while changed:
             name = changed.pop()
@@ -161,13 +161,14 @@ class LoadableBlocks:
         return all(run >= self._count_needed(window.rule, tokens) for window, run in counted)
 
     def _count_needed(self, rule: GroupRule, tokens: int) -> int:
-        """In its own blocks, or in those of the first prefix group where they are larger."""
+        """Returns how many blocks a boundary needs: the group's own, or the first prefix group's if they are larger."""
         needed = needed_blocks(rule, local=0, boundary=tokens)
         per = max(self._size // rule.block_size, 1)
         return needed.stop // per - needed.start // per
 
     def _use(self, name: bytes, change: int) -> None:
-        """A block is needed once more or once less, and those before it with the first need and the last."""
+        """Adds or removes a use of a block. Its first use adds one to the block before it, its last removes one
+        there."""
         while name != NO_PARENT:
             block = self._blocks[name]
             self._was_of_use.setdefault(name, block.uses > 0)
@@ -181,7 +182,7 @@ class LoadableBlocks:
         changed, self._was_of_use = self._was_of_use, {}
         moved = [name for name, was_of_use in changed.items() if (self._blocks[name].uses > 0) is not was_of_use]
         gained = [(self._blocks[name].depth, name) for name in moved if not changed[name]]
-        # A block comes behind the one before it, and goes ahead of it.
+        # A gained block has to come after the one before it.
         gained.sort(key=lambda one: one[0])
         lost = [name for name in moved if changed[name]]
         return Change([(name, self._blocks[name].parent or NO_PARENT) for _, name in gained], lost)

@@ -1,4 +1,4 @@
-"""What blocks that requests had lately are made of, for events: the server knows names alone."""
+"""Remembers the tokens of blocks that requests had lately, for events: the server knows only the blocks' names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvoffload.hash_rows import as_rows
 from kvoffload.types import HASH_BYTES
 
 MAX_BLOCKS = 1 << 18
-"""Of one group, about 200 bytes each with blocks of 16 tokens. Beyond it the oldest runs are forgotten, and their
-blocks are told without tokens."""
+"""Maximum number of blocks of one group; each takes about 200 bytes with 16 tokens. Beyond it the oldest runs are
+forgotten, and their blocks are reported without tokens."""
 _RUN_BITS = 20
-"""A place in a run has so many bits of a number; a run is a part of one request."""
+"""Number of bits for a block's place in its run, in a number that also has the run's; a run is part of one request."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -28,16 +28,16 @@ class SavedRun:
     names: bytes
     tokens: npt.NDArray[np.int64]
     parent: bytes | None = None
-    """The name of the block before the first."""
+    """The name of the block before the first; None: there is none."""
     mask: bytes = bytes(HASH_BYTES)
-    """That lies over its names."""
+    """The mask over its names."""
     extra_keys: Sequence[tuple[Any, ...] | None] | None = None
-    """What else than tokens makes the names, by block."""
+    """The parts of the names other than tokens, by block; None: there are none."""
     about: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    """What its events say of the request."""
+    """Fields of its events that describe the request."""
 
     def cut(self, place: int, count: int, block_size: int) -> SavedRun:
-        """Some of its blocks as a run."""
+        """Returns `count` of its blocks, from `place` on, as a run."""
         names = self.names[place * HASH_BYTES : (place + count) * HASH_BYTES]
         return SavedRun(
             names,
@@ -52,30 +52,31 @@ class SavedRun:
 class _Kept(NamedTuple):
     run: SavedRun
     words: list[int]
-    """First words of its names."""
+    """The first 64-bit words of its names."""
 
 
 class SavedTokens:
-    """Keeps what one group's blocks are made of. Owned by one thread."""
+    """Keeps the tokens of one group's blocks. Owned by one thread."""
 
     def __init__(self, block_size: int, *, limit: int = MAX_BLOCKS) -> None:
         self._block_size = block_size
         self._limit = min(limit, 1 << _RUN_BITS)
         self._runs: dict[int, _Kept] = {}
-        """The oldest first."""
+        """The runs by their number, the oldest first."""
         self._places: dict[int, int] = {}
-        """By the first word of a name: the number of its run, and behind it its place there."""
+        """Where each block is, by the first word of its name: the number of its run, with its place there in the lower
+        `_RUN_BITS` bits."""
         self._next = 0
         self._blocks = 0
-        """Of all runs."""
+        """Number of blocks in all runs."""
 
     @property
     def held_blocks(self) -> int:
-        """How many blocks the kept runs have, those included that are known twice: `limit` at most."""
+        """Number of blocks in the kept runs, at most `limit`; a block in two runs counts twice."""
         return self._blocks
 
     def note(self, run: SavedRun) -> None:
-        """A request has these blocks."""
+        """Keeps a run of blocks that a request has."""
         words: list[int] = np.frombuffer(run.names, "<u8")[:: HASH_BYTES // 8].tolist()
         number, self._next = self._next, self._next + 1
         first = number << _RUN_BITS
@@ -86,17 +87,17 @@ class SavedTokens:
             self._forget(next(iter(self._runs)))
 
     def knows(self, name: bytes) -> bool:
-        """Whether `find` finds it."""
+        """Whether `find` finds this block."""
         number, place = divmod(self._places.get(int.from_bytes(name[:8], "little"), -1), 1 << _RUN_BITS)
         kept = self._runs.get(number)
         return kept is not None and kept.run.names[place * HASH_BYTES : (place + 1) * HASH_BYTES] == name
 
     def count_known(self, names: Sequence[bytes]) -> int:
-        """How many of these, from the first on, are known."""
+        """Returns how many of these blocks, from the first on, are known."""
         return next((at for at, name in enumerate(names) if not self.knows(name)), len(names))
 
     def find(self, names: bytes, at: int) -> SavedRun | None:
-        """Of these blocks from the one at this place on: the next ones that are of one run. None: the first is not
+        """Returns the block at this place and those after it, as far as they are in one run. None: the block is not
         known (any more)."""
         begin = at * HASH_BYTES
         number, place = divmod(self._places.get(int.from_bytes(names[begin : begin + 8], "little"), -1), 1 << _RUN_BITS)

@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 SEPARATOR = ","
-"""Between the label values in a key: keys are text, because they go through message packs."""
+"""The separator of label values in a key: keys are text, because stats are sent as msgpack."""
 
-# Of this process, by which a new engine takes the names over from one before it.
+# This process's instruments, so that a new engine can take their names over from a former one.
 _registered: list[Any] = []
 
 
 class ConnectorStats(KVConnectorStats):
-    """What was recorded in one process since the last hand-over. Owned by the thread that records.
+    """The measurements of one process since the last hand-over. Owned by the thread that records them.
 
     `data` is name -> label values -> value: a number, or for a histogram `[counts, sums]` with a place for each bucket.
-    So its size depends on the catalogue and not on the load. Names and labels that are not in the catalogue are
-    KeyErrors, here and not in the front end.
+    So its size depends on the catalogue and not on the load. Names and labels that are not in the catalogue raise
+    KeyError here and not in the front end.
 
-    Whoever hands one over must record into another from then on: vLLM keeps what it is given.
+    After handing one over, the process must record into another: vLLM keeps the object.
     """
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Add to a counter. Nothing added is nothing recorded."""
+        """Add to a counter. An amount of 0 records nothing."""
         series, key = self._find(name, Kind.COUNTER, labels)
         assert amount >= 0, f"{name}: a counter never falls"
         if amount:
@@ -61,14 +61,14 @@ class ConnectorStats(KVConnectorStats):
         bounds = find_metric(name).buckets
         counts, sums = series.get(key) or ([0] * (len(bounds) + 1), [0.0] * (len(bounds) + 1))
         bucket = bisect_left(bounds, value)
-        # Replaced and not changed: aggregated stats share the lists.
+        # The lists are replaced and not changed, because aggregated stats share them.
         counts, sums = list(counts), list(sums)
         counts[bucket] += 1
         sums[bucket] += value
         self.data.setdefault(name, series)[key] = [counts, sums]
 
     def aggregate(self, other: KVConnectorStats) -> ConnectorStats:
-        """Returns both as one; of a gauge it has the other's word, for it is the later or the scheduler's.
+        """Returns both as one. For a gauge the other's value counts, which is later, or the scheduler's.
 
         Neither is changed: vLLM may hold them, and its log accumulates into the very payload that Prometheus reads.
         """
@@ -81,11 +81,11 @@ class ConnectorStats(KVConnectorStats):
         return ConnectorStats(merged)
 
     def reset(self) -> None:
-        """Forgets all that was recorded."""
+        """Forgets all measurements."""
         self.data = {}
 
     def reduce(self) -> dict[str, int | float]:
-        """Returns what vLLM's log line shows: of a histogram the number of observations and their mean."""
+        """Returns the values for vLLM's log line: for a histogram the number of observations and their mean."""
         line: dict[str, int | float] = {}
         for name, series in self.data.items():
             for key, value in series.items():
@@ -99,7 +99,7 @@ class ConnectorStats(KVConnectorStats):
         return line
 
     def is_empty(self) -> bool:
-        """Says whether nothing was recorded."""
+        """Returns whether nothing was recorded."""
         return not self.data
 
     def _find(self, name: str, kind: Kind, labels: Mapping[str, str]) -> tuple[dict[str, Any], str]:
@@ -127,7 +127,7 @@ class ConnectorProm(KVConnectorPromMetrics):
         self._instruments = {metric.name: self._make_instrument(metric) for metric in ENGINE_METRICS}
         for metric in ENGINE_METRICS:
             if metric.kind is not Kind.GAUGE and not metric.labels:
-                # There from the start, so that a rate sees the first event. A gauge that nobody has set would be a lie.
+                # Made at the start, so that a rate sees the first event. A gauge that was never set would show a lie.
                 for values in per_engine_labelvalues.values():
                     self._instruments[metric.name].labels(*values)
 
@@ -152,7 +152,7 @@ class ConnectorProm(KVConnectorPromMetrics):
             Kind.HISTOGRAM: self._histogram_cls,
         }
         more: dict[Kind, dict[str, Any]] = {
-            # vLLM gives each step's stats to one of its front ends; which one was last is of no interest.
+            # vLLM gives each step's stats to one of its front ends, so the latest value of any of them counts.
             Kind.GAUGE: {"multiprocess_mode": "mostrecent"},
             Kind.HISTOGRAM: {"buckets": list(metric.buckets)},
         }
@@ -163,18 +163,18 @@ class ConnectorProm(KVConnectorPromMetrics):
 
 
 def _feed(histogram: Any, bounds: tuple[float, ...], value: list[list[float]]) -> None:
-    """Every observation, each as the mean of its bucket.
+    """Puts every observation into the histogram, each as the mean of its bucket.
 
-    A histogram can only observe; vLLM's other metric types (Ray's) leave nothing else either. The mean of a bucket lies
-    in the bucket, so counts and sum become exactly those of the raw observations, and none has to be left out. It takes
-    as many calls as the raw ones would have.
+    A histogram accepts only single observations, also with vLLM's other metric types (Ray's). The mean of a bucket lies
+    in the bucket, so counts and sum become exactly those of the raw observations, without leaving any out. It takes as
+    many calls as the raw observations would.
     """
     for bucket, (count, total) in enumerate(zip(*value, strict=True)):
         if not count:
             continue
         lowest = nextafter(bounds[bucket - 1], inf) if bucket else -inf
         highest = bounds[bucket] if bucket < len(bounds) else inf
-        # Rounding may put a mean of equal values beside them, over the edge.
+        # Rounding may move the mean of equal values slightly, over the bucket's edge.
         mean = min(max(total / count, lowest), highest)
         for _ in range(int(count)):
             histogram.observe(mean)
@@ -189,9 +189,10 @@ def _join(kind: Kind, one: Any, other: Any) -> Any:
 
 
 def forget_registered() -> None:
-    """vLLM unregisters its own metrics before a second engine of a process makes them again, by their prefix `vllm:`.
+    """Unregisters our metrics, so that a second engine in a process can make them again.
 
-    Ours would stay, and the second engine could not start: its names would be taken.
+    vLLM does this for its own metrics, by their prefix `vllm:`. Ours would stay, and the second engine could not start
+    because their names would be taken.
     """
     for instrument in _registered:
         with suppress(KeyError):  # never in this registry (Ray's types), or gone from it

@@ -1,4 +1,4 @@
-"""What became of a traced request, as spans of its own trace: OpenTelemetry, through whatever the engine has set up."""
+"""Adds spans to the traces of requests, with OpenTelemetry and through the exporter that the engine has set up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "kvoffload"
 
 
 class Traces:
-    """Owned by the scheduler's thread. Without a tracer nothing is noted; with one, only what the caller traces."""
+    """Owned by the scheduler's thread. Without a tracer it notes nothing; with one, only requests that have a trace."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
@@ -24,8 +24,8 @@ class Traces:
     def note(
         self, headers: Mapping[str, str] | None, name: str, seconds: float, attributes: Mapping[str, int | str]
     ) -> None:
-        """A span that ends now, of the trace that a request came with. The engine's exporter sends it, from a queue of
-        bounded length and on a thread of its own."""
+        """Adds a span that ends now to the trace of a request. The engine's exporter sends it from a bounded queue, on
+        a thread of its own."""
         if self._tracer is None or not headers:
             return
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -41,7 +41,7 @@ class Traces:
 
 
 def open_traces(endpoint: str | None) -> Traces:
-    """Opens the engine's traces. `endpoint` says where it sends its spans; None: nowhere."""
+    """Opens the engine's traces. `endpoint` is the address to which the engine sends its spans; None: nowhere."""
     if not endpoint:
         return Traces()
     try:

@@ -1,1 +1,1 @@
-"""What requests say of their prefixes: keep it, bring it up, let it go. Must not wait, nor decide what is loaded."""
+"""Requests' hints about their prefixes: retain, prefetch or release them. Must not wait, nor decide what is loaded."""

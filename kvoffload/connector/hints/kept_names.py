@@ -1,4 +1,4 @@
-"""Last names of prefixes that the server was told to keep, so that it lets go of those that nobody can find again."""
+"""Last names of prefixes that the server was told to keep, so that it releases those that cannot be found again."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from kvoffload.protocol import HintAction
 from kvoffload.types import HASH_BYTES
 
 MAX_PREFIXES = 4096
-"""That are remembered, as many as a domain keeps. The oldest are forgotten: they end with their time."""
+"""Maximum number of remembered prefixes, as many as a domain keeps. The oldest are forgotten, and expire by
+themselves."""
 LAST_NAMES = 64
-"""Of each prefix: of one that was not all there the server keeps what ends a little earlier."""
+"""Number of names remembered of each prefix: if its end was not stored, the server keeps a part that ends earlier."""
 AT_ONCE = 64
-"""Prefixes that one hint lets go."""
+"""Maximum number of prefixes that one hint releases."""
 
 
 class KeptNames:
-    """Owned by the scheduler's thread. Prefixes are let go by their names and never by their sessions, which may have
-    other prefixes since, with new weights or on another engine."""
+    """Owned by the scheduler's thread. Prefixes are released by their names and never by their sessions, which may have
+    other prefixes by now, with new weights or on another engine."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str | bytes], bytes] = {}
-        """By the tenant, and the session or the prefix."""
+        """The last names of kept prefixes, by tenant, and session or prefix."""
         self._doubtful: dict[tuple[str, str | bytes], bytes] = {}
-        """Nobody finds them, unless the weights turn out to be the same."""
+        """Prefixes that cannot be found unless the weights turn out to be the same."""
         self._lost: deque[tuple[str, bytes]] = deque(maxlen=MAX_PREFIXES)
 
     def __len__(self) -> int:
-        """Prefixes that the server has yet to let go."""
+        """Returns the number of prefixes that the server has yet to be told to release."""
         return len(self._lost)
 
     def note(self, terms: HintTerms) -> None:
-        """The server is told to keep this prefix."""
+        """Notes a prefix that the server is told to keep."""
         names = bytes(memoryview(terms.chain)[-LAST_NAMES * HASH_BYTES :])
         if not names:
             return
@@ -43,12 +44,12 @@ class KeptNames:
             del self._kept[next(iter(self._kept))]
 
     def doubt(self) -> None:
-        """Names are others from now on. Those of before the last time are not taken back any more."""
+        """Notes that blocks have other names from now on. Names from before the last such change are given up."""
         self.settle(are_same=False)
         self._doubtful, self._kept = self._kept, {}
 
     def settle(self, *, are_same: bool) -> None:
-        """Whether names are again what they were before they became others."""
+        """Settles the doubtful prefixes: kept again if blocks have the same names as before (`are_same`), else lost."""
         if are_same:
             self._kept = dict(list((self._doubtful | self._kept).items())[-MAX_PREFIXES:])
         else:
@@ -56,7 +57,7 @@ class KeptNames:
         self._doubtful = {}
 
     def take(self) -> HintTerms:
-        """Returns what the server is to be told next. There is something."""
+        """Takes the next hint for the server, to release prefixes. There must be some."""
         tenant, names = self._lost.popleft()
         found = [names]
         while self._lost and self._lost[0][0] == tenant and len(found) < AT_ONCE:

@@ -1,13 +1,13 @@
-"""What LoRA adapters hold. The engine's block hashes have an adapter's name and path, never its bytes.
+"""Digests of LoRA adapters' contents. The engine's block hashes have an adapter's name and path, never its bytes.
 
-Which bytes count is decided when the engine loads an adapter, and it does not tell when that is: once for each
-`lora_int_id`, again after that id was dropped for want of room, and at every use with `load_inplace`. What it computed
-stays in its own prefix cache under name and path, and requests that find it there save it. So a name and path stands
-for what lay there when it was first seen, as long as the engine lives. When that changes, or an id turns out to stand
-for two of them, nobody can say which content a block has, and they are offloaded no more. A changed adapter wants a
-path of its own, which is vLLM's advice too.
+The bytes that count are those at the time when the engine loads an adapter, and it does not tell when that is: once for
+each `lora_int_id`, again after that id was dropped for lack of room, and at every use with `load_inplace`. Blocks that
+it computed stay in its own prefix cache under name and path, and requests that find them there save them. So a name and
+path stands for the files that lay there when it was first seen, as long as the engine lives. When these change, or an
+id turns out to stand for two adapters, the content of a block is not certain, and the adapters are not offloaded any
+more. A changed adapter needs a path of its own, as vLLM advises, too.
 
-One thing is not seen: an adapter that was loaded ahead of its first request and rewritten in place before it came.
+One case is not noticed: an adapter that was loaded ahead of its first request and rewritten in place before that.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_ADAPTERS = 1 << 16
-"""Ids and places that are remembered, for the engine's life. With one more, no adapter is offloaded any longer: to
-forget one would be to forget that it is in doubt."""
+"""Maximum number of ids, and of places, remembered for the engine's life. With one more, no adapter is offloaded any
+longer: forgetting one would forget that its content is in doubt."""
 TICK_S = 0.02
-"""Two writes within one tick of a file system's clock have one time. So files are read when their last tick is over:
-a later write shows."""
+"""Length of a file system's clock tick in seconds, at most. Two writes within a tick have the same time, so files are
+read after the tick of their last change: a later write then shows."""
 CLOSE_TIMEOUT_S = 5.0
-"""How long a file that is being read may hold up the engine's end."""
+"""How long a file that is being read may hold up the engine's end, in seconds."""
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""All that vLLM reads of an adapter."""
+"""All files of an adapter that vLLM reads."""
 _GIVEN_OTHERWISE = ("lora_tensors", "tensorizer_config_dict")
-"""Fields of requests whose weights do not come from their folder."""
+"""Fields that are set in requests whose weights do not come from their folder."""
 
 
 class _FileStamp(NamedTuple):
-    """What changes when a file is written or replaced."""
+    """The properties of a file of which some change when it is written or replaced."""
 
     name: str
     where: tuple[int, int]
@@ -59,14 +59,14 @@ _Stamp: TypeAlias = tuple[_FileStamp, ...]
 
 
 class _Place(NamedTuple):
-    """What the engine's block hashes know an adapter by."""
+    """The name and path by which the engine's block hashes know an adapter."""
 
     name: str
     path: str
 
 
 class _Read(NamedTuple):
-    """What came of reading an adapter's files: a digest, or why there is none."""
+    """The result of reading an adapter's files: a digest, or the reason why there is none."""
 
     place: _Place
     digest: bytes
@@ -75,13 +75,13 @@ class _Read(NamedTuple):
 
 @dataclass
 class _Adapter:
-    """Holds what is known of one adapter, by its name and path."""
+    """The known facts of one adapter, which is a name and path."""
 
     folder: Path
     stamp: _Stamp
     is_3d: bool
     digest: bytes = b""
-    """Empty while it is being read."""
+    """Digest of its content; empty while it is being read."""
     is_refused: bool = False
 
 
@@ -103,17 +103,17 @@ class AdapterContents:
         self._reader.start()
 
     def close(self) -> None:
-        """Ends the reader after what it was asked for, or leaves it behind if that takes too long."""
+        """Ends the reader once it has read all adapters asked for, or leaves it behind after `CLOSE_TIMEOUT_S`."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._wanted.put(None)
             reader.join(CLOSE_TIMEOUT_S)
 
     def find(self, request: LoRARequest | None) -> bytes | None:
-        """32 bytes for what the request's adapter holds, b"" for no adapter.
+        """Returns a digest of 32 bytes for the content of the request's adapter, b"" for no adapter.
 
-        None: not known, yet or at all. Blocks of such a request must neither be saved nor loaded. To be asked at every
-        use of an answer: what was true at a request's start need not be when it ends. Blocks on `stat` only.
+        None: not known, yet or at all. Blocks of such a request must neither be saved nor loaded. Callers ask again at
+        every use of an answer, since it may change between a request's start and end. Blocks only on `stat`.
         """
         if request is None:
             return b""
@@ -141,7 +141,7 @@ class AdapterContents:
     def _note_id(self, number: int, place: _Place) -> None:
         known = self._places.setdefault(number, place)
         if known != place:
-            # The engine may take the one's weights for the other.
+            # The engine may take the weights of one for the other's.
             for one in (known, place):
                 self._refuse(one, f"id {number} is that of {known.name} ({known.path}) and {place.name} ({place.path})")
 
@@ -159,7 +159,8 @@ class AdapterContents:
         return adapter
 
     def _check(self, request: LoRARequest, place: _Place) -> None:
-        """Refuses what may no longer be what the engine holds, or has ever held under this name."""
+        """Refuses an adapter if its files may no longer be those that the engine holds, or ever held under this
+        name."""
         adapter = self._adapters[place]
         if _is_reloaded(request):
             self._refuse(place, "it is loaded in place")
@@ -169,7 +170,7 @@ class AdapterContents:
             self._refuse(place, "its files have changed")
 
     def _refuse(self, place: _Place, why: str) -> None:
-        """Refuses an adapter for good: what was in doubt once stays so."""
+        """Refuses an adapter for good: content that was in doubt once stays so."""
         adapter = self._adapters.setdefault(place, _Adapter(Path(place.path), (), is_3d=False))
         if not adapter.is_refused:
             logger.warning("requests with LoRA adapter %s (%s) are not offloaded: %s", place.name, place.path, why)
@@ -203,9 +204,9 @@ class AdapterContents:
 
 
 def mask_of(digest: bytes) -> bytes:
-    """32 bytes to combine with every block hash of a request by exclusive or; zeros for no adapter.
+    """Returns 32 bytes to combine with every block hash of a request by exclusive or; zeros for no adapter.
 
-    The engine's hashes stay the engine's, and blocks of two contents under one name get names of their own.
+    The engine's hashes are unchanged, and blocks of two contents under one name get different names.
     """
     return hashlib.sha256(b"kvoffload adapter mask 1\n" + digest).digest() if digest else bytes(32)
 
@@ -232,6 +233,6 @@ def _stamp(folder: Path) -> _Stamp:
 
 
 def _left_of_tick(stamp: _Stamp) -> float:
-    """Seconds until the tick of the last change is over; at most one tick, whatever another machine's clock says."""
+    """Returns the seconds until the tick of the last change is over; at most one tick, even if clocks differ."""
     passed_s = (time.time_ns() - max(file.ctime_ns for file in stamp)) / 1e9
     return max(0.0, min(TICK_S, TICK_S - passed_s))

@@ -1,4 +1,4 @@
-"""What an engine computes with: its weights and everything that changes the numbers which come out of them."""
+"""Identifies the model of an engine: its weights, and all settings that change the numbers it computes with them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from kvoffload.keys.model_files import identify_revision
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Names of the moment, not of the model: they differ between two loads of one model.
+# Fields that are not of the model: they differ between two loads of one model.
 _TRANSIENT = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "torch_dtype"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOADS_WHAT_LIES_THERE = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer"})
-"""Load formats of one outcome. Others take other files of the checkpoint, weights from elsewhere, or random ones."""
+"""Load formats with the same result. Others take other files of the checkpoint, weights from elsewhere, or random
+ones."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "su"})
 _MEDIA_SETTINGS = (
     "mm_processor_kwargs",
@@ -30,7 +31,7 @@ _MEDIA_SETTINGS = (
     "video_pruning_rate",
     "video_pruning_method",
 )
-"""What an engine does to every image, sound and film; vLLM's hash of one knows only what its request asked for."""
+"""An engine's settings for all images, sounds and films; vLLM's hash of one has only its request's own settings."""
 _ADAPTER_SETTINGS = (
     "target_modules",
     "enable_tower_connector_lora",
@@ -44,7 +45,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def identify_model(model: Any) -> str:
-    """A hub's commit, or a digest of what lies in the folder; a name alone is no revision, nor is a branch."""
+    """Returns a hub's commit, or a digest of the folder's files; neither a name alone nor a branch is a revision."""
     folder = Path(model.model)
     if folder.is_dir():
         return identify_revision(folder)
@@ -104,7 +105,7 @@ def _depends_on_length(settings: Plain) -> bool:
 
 
 def loads_what_lies_there(config: VllmConfig) -> bool:
-    """Whether the weights are what the model's files say, in whichever way they are read."""
+    """Whether the weights are those in the model's files, in whichever way they are read."""
     return str(config.load_config.load_format) in _LOADS_WHAT_LIES_THERE
 
 
@@ -150,7 +151,7 @@ def _describe_draft(config: VllmConfig) -> dict[str, Plain]:
         "revision": identify_model(draft),
         "dtype": dtype_name(draft.dtype),
         "checkpoint": _describe_checkpoint(draft),
-        # What it was given decides what it fills its layers with.
+        # The drafting method decides the draft model's inputs, and so the content of its layers.
         "method": str(getattr(speculation, "method", "")),
         "look-ahead": look_ahead_tokens(config),
         "drops the last block": drops_last_block(config),
@@ -158,7 +159,7 @@ def _describe_draft(config: VllmConfig) -> dict[str, Plain]:
 
 
 def _describe_adapters(config: VllmConfig) -> dict[str, Plain]:
-    """How adapters are applied, where that is not the usual way. What they hold is told request by request."""
+    """Describes how adapters are applied, if not in the usual way. Their contents count request by request."""
     adapters = getattr(config, "lora_config", None)
     if adapters is None:
         return {}
@@ -177,7 +178,7 @@ def _digest_file(file: Path) -> bytes:
 
 
 def _changed_settings(settings: Any, names: Sequence[str]) -> dict[str, Plain]:
-    """Those that are not off; the engine may be older than one of them."""
+    """Returns those of the settings that are not off; the engine may be older than some of them."""
     values = {name: _plain(getattr(settings, name, None)) for name in names}
     return {name: value for name, value in values.items() if value}
 

@@ -1,4 +1,4 @@
-"""Whether an engine computes with the weights that it had, as its ranks can prove it."""
+"""Finds out whether an engine still computes with the same weights, by its ranks' proofs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 
 PROOF_WAIT_S = 10.0
-"""How long requests wait for the ranks' answers after a wake-up; then nothing is proved."""
+"""How long requests wait for the ranks' answers after a wake-up, in seconds; then the weights count as unknown."""
 
 
 class Verdict(Enum):
-    """What the ranks' answers say."""
+    """The result of the ranks' answers."""
 
     SAME = "the same as before"
     OTHER = "others than before"
@@ -18,18 +18,18 @@ class Verdict(Enum):
 
 
 class WeightProof:
-    """Owned by the scheduler's thread. After a reset the ranks are asked with a step that computes, as nobody may touch
-    weights in an engine that sleeps; after a wake-up with the first request, which waits for the answer: what happens
-    to the weights before it comes is seen."""
+    """Owned by the scheduler's thread. After a reset the ranks are asked with a step that computes, because the weights
+    of a sleeping engine must not be touched. After a wake-up they are asked with the first request, which waits for the
+    answer, so that changes to the weights before that are noticed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._ranks = 0
-        """That can be asked; 0: they cannot look at their weights."""
+        """Number of ranks to ask; 0: they cannot read their weights."""
         self._known: dict[int, bytes] = {}
-        """By rank, of the weights that the names of now were used with. Empty: they are not known."""
+        """Proofs of the weights for which the present names are used, by rank. Empty: they are not known."""
         self.is_open = False
-        """Since a reset nobody knows what the engine computes with."""
+        """Whether the engine's weights are not known since a reset."""
         self._has_woken = False
         self._is_wanted = False
         self._number = 0
@@ -37,18 +37,19 @@ class WeightProof:
         self._answers: dict[int, bytes] = {}
 
     def begin(self, proofs: Mapping[int, bytes], *, can_look: bool) -> None:
-        """Takes what all ranks said when they registered. Some can look at weights, and not at all of them."""
+        """Takes the proofs with which all ranks registered. A rank may be able to read some of its weights (`can_look`)
+        and yet have no proof of all of them."""
         self._ranks = len(proofs) if can_look else 0
         self._known = dict(proofs) if all(proofs.values()) else {}
 
     def reset(self) -> None:
-        """Names are others from now on."""
+        """Notes a reset: blocks have other names from now on, and the weights may change."""
         if self.is_open and self._asked_s is not None:
-            self._known = {}  # of the names before them nobody knows what they were used with
+            self._known = {}  # the weights for which the last names were used were never proved
         self._open(has_woken=False)
 
     def wake(self) -> None:
-        """The engine has slept since the last reset."""
+        """Notes that the engine has woken, after a sleep since the last reset."""
         if self.is_open and self._known:
             self._open(has_woken=True)
 
@@ -57,7 +58,7 @@ class WeightProof:
         self._is_wanted, self._asked_s, self._answers = False, None, {}
 
     def is_waited_for(self) -> bool:
-        """A request has come: whether it has to wait for what the ranks say. Within a bound."""
+        """Returns whether a request has to wait for the ranks' answers. It waits for `PROOF_WAIT_S` at most."""
         if not (self.is_open and self._has_woken):
             return False
         if self._asked_s is not None and self._clock() - self._asked_s > PROOF_WAIT_S:
@@ -68,7 +69,7 @@ class WeightProof:
         return True
 
     def take_question(self, *, has_forward: bool) -> int:
-        """The number that the ranks are to answer with, once; 0: they are not asked in this step."""
+        """Returns, once, the number with which the ranks shall answer; 0: they are not asked in this step."""
         is_due = self._is_wanted if self._has_woken else has_forward
         if not (self.is_open and is_due) or self._asked_s is not None:
             return 0
@@ -77,8 +78,8 @@ class WeightProof:
         return self._number
 
     def answer(self, weights: Mapping[int, tuple[int, bytes]]) -> tuple[Verdict, bool] | None:
-        """What the ranks have said by now, and whether the engine has slept: then the same weights have the names that
-        they had before. None: not all have said it."""
+        """Takes answers of ranks. Once all have answered, returns the verdict, and whether the engine has slept: then
+        the same weights get back the names that they had before. None: some answers are missing, or none is wanted."""
         if not self.is_open or self._asked_s is None:
             return None
         self._answers.update({rank: proof for rank, (number, proof) in weights.items() if number == self._number})

@@ -1,4 +1,4 @@
-"""The weights that a process computes with: where they lie, and which of them nobody can look at."""
+"""Finds the weights with which a process computes, and notices those that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _WRAPPER = "base_layer"
-"""What stands around a layer for adapters; the layer is the same one."""
+"""The attribute that holds a layer inside its wrapper for adapters; it is left out of the weights' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWeights:
-    """Tensors are the model's own, not copies."""
+    """The weights of a process. Its tensors are the model's own, not copies."""
 
     tensors: tuple[tuple[str, torch.Tensor], ...] = ()
     apart: frozenset[str] = frozenset()
-    """Of experts that other replicas of the same engine do not hold, or that move while it runs: their names."""
+    """Names of experts' weights that other replicas of the same engine do not hold, or that move while it runs."""
     complaint: str = ""
-    """Why there are none."""
+    """Why no weights were found; empty: they were."""
     hidden: str = ""
-    """The first weight that was moved to where nobody can see it; what is equal in the others proves nothing."""
+    """The first weight that a kernel has moved out of reach; then equal other weights prove nothing. Empty: none."""
 
 
 def find_weights(config: VllmConfig) -> ModelWeights:
-    """Those of every model that has a layer with a KV cache in this engine: the draft model's too.
+    """Returns the weights of every model that has a layer with a KV cache in this engine, the draft model included.
 
-    Buffers that are in no checkpoint are left out: they are made from the configuration, which an identity has, or hold
-    what was computed last.
+    Buffers that are in no checkpoint are left out: they are made from the configuration, which is part of an identity,
+    or hold the last results.
     """
     layers = {id(layer): name for name, layer in vllm_compat.find_layers(config).items()}
     if not layers:
@@ -67,12 +67,12 @@ def _own_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _is_hidden(name: str, tensor: torch.Tensor) -> bool:
-    """A kernel that packs a weight in its own way leaves an empty one behind. Other tensors are often empty."""
+    """Whether a kernel has packed this weight in its own way and left it empty. Other tensors are often empty."""
     return tensor.is_meta or (tensor.numel() == 0 and name.endswith(("weight", "weight_packed")))
 
 
 def _find_roots(modules: Iterable[torch.nn.Module], layers: Set[int]) -> list[torch.nn.Module]:
-    """Those with one of these layers in them that are in no other one, in their order."""
+    """Returns the outermost modules that contain one of these layers, in their order."""
     known = list(modules)
     inner = {id(module) for one in known for module in one.children()}
     found = [one for one in known if id(one) not in inner and not layers.isdisjoint(_ids(one))]

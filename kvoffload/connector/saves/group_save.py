@@ -19,15 +19,15 @@ class GroupSave:
     words: list[int]
     slots: ReservedSlots
     is_next: bool = False
-    """The engine was about to take these blocks."""
+    """Whether the engine was about to take these blocks."""
     is_first: bool = True
-    """They are pinned for this one, and on the way by it; what other stages save of them ends with it."""
+    """Whether this save holds the blocks' pins. Other stages' saves of the same blocks hold none, and end with it."""
     begin: int = 0
-    """Its records begin there among those of its job."""
+    """The index of its first record among those of its job."""
 
 
 def join_parts(parts: Sequence[GroupSave]) -> list[GroupSave]:
-    """Joins the parts of one place; what is published together is one part, whichever requests it is of."""
+    """Joins the parts of one place: blocks that are published together become one part, also of several requests."""
     alike: dict[tuple[int, str, bool], list[GroupSave]] = {}
     for part in parts:
         alike.setdefault((part.named.group, part.named.tenant, part.is_next), []).append(part)
@@ -35,7 +35,7 @@ def join_parts(parts: Sequence[GroupSave]) -> list[GroupSave]:
 
 
 def place_parts(parts: Sequence[GroupSave]) -> Iterator[GroupSave]:
-    """The parts of a job, with where their records begin among its own."""
+    """Yields the parts of a job with their `begin`, the index of their first record in it."""
     begin = 0
     for part in parts:
         yield replace(part, begin=begin)

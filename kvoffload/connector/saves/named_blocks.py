@@ -1,4 +1,4 @@
-"""Blocks of the engine that are to be saved, and the names that they are saved under."""
+"""Blocks of the engine, and the names under which they are saved."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class NamedBlocks:
     parents: bytes
     blocks: npt.NDArray[np.int64]
     tenant: str = ""
-    """Whose they are, as the request said."""
+    """The tenant to which the blocks belong, as the request said."""
 
     def choose(self, index: npt.NDArray[np.intp]) -> NamedBlocks:
-        """Some of them, in this order."""
+        """Returns the blocks at these indices, in this order."""
         hashes, parents = choose_rows(self.hashes, index), choose_rows(self.parents, index)
         return replace(self, hashes=hashes, parents=parents, blocks=self.blocks[index])

@@ -27,7 +27,7 @@ class BlockPins:
 
     @property
     def count(self) -> int:
-        """Pins held now. A block pinned twice counts twice."""
+        """Number of pins held now. A block pinned twice counts twice."""
         return self._pinned
 
     @property
@@ -36,18 +36,19 @@ class BlockPins:
         return self.limit - self._pinned
 
     def holds_alone(self, block_ids: Sequence[int]) -> bool:
-        """Whether one of these pinned blocks comes free with its pin: nobody else uses it."""
+        """Whether one of these pinned blocks has no other user, and so comes free when it is unpinned."""
         return any(block.ref_cnt == 1 for block in self._find(block_ids))
 
     def pin(self, block_ids: Sequence[int]) -> None:
-        """The caller has asked for `room`, and unpins exactly these later."""
+        """Pins these blocks. The caller has asked for `room`, and unpins exactly these blocks later."""
         assert len(block_ids) <= self.room
         self._pool.touch(self._find(block_ids))
         self._pinned += len(block_ids)
 
     def unpin(self, block_ids: Sequence[int], *, is_next: bool = False) -> None:
-        """Deepest block first, so that the engine evicts children before parents. With `is_next` the engine takes
-        those first that nobody else uses, in the given order: they were about to be taken when they were pinned."""
+        """Unpins the deepest block first, so that the engine evicts children before parents. With `is_next` the blocks
+        without other users go to the head of its queue, in the given order: it was about to take them when they were
+        pinned."""
         if is_next:
             free_first(self._pool, self._find(block_ids))
         else:

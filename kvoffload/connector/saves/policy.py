@@ -21,47 +21,49 @@ class SavePolicy(Protocol):
 
     @property
     def is_watching(self) -> bool:
-        """`find` has to be asked in every step."""
+        """Whether `find` has to be called in every step."""
         ...
 
     @property
     def saves_at_once(self) -> bool:
-        """What is offered now takes slots now."""
+        """Whether blocks that are offered now take slots now."""
         ...
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
-        """Of blocks that are worth saving those that are saved now. Each is offered once, and again when it is put
+        """Returns those of the candidates that are saved now. Each block is offered once, and again if it is put
         back."""
         ...
 
     def find(self, under_way: int) -> Sequence[NamedBlocks]:
-        """What has to be saved now of what was offered before; by group. So many blocks that were found are being
-        saved."""
+        """Returns, by group, blocks that were offered before and have to be saved now. `under_way`: how many blocks
+        that it found before are still being saved."""
         ...
 
     def find_all(self) -> Sequence[NamedBlocks]:
-        """What was offered before and is neither saved nor lost; by group. The engine ends."""
+        """Returns, by group, all blocks that were offered before and are neither saved nor lost. Called when they can
+        be saved at once, and when the engine ends."""
         ...
 
     def look_again(self) -> None:
-        """There was no room for some of what was found."""
+        """Makes `find` look again: there was no room for some of the blocks that it found."""
         ...
 
     def keep(self, candidates: Sequence[Candidates]) -> bool:
-        """There was no room for some of these, and they are not offered again. Whether they are found later."""
+        """Takes blocks for some of which there was no room, and which are not offered again. Returns whether `find`
+        will find them later."""
         ...
 
     def settle(self, blocks: npt.NDArray[np.int64]) -> None:
-        """What was offered in these blocks is saved now, or was before."""
+        """Notes that the content offered in these blocks is saved now, or was before."""
         ...
 
     def forget_all(self) -> None:
-        """What was offered so far means nothing any more."""
+        """Forgets all blocks that were offered so far."""
         ...
 
 
 class Eager:
-    """Whatever is worth saving, at once."""
+    """The policy `eager`: saves every block that is worth saving, at once."""
 
     is_watching = False
     saves_at_once = True
@@ -76,13 +78,13 @@ class Eager:
         return ()
 
     def look_again(self) -> None:
-        """What there was no room for is offered again."""
+        """Does nothing: blocks for which there was no room are offered again."""
 
     def keep(self, candidates: Sequence[Candidates]) -> bool:
         return False
 
     def settle(self, blocks: npt.NDArray[np.int64]) -> None:
-        """There is nothing to remember of them."""
+        """Does nothing: it remembers no blocks."""
 
     def forget_all(self) -> None:
         """Does nothing: there is nothing to forget."""
@@ -91,16 +93,16 @@ class Eager:
 class SeenBlocks:
     """Remembers between `limit` / 2 and `limit` of the blocks that it saw last. Owned by the scheduler's thread.
 
-    Most blocks of most prompts never come again. Two generations: when the current one holds half of the limit, the one
-    before it is forgotten. Whoever is forgotten counts as new again. Blocks and users are 64-bit numbers here; two
-    blocks that share one are saved a use too early, two users a use too late, no more.
+    Most blocks of most prompts never come again. There are two generations: when the current one holds half of the
+    limit, the one before it is forgotten, and its blocks count as new again. Blocks and users are 64-bit numbers here:
+    if two blocks share a number, they are saved a use too early; if two users do, a use too late.
     """
 
     def __init__(self, limit: int) -> None:
         assert limit >= 2, "each generation remembers something"
         self._half = limit // 2
         self._current: dict[int, int] = {}
-        """By block: its first user."""
+        """The first user of each block in the current generation."""
         self._previous: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -109,25 +111,26 @@ class SeenBlocks:
         return len(self._current) + len(self._previous)
 
     def see(self, group: int, block_hash: bytes, user: str) -> bool:
-        """Says whether somebody else used the block before. From now on it was used."""
+        """Returns whether another user used the block before, and notes that this one has used it now."""
         block, number = hash((group, block_hash)), hash(user)
         first = self._current.get(block)
         if first is None:
             first = self._previous.get(block, number)
             if len(self._current) == self._half:
                 self._previous, self._current = self._current, {}
-            # Also what was known: what is used goes on being remembered.
+            # Known blocks too: a block that is used stays remembered.
             self._current[block] = first
         return first != number
 
     def forget_all(self) -> None:
-        """The cache was cleared: nothing of what was seen is of use any more."""
+        """Forgets all blocks, because the cache was cleared."""
         self._current.clear()
         self._previous.clear()
 
 
 class SecondUse(Eager):
-    """What a second request uses, and what is to be kept for a while: that has to be there first."""
+    """The policy `second_use`: saves a block when a second request uses it. Blocks that a hint retains are saved at
+    once, since only stored blocks can be retained."""
 
     def __init__(self, *, limit: int) -> None:
         """Remembers at most so many blocks."""
@@ -151,7 +154,7 @@ class SecondUse(Eager):
 
 
 def choose_policy(wish: PolicyName, *, has_prefix_cache: bool) -> PolicyName:
-    """An engine that caches nothing itself has nothing to lose: its blocks are saved at once."""
+    """Returns the policy to use: `eager` instead of one that waits for evictions if the engine has no cache itself."""
     if has_prefix_cache or wish == "second_use":
         return wish
     return "eager"

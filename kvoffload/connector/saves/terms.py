@@ -1,4 +1,4 @@
-"""What one engine's saves go by, and the digests that its records are told with."""
+"""The terms of one engine's saves, and the digests with which its records are published."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from kvoffload.native import finish_digests
 from kvoffload.types import Fingerprint
 
 REPORT_WAIT_S = 60.0
-"""How long a save waits for the reports of all ranks. vLLM can go on without what a rank had to say in a step that
-failed."""
+"""How long a save waits for the reports of all ranks, in seconds. vLLM can lose a rank's report when a step fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveTerms:
-    """Of one engine."""
+    """The terms of one engine's saves."""
 
     fingerprint: Fingerprint
     sharing: SharingTerms
     node_bytes: Sequence[Sequence[int]]
-    """By node and group: of one shard of a record."""
+    """Size of one shard of a record in bytes, by node and group."""
     report_wait_s: float = REPORT_WAIT_S
 
     def count_bytes(self, group: int, shards: int) -> int:
@@ -33,8 +32,8 @@ class SaveTerms:
         return shards * sum(sizes[group] for sizes in self.node_bytes)
 
     def finish(self, named: NamedBlocks, sums: npt.NDArray[np.uint64], shards: int) -> npt.NDArray[np.uint64]:
-        """Makes the digests of all shards, one behind the other, of sums by row (`RankPart.rows`) and block. Each node
-        has a name and numbers of shards of its own."""
+        """Makes the digests of all shards, one behind the other, from sums by row (`RankPart.rows`) and block. Each
+        node has a fingerprint of its own, and numbers its shards from 0."""
         nodes = self.sharing.nodes
         rows = len(sums) // nodes
         digests = b"".join(

@@ -1,1 +1,1 @@
-"""These are the parts of the tier that vLLM's own offloading may have below its CPU memory."""
+"""The parts of our secondary tier, which vLLM's own offloading may use behind its CPU memory."""

@@ -15,9 +15,8 @@ BACKLOG = 128
 
 
 class UnixListener:
-    """Holds the path for as long as it is open, by a lock on a file beside it, which the kernel gives back however the
-    process ends. So a socket that is there while the lock is free is a dead server's.
-    """
+    """Holds the path for as long as it is open, by a lock on a neighbouring file. The kernel frees the lock however the
+    process ends, so a socket whose lock is free was left by a dead server."""
 
     def __init__(self, path: Path, *, mode: int = 0o600, group: int | None = None, wait_s: float = 0.0) -> None:
         """Listens at a path. ConfigError: the path cannot be used, or another server has it, and had it for all the
@@ -35,7 +34,8 @@ class UnixListener:
 
     @property
     def lock_file(self) -> int:
-        """What is written into it is there for the next server, unless this one's `close` removes it."""
+        """Descriptor of the lock file. What this server writes into the file is there for the next one, unless `close`
+        removes it."""
         return self._lock.fileno()
 
     def accept(self) -> socket.socket | None:
@@ -47,14 +47,15 @@ class UnixListener:
         return connected
 
     def stop(self) -> None:
-        """Nobody finds it any more. What was accepted stays, and so does the claim to the path."""
+        """Closes the socket and removes its path, so that clients no longer find it. Accepted connections stay open,
+        and the lock on the path stays held."""
         if self._socket.fileno() != -1:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self._socket.close()
 
     def close(self, *, keeps_lock_file: bool = False) -> None:
-        """The path is free for another server."""
+        """Frees the path for another server."""
         self.stop()
         if keeps_lock_file:
             self._lock.close()

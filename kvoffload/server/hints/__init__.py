@@ -1,2 +1,2 @@
-"""What hints of engines and operators do: prefixes that are retained, or brought up before their request comes. No
-sockets are known here, and nothing waits."""
+"""Serves hints of engines and operators: prefixes that are retained, or brought up before their request comes. Knows no
+sockets, and nothing in it waits."""

@@ -1,1 +1,1 @@
-"""What operators, dashboards and engines' logs are told of a server."""
+"""Information about a server for operators, dashboards and engines' logs."""

@@ -1,4 +1,4 @@
-"""What agents' sessions got of the cache, turn by turn: the requests of one name."""
+"""Counts what each agent's session, which is the requests of one name, got from the cache, turn by turn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import ARRAY_ITEMS
 
 MAX_AGENTS = 1024
-"""Sessions that are remembered: beyond it, of whoever has most, the one whose last turn is the longest ago is
-forgotten."""
+"""Number of sessions that are remembered. Beyond it the payer with the most loses the one whose last turn is the
+longest ago."""
 
 
 class AgentLedger:
@@ -19,14 +19,14 @@ class AgentLedger:
 
     def __init__(self) -> None:
         self._by_name: OrderedDict[str, AgentSession] = OrderedDict()
-        """The one with the latest turn last."""
+        """Counts by session name. The session with the latest turn comes last."""
         self._payers: dict[str, str] = {}
-        """Of each, who named it first: a tenant, or a user."""
+        """The tenant or user that named each session first, by session name."""
         self._counts: Counter[str] = Counter()
-        """Of each payer."""
+        """Number of sessions of each payer."""
 
     def take(self, query: Query, payer: str = "") -> None:
-        """Counts a turn. Engines say what they like, and it has to fit an answer."""
+        """Counts a turn. Numbers are cut to what fits an answer, as engines may send any."""
         before = self._by_name.pop(query.session, None)
         if before is None:
             self._payers[query.session] = payer
@@ -44,7 +44,7 @@ class AgentLedger:
         self._by_name[query.session] = counted if before is None else _add(before, counted)
 
     def _forget_one(self) -> None:
-        """Where there would be one too many."""
+        """Forgets a session if one more would be too many."""
         if len(self._by_name) < MAX_AGENTS:
             return
         most = max(self._counts, key=self._counts.__getitem__)
@@ -53,7 +53,7 @@ class AgentLedger:
         self._counts -= Counter((most,))
 
     def list_from(self, first: int) -> AgentSessions:
-        """As many as fit a message, from this one on, counted from the latest."""
+        """Returns as many sessions as fit a message, from number `first` on, counted from the latest."""
         return AgentSessions(
             total=len(self._by_name),
             sessions=tuple(islice(reversed(self._by_name.values()), first, first + ARRAY_ITEMS)),

@@ -1,1 +1,2 @@
-"""Who is joined: domains, engines' sessions, what they registered, and the memory that they share or had before."""
+"""The engines that are joined: domains, engines' sessions, what they registered, and the memory that they share or had
+before."""

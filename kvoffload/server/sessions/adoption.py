@@ -1,4 +1,4 @@
-"""Whether a server wants the memory of an old one."""
+"""Decides whether a server wants the memory of an old one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from kvoffload.protocol import Adopt, AdoptVerdict
 from kvoffload.server.sessions.session import EngineSession
 
 _User: TypeAlias = tuple[str, int]
-"""A domain's name, and who of its users it is."""
+"""A domain's name, and the number of one of its users."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A session was asked for the memory that it has of a former server."""
+    """The memory of a former server that a session was asked for."""
 
     session: EngineSession
     boot_id: int
     segments: int
-    """The memory is said to have so many."""
+    """Number of segments that the engine says the memory has."""
 
 
 class Adoption:
     """Belongs to the thread of the server's core. The first usable offer of each of a domain's users is wanted, and the
-    first that turns out to be of use is taken: a user who promises memory and sends none, or sends what is none, keeps
-    nobody else's from being taken.
+    first memory that turns out to be usable is adopted. So a user who promises memory and sends none, or sends
+    something else, does not block the adoption of another user's memory.
 
     The same memory may be offered by all processes of an engine; one of them sends it.
     """
@@ -35,10 +35,11 @@ class Adoption:
     def __init__(self) -> None:
         self._wanted: dict[_User, _Wanted] = {}
         self._refused: dict[_User, tuple[int, AdoptVerdict]] = {}
-        """The boot id of what a user offered last that was not to be had, and why."""
+        """The boot id of the memory that each user last offered and that could not be adopted, and why."""
 
     def judge(self, session: EngineSession, message: Adopt) -> AdoptVerdict:
-        """The answer to an adopt; if it is WANTED, no other of the user's is until `refuse` or the session's end."""
+        """Returns the answer to an adopt. After WANTED, no other offer of this user is wanted until `refuse` or the
+        session's end."""
         domain, user = session.domain, _user_of(session)
         wanted = self._wanted.get(user)
         if domain.cache is not None or (wanted is not None and wanted.session.is_open):
@@ -57,21 +58,23 @@ class Adoption:
         return session.is_open and wanted is not None and wanted.boot_id == former_boot_id
 
     def count_segments(self, session: EngineSession) -> int:
-        """The memory that this session was asked for is said to have so many; 0: it was asked for none."""
+        """Returns the number of segments that the memory is said to have that this session was asked for; 0: it was
+        asked for none."""
         wanted = self._find(session)
         return 0 if wanted is None else wanted.segments
 
     def refuse(self, session: EngineSession, verdict: AdoptVerdict) -> None:
-        """Notes that what this session sent was no use; its user is not asked for that again."""
+        """Notes that what this session sent could not be adopted. Its user is not asked for that memory again."""
         wanted = self._find(session)
         if wanted is not None:
             user = _user_of(session)
             del self._wanted[user]
-            # The last one is enough to remember: an engine has at most one old memory, and others are judged anew.
+            # Remembering the last one is enough: an engine has at most one old memory, and other offers are judged
+            # afresh.
             self._refused[user] = wanted.boot_id, verdict
 
     def forget(self, domain: str) -> None:
-        """The domain has its memory."""
+        """Forgets the offers of a domain that has its memory."""
         for known in (self._wanted, self._refused):
             for user in [user for user in known if user[0] == domain]:
                 del known[user]

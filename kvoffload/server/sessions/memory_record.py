@@ -13,29 +13,30 @@ import os
 logger = logging.getLogger(__name__)
 
 MAX_SERVERS = 16
-"""Of a domain: those before them have been followed by so many, and their memory is forgotten."""
+"""Number of servers that are remembered for each domain. Older ones have had so many successors that their memory is
+forgotten."""
 MAX_BYTES = 1 << 20
 
 
 class MemoryRecord:
-    """Lies in a file that only the server's user can write, as one line of JSON: boot ids by domain."""
+    """The record, in a file that only the server's user can write, as one line of JSON: boot ids by domain."""
 
     def __init__(self, file: int) -> None:
-        """The descriptor stays the caller's, and open for as long as this is used. What a former server has recorded is
-        read from it."""
+        """Reads what former servers have recorded. The caller keeps the descriptor, and keeps it open for as long as
+        this is used."""
         self._file = file
         line, _, _ = os.pread(file, MAX_BYTES, 0).partition(b"\n")
         self._servers = _read(line)
         self.is_new = not line
-        """Whether no former server has recorded anything, as before the first one."""
+        """Whether no former server has recorded anything, as is so for the first one."""
 
     def admits(self, domain: str, boot_id: int) -> bool:
-        """Whether memory of this server may be the domain's. Where nothing was recorded, any may."""
+        """Whether memory of this server may be the domain's. If nothing was recorded, any memory may."""
         known = self._servers.get(domain)
         return known is None or boot_id in known
 
     def add(self, domain: str, boot_id: int) -> None:
-        """This server serves the domain's memory from here on. OSError: it cannot be recorded."""
+        """Records that this server serves the domain's memory from here on. OSError: it cannot be recorded."""
         known = self._servers.setdefault(domain, [])
         if boot_id not in known:
             known.append(boot_id)

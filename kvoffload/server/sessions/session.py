@@ -15,7 +15,7 @@ CACHE_SESSION_BITS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Who is at the other end of a lifeline, by the kernel's word."""
+    """The process at the other end of a lifeline, as the kernel names it."""
 
     pid: int
     uid: int
@@ -24,46 +24,47 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Guest:
-    """Who is at the other end of a TCP connection, by its key: no process of this machine, so at most an observer."""
+    """The client at the other end of a TCP connection, known by its key. It is no process of this machine, so at most
+    an observer."""
 
     domain: str
     name: str = ""
-    """For logs."""
+    """Name for logs."""
     is_operator: bool = False
     is_peer: bool = False
-    """Another cache server, whose tier this one is: it may move records."""
+    """Whether it is another cache server that uses this one as a tier: it may move records."""
 
 
 @dataclass(kw_only=True)
 class Process:
-    """Is the process at one lifeline."""
+    """A process of a session, which has one lifeline."""
 
     lifeline: int
     role: Role
     rank: int
     peer: Peer
     pidfd: ReceivedDescriptor | None
-    """Until the cache has it."""
+    """Descriptor of the process until the cache takes it, then None."""
     wants_express: bool = False
-    """Until it is given an express channel, or told that there is none to give."""
+    """Whether it still has to be given an express channel, or told that there is none."""
     wants_warnings: bool = False
     warned: int = 0
-    """The number of the last warning that it was told."""
+    """Number of the last warning that it was told."""
     former: Mapping[int, int] | None = None
-    """Bytes of former memories that it has, by memory; None: it has said nothing."""
+    """Bytes of the memories of former servers that it has, by memory; None: it has not said yet."""
     asked: frozenset[int] = frozenset()
-    """Of them, what it was asked to let go of."""
+    """Memories among them that it was asked to let go of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """What a session's blocks are."""
+    """The identity of a session's blocks, and the tenants to whom they may belong."""
 
     name_space: int
     register: Register
     tenant: int
     tenants: Mapping[str, int] = field(default_factory=dict)
-    """That a publish may name, by name; in their order."""
+    """Tenants that a publish may name, by name and in the order of the configuration."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -76,36 +77,37 @@ class EngineSession:
     domain: Domain
     engine: str
     uid: int
-    """-1: a guest's."""
+    """The user's number; -1 for a guest."""
     is_observer: bool = False
     guest: Guest | None = None
     is_open: bool = True
-    """Else it is quarantined: it gets nothing new, and keeps what it holds."""
+    """Whether it is open. Otherwise it is quarantined: it gets nothing new, and keeps what it holds."""
     cache_session: SessionId | None = None
-    """None: an observer's, or one that came before the memory did."""
+    """Number of the session in the cache. None: it is an observer's, or came before the memory did."""
     former_boot_id: int = 0
     former_cache_session: int = 0
-    """What the engine's session was called in an old server's memory; it may be adopted."""
+    """Number of the engine's session in an old server's memory, which may be adopted; 0: it had none."""
     processes: dict[int, Process] = field(default_factory=dict)
-    """By lifeline."""
+    """Processes by lifeline."""
     only_pid: int = 0
-    """The one process that it ever had, by the kernel's word; 0: it had others, too, or none."""
+    """The pid of the only process that it ever had, as the kernel names it; 0: it had others, too, or none."""
     joined: int = 0
-    """Greetings of its processes so far."""
+    """Number of greetings of its processes so far."""
     parted: int = 0
-    """Of them, those that said farewell: they copy nothing any more, though they may live on."""
+    """Number of its processes that said farewell: they copy nothing any more, though they may live on."""
     connections: dict[bytes, Connection] = field(default_factory=dict)
-    """The one that was silent longest comes first."""
+    """Control connections by name. The one that was silent longest comes first."""
     registration: Registration | None = None
 
     @property
     def resume(self) -> int:
-        """Names it to a later server too: in its lower half the cache's own number, once there is one."""
+        """The number by which the engine names the session, to a later server too. Its lower half is the cache's own
+        number, once there is one."""
         return (self.number >> CACHE_SESSION_BITS << CACHE_SESSION_BITS) + (self.cache_session or 0)
 
     @property
     def has_parted(self) -> bool:
-        """Nobody is left who could come back to it."""
+        """Whether all its processes have said farewell and closed their lifelines, so that none can come back to it."""
         return not self.processes and self.joined == self.parted
 
     def note_process(self, pid: int) -> None:
@@ -115,12 +117,12 @@ class EngineSession:
 
     @property
     def owner(self) -> str:
-        """Whose share of what is for all it uses: a user's of this machine, or that of a key."""
+        """Name of the user of this machine, or of the key, whose share of common limits it uses."""
         return f"user {self.uid}" if self.guest is None else f"guest {self.guest.name}"
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """The same name means the same engine for one user of one domain only."""
+        """Key of the engine: the same name means the same engine only for one user of one domain."""
         return self.domain.name, self.uid, self.engine
 
 

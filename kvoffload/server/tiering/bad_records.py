@@ -1,4 +1,4 @@
-"""Records of a tier that were not what they should be: removed there, and not asked for again in the meantime."""
+"""Records of a tier that turned out to be bad: they are removed there, and not asked for in the meantime."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from kvoffload.types import HASH_BYTES
 _REMOVE_TIMEOUT_S = 10.0
 RETRIED_AT_ONCE = 64
 MAX_BAD = 65_536
-"""Beyond it the oldest are forgotten here; the tier has most likely removed them."""
+"""Number of records that are remembered as bad. Beyond it the oldest are forgotten here; the tier has most likely
+removed them."""
 
 _Key = tuple[bytes, int, int, bytes]
 
 
 class BadRecords:
-    """Belongs to the thread of the server's core, but `leave_out`."""
+    """Belongs to the thread of the server's core, except for `leave_out`."""
 
     def __init__(self, tier: Tier, *, limit: int = MAX_BAD) -> None:
         self._tier = tier
         self._limit = limit
         self._bad: dict[_Key, None] = {}
         self._removing: dict[int, list[_Key]] = {}
-        """By the tier's ticket."""
+        """Records that the tier is removing, by its ticket."""
 
     def __len__(self) -> int:
         return len(self._bad)
 
     def add(self, names: RecordNames) -> None:
-        """They are removed there as soon as that is possible."""
+        """Adds records, which the tier removes as soon as it can."""
         keys = _keys(names)
         self._bad.update(dict.fromkeys(keys))
         while len(self._bad) > self._limit:
@@ -40,7 +41,7 @@ class BadRecords:
         self._remove(names, keys)
 
     def retry(self) -> None:
-        """Is called now and then: what could not be removed yet is tried again, some of it at a time."""
+        """Tries again to remove some of those that could not be removed yet. The event loop calls it periodically."""
         under_way = {key for keys in self._removing.values() for key in keys}
         waiting = (key for key in self._bad if key not in under_way)
         for key in list(islice(waiting, RETRIED_AT_ONCE)):
@@ -48,16 +49,17 @@ class BadRecords:
             self._remove(RecordNames(fingerprint=fingerprint, hashes=name, group=group, shard=shard), [key])
 
     def finish(self, batch: FinishedBatch) -> bool:
-        """A batch has ended. False: it is not one of these. What is removed may be written again."""
+        """Takes a batch that has ended. False: it is not one of these. Records that were removed may be written
+        again."""
         keys = self._removing.pop(batch.ticket, None)
         if keys is None:
             return False
         places = self._tier.health()
         ends = set()
         if not any(place.state in (TierState.OPENING, TierState.ABSENT) for place in places):
-            ends.add(RecordOutcome.MISSING)  # else it may be where nobody can look now
+            ends.add(RecordOutcome.MISSING)  # else it may be in a place that cannot be reached now
         if len(places) == 1:
-            ends.add(RecordOutcome.REMOVED)  # else there may be one more of them
+            ends.add(RecordOutcome.REMOVED)  # else another place may have it, too
         for key, outcome in zip(keys, batch.outcomes.tolist(), strict=True):
             if outcome in ends:
                 self._bad.pop(key, None)
@@ -69,7 +71,7 @@ class BadRecords:
             self._removing[ticket] = keys
 
     def leave_out(self, names: RecordNames, found: npt.NDArray[np.bool_]) -> None:
-        """Whatever the tier says of them, they are not there. From any thread."""
+        """Marks bad records as not found, even if the tier says that it has them. From any thread."""
         if self._bad:
             for at, key in enumerate(_keys(names)):
                 found[at] &= key not in self._bad

@@ -1,4 +1,4 @@
-"""How fast a tier is now, and how long what it has been given will take. No clock: the caller measures."""
+"""Estimates how fast a tier is, and how long what it has been given will take. No clock: the caller measures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import isfinite
 
 SAMPLE_WEIGHT = 1 / 8
 FIRST_GUESS = 500e6
-"""Bytes a second, until something was measured."""
+"""Bytes a second that are assumed until something was measured."""
 
 
 class TierRate:
@@ -18,7 +18,7 @@ class TierRate:
         self._seconds = 0.0
         self._busy_since_s = 0.0
         self.queued_bytes = 0
-        """Begun and not ended."""
+        """Bytes that were begun and have not ended."""
 
     @property
     def bytes_per_s(self) -> float:
@@ -29,17 +29,18 @@ class TierRate:
         return self._seconds > 0
 
     def measure_anew(self) -> None:
-        """Begins anew: what was measured is old, and the next that ends says all."""
+        """Discards what was measured, as it is old: the next transfer that ends decides the estimate alone."""
         self._bytes = self._seconds = 0.0
 
     def begin(self, size_bytes: int, now_s: float) -> None:
-        """The tier was given so much."""
+        """Notes that the tier was given so much."""
         if not self.queued_bytes:
             self._busy_since_s = now_s
         self.queued_bytes += size_bytes
 
     def end(self, size_bytes: int, now_s: float, *, moved_bytes: int | None = None) -> None:
-        """It has ended with it, and moved that much of it: all, unless that is said."""
+        """Notes that the tier has finished with so much, and how much of it it moved: all, unless `moved_bytes` is
+        given."""
         self.queued_bytes -= size_bytes
         seconds = now_s - self._busy_since_s
         self._busy_since_s = now_s
@@ -53,5 +54,5 @@ class TierRate:
         self._rate = max(self._bytes / self._seconds, 1.0)
 
     def estimate_s(self, size_bytes: int) -> float:
-        """Until so much more has been moved, behind all that is under way."""
+        """Returns the seconds until so many more bytes have been moved, after all that is under way."""
         return (self.queued_bytes + size_bytes) / self._rate

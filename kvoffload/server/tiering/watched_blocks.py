@@ -1,4 +1,5 @@
-"""Blocks that subscribers were told a disk has: a few are looked up now and then, so that their end can be told."""
+"""Watches blocks that subscribers were told a disk has: looks up a few of them at a time, so that their end can be
+told."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from kvoffload.hash_rows import as_rows
 from kvoffload.types import HASH_BYTES
 
 SpaceT = TypeVar("SpaceT")
-"""Whatever says whose blocks they are."""
+"""The key that tells to which namespace blocks belong."""
 FindThere: TypeAlias = Callable[[int, bytes], npt.NDArray[np.bool_]]
-"""Of blocks of a group: which the disk has."""
+"""Returns which of a group's blocks the disk has."""
 PART_BLOCKS = 1024
-"""Of one disk, space and group, that are looked up in one call."""
+"""Number of blocks of one disk, space and group that are looked up in one call."""
 CALL_BLOCKS = 64
-"""Blocks that could be looked up in the time that a call takes besides."""
+"""Cost of a call in addition to its blocks, as a number of blocks that could be looked up in that time."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,18 +36,18 @@ class _Part(Generic[SpaceT]):
 
 
 class WatchedBlocks(Generic[SpaceT]):
-    """Of one domain, on all its disks. Belongs to the thread of the server's core.
+    """The watched blocks of one domain, on all its disks. Belongs to the thread of the server's core.
 
     A disk takes whole segments back and remembers no names, so it cannot say what has left it.
     """
 
     def __init__(self, limit: int) -> None:
-        """Watches so many blocks at most."""
+        """Watches at most `limit` blocks."""
         self._limit = limit
         self._parts: deque[_Part[SpaceT]] = deque()
-        """The one that is looked up next comes first."""
+        """All parts. The one that is looked up next comes first."""
         self._open: dict[tuple[SpaceT, int, FindThere], _Part[SpaceT]] = {}
-        """Of them, those that more is added to: engines save block by block."""
+        """Parts to which blocks are still added, as engines save block by block."""
         self._blocks = 0
 
     def __len__(self) -> int:
@@ -54,12 +55,12 @@ class WatchedBlocks(Generic[SpaceT]):
 
     @property
     def part_count(self) -> int:
-        """How many calls look all of them up."""
+        """Number of calls that look up all of them."""
         return len(self._parts)
 
     def add(self, space: SpaceT, group: int, hashes: bytes, find: FindThere) -> bytes:
-        """Watches these, as far as there is room: which ones. Those with the same space, group and `find` are looked up
-        together."""
+        """Watches these blocks as far as there is room, and returns those that it watches. Blocks with the same space,
+        group and `find` are looked up together."""
         hashes = hashes[: max(self._limit - self._blocks, 0) * HASH_BYTES]
         at = 0
         while at < len(hashes):
@@ -74,13 +75,13 @@ class WatchedBlocks(Generic[SpaceT]):
         return hashes
 
     def check(self, count: int) -> Iterator[tuple[SpaceT, int, bytes]]:
-        """Looks up those whose turn it is, in about the time that so many of one call take, and yields those that are
-        there no more."""
+        """Looks up the blocks whose turn it is, in about the time that a single look-up of `count` blocks takes, and
+        yields those that are no longer there."""
         for _ in range(len(self._parts)):
             if count <= 0:
                 return
             part = self._parts[0]
-            # Before it is looked up, so that a disk that fails holds up no others.
+            # Moved on before it is looked up, so that a disk that fails does not hold up others.
             self._parts.rotate(-1)
             hashes = bytes(part.hashes)
             rows = as_rows(hashes)
@@ -96,7 +97,7 @@ class WatchedBlocks(Generic[SpaceT]):
             yield part.space, part.group, rows[~is_there].tobytes()
 
     def forget(self, is_forgotten: Callable[[SpaceT], bool]) -> None:
-        """Blocks of these spaces are watched no more."""
+        """Stops watching the blocks of these spaces."""
         kept = deque(part for part in self._parts if not is_forgotten(part.space))
         for part in self._parts:
             if is_forgotten(part.space):

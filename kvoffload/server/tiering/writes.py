@@ -1,4 +1,4 @@
-"""Blocks on their way from memory to a tier below: noted, leased, written, given back."""
+"""Blocks on their way from memory to a slower tier: noted, leased, written, released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from kvoffload.tiers.base import RecordBatch
 from kvoffload.types import HASH_BYTES
 
 _LOOKS = 3
-"""At which of a piece's blocks are there, before it is given up: another thread may evict in between."""
+"""Attempts to lease those of a piece's blocks that are there, before it is given up: another thread may evict in
+between."""
 _NO_PARENT = bytes(HASH_BYTES)
 
 
@@ -39,7 +40,7 @@ class _Noted:
         return len(self.hashes) * self.space.block_bytes(self.group)
 
     def may_have(self, more: _Noted, limit_bytes: int) -> bool:
-        """Says whether they make one piece."""
+        """Whether the two can be written as one piece."""
         is_same = self.space is more.space and self.group == more.group
         return is_same and self.size_bytes + more.size_bytes <= limit_bytes
 
@@ -53,13 +54,13 @@ class _Noted:
 
 @dataclass(eq=False)
 class _Writing:
-    """A piece that the tier has, with what is leased for it."""
+    """A piece that the tier is writing, and the lease on its blocks."""
 
     noted: _Noted
     lease: LeaseId
     size_bytes: int
     waits_for: int
-    """Batches: one a shard."""
+    """Number of batches that have not ended: one for each shard."""
     is_good: np.ndarray
     forgotten: np.ndarray
 
@@ -80,14 +81,14 @@ class TierWrites:
         self._session = SessionId(0)
         self._kept_limit = self._queue_limit = 0
         self._kept: deque[_Noted] = deque()
-        """To be written back later, the oldest first."""
+        """Blocks that are kept to be written back later, the oldest first."""
         self._kept_bytes = 0
         self._queue: deque[_Noted] = deque()
         self._queued_bytes = 0
         self._writing: dict[int, _Writing] = {}
-        """By the tier's ticket."""
+        """Pieces that the tier is writing, by its ticket."""
         self.on_written: OnWritten = lambda *_: None
-        """Hears of blocks that the tier has from now on."""
+        """Called with blocks that the tier has from now on."""
 
     def attach(self, cache: LocalCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
@@ -97,12 +98,12 @@ class TierWrites:
 
     @property
     def waiting_bytes(self) -> int:
-        """Queued or with the tier."""
+        """Number of bytes that are queued, or that the tier is writing."""
         return self._queued_bytes + self.rate.queued_bytes
 
     @property
     def is_moving(self) -> bool:
-        """Something is queued or with the tier."""
+        """Whether something is queued, or the tier is writing something."""
         return bool(self._queue or self._writing)
 
     @property
@@ -110,7 +111,8 @@ class TierWrites:
         return not (self._kept or self._queue or self._writing)
 
     def note(self, name_space: int, stored: StoredBlocks) -> None:
-        """These blocks can be read in memory from now on."""
+        """Notes that these blocks can be read in memory from now on, and queues or keeps those that should be
+        written."""
         group, hashes, parents = stored
         space = self._find_space(name_space)
         if space is None or not hashes or self._cache is None:
@@ -130,7 +132,8 @@ class TierWrites:
         self._take_kept(self._kept_limit)
 
     def forget(self, space: TierSpace, group: int, hashes: bytes) -> None:
-        """What the tier has of them now is removed by others. What is on its way there is not good."""
+        """Notes that blocks on their way to the tier must not be trusted. Those that the tier has already are removed
+        elsewhere."""
         names = {row.tobytes() for row in as_rows(hashes)}
         for writing in self._writing.values():
             noted = writing.noted
@@ -138,7 +141,7 @@ class TierWrites:
                 writing.forgotten |= np.array([row.tobytes() in names for row in noted.hashes])
 
     def forget_spaces(self, name_spaces: Set[int]) -> None:
-        """Memory has lost all blocks of these that wait here."""
+        """Drops the waiting blocks of these identities, all of which memory has lost."""
         for waiting in (self._kept, self._queue):
             gone = [noted for noted in waiting if noted.space.number in name_spaces]
             if not gone:
@@ -154,22 +157,23 @@ class TierWrites:
             self._counts.dropped_gone += sum(len(noted.hashes) for noted in gone)
 
     def flush(self) -> None:
-        """What is kept to be written back is queued, all of it: the server ends, and how long that takes is bounded."""
+        """Queues all blocks that are kept to be written back, without a bound: the server ends, and the time for that
+        is bounded."""
         self._take_kept(0, is_bounded=False)
 
     def advance(self, now_s: float) -> None:
-        """Gives the tier what it may have."""
+        """Gives the tier as many pieces as it may have."""
         while self._queue and self._cache is not None and self.rate.queued_bytes < self._terms.under_way_bytes:
             noted = self._queue.popleft()
             self._queued_bytes -= noted.size_bytes
             if not self._write(noted, now_s):
-                # It has as many batches as it takes.
+                # The tier takes no more batches now.
                 self._queue.appendleft(noted)
                 self._queued_bytes += noted.size_bytes
                 return
 
     def finish(self, batch: FinishedBatch, now_s: float) -> bool:
-        """A batch has ended. False: it is not one of these."""
+        """Takes a batch that has ended. False: it is not one of these."""
         writing = self._writing.pop(batch.ticket, None)
         if writing is None:
             return False
@@ -179,7 +183,7 @@ class TierWrites:
         assert self._cache is not None
         noted = writing.noted
         if damaged.any():
-            # What memory has is not what was saved.
+            # The bytes in memory are not those that were saved.
             self._counts.quarantined += int(damaged.sum())
             self._cache.leave_invalidate(noted.space.number, noted.group, noted.hashes[damaged].tobytes())
         writing.waits_for -= 1
@@ -203,7 +207,7 @@ class TierWrites:
     # ---- inside ----
 
     def _note_there(self, noted: _Noted) -> None:
-        """There is less to lose by evicting what the tier has."""
+        """Notes in memory that the tier has these blocks, too: eviction loses less by them."""
         if len(noted.hashes) and self._cache is not None:
             there = np.ones(len(noted.hashes), np.bool_)
             self._cache.leave_tier_notes(noted.space.number, noted.group, noted.hashes.tobytes(), there)
@@ -219,10 +223,10 @@ class TierWrites:
     def _enqueue(self, noted: _Noted, *, is_bounded: bool = True) -> None:
         size_bytes = noted.size_bytes
         waiting_bytes = self.waiting_bytes + size_bytes
-        # What was measured of a few small records says little: one piece may always wait.
+        # The rate measured with a few small records says little, so one piece may always wait.
         in_time_bytes = max(self._terms.queue_s * self.rate.bytes_per_s, self._terms.piece_bytes)
         limit_bytes = min(in_time_bytes, self._queue_limit)
-        # One batch may be more than the bound: it is taken where nothing else waits.
+        # One batch may be larger than the bound: it is taken if nothing else waits.
         if is_bounded and waiting_bytes > limit_bytes and self.waiting_bytes:
             self._counts.dropped_full += len(noted.hashes)
             return

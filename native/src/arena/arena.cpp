@@ -88,7 +88,8 @@ std::optional<Slot> Arena::allocate(ClassNumber number, EntryNumber owner) {
     if (slot) {
         free_bytes_ -= static_cast<std::int64_t>(size_class(number).slot_bytes);
     } else if (auto& refusal = refusals_[number]; refusal) {
-        // What was free when the plan was refused may have been taken: what is freed from here on is new.
+        // Bytes that were free when the plan was refused may have been taken since. So bytes freed from now on count as
+        // new.
         refusal->free_bytes = std::min(refusal->free_bytes, free_bytes_ + retry_bytes(number));
     }
     return slot;

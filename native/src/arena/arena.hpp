@@ -1,17 +1,17 @@
-// Which record lies where in the pool's segments. Bookkeeping only: no byte of a segment is read or written here.
+// Keeps track of where each record lies in the pool's segments. It never reads or writes a byte of a segment.
 //
-// The pool is segments of equal size, each cut into extents. Extents in a row serve one record size as a span of
+// The pool is segments of equal size, each cut into extents. A run of extents serves one record size as a span of
 // slots, and are free again as soon as the span's last record is gone.
 //
 //     allocate ──► slot ──► free                 a hole of that size, or free extents; never evicts
 //     can_make_room ──► plan_room ──► finish_move or cancel_move of each move ──► allocate again
 //
-// When the pool is full the caller evicts whatever is due, of any size. That leaves holes in sizes nobody asks for;
-// once they add up to what is needed, a plan moves records together so that extents change hands. Holes that do not
-// add up to a span of their size stay, and a small part of every size besides, so that a mix that stays the same
-// moves hardly anything.
+// When the pool is full, the caller evicts the records that are due, of any size. That leaves holes of sizes that are
+// not asked for. Once the holes are large enough together, a plan moves records closer, so that whole extents become
+// free for another size. Holes that do not add up to a span of their size stay, and so does a small part of every size,
+// so hardly anything moves while the mix of sizes stays the same.
 //
-// One thread at a time, the cache's writer. Nothing blocks.
+// One thread at a time may call it, the cache's writer. No call blocks.
 #pragma once
 
 #include <cstdint>
@@ -63,13 +63,14 @@ public:
     // Code::invalid: no segment can hold such a record.
     Result<ClassNumber> class_for(std::uint64_t record_bytes);
 
-    // None: the size has no hole and no free run of extents is long enough.
+    // Returns a slot, or nothing if the size has no hole and no free run of extents is long enough.
     std::optional<Slot> allocate(ClassNumber number, EntryNumber owner);
 
     // The slot must be allocated, and in no planned move.
     void free(Slot slot);
 
-    // Takes a slot that an entry of an earlier process had. In any order; the result is the arena as it was.
+    // Takes a slot that an entry of an earlier process had. Claims may come in any order; afterwards the arena is as it
+    // was.
     Claim claim(ClassNumber number, Slot slot, EntryNumber owner);
 
     // Whether it is worth asking for a plan; a guess, in constant time. After a plan was refused it says no until

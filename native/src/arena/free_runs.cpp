@@ -23,7 +23,8 @@ std::optional<ExtentNumber> FreeRuns::take(std::uint32_t length, End end, Grid g
     return first;
 }
 
-// From the shortest run with a whole cell. Of those that may be too short for one only a number is tried.
+// Takes a cell from the shortest run that has a whole one. Of the runs that may be too short for one, it tries at most
+// 64.
 std::optional<ExtentNumber> FreeRuns::take_on_grid(std::uint32_t length, End end) {
     int tries = 64;
     for (auto group = by_length_.lower_bound({length, 0}); group != by_length_.end();) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kNiceness = 10;
 
-// One call's work. Each thread takes the next slice until none is left or somebody stops.
+// The work of one call. Each thread takes the next slice until none is left, the call is cancelled, or a slice fails.
 class Filling {
 public:
     Filling(Segment& segment, const PopulateTerms& terms, SegmentRange range, std::uint64_t slice_bytes,

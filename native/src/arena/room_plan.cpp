@@ -41,7 +41,8 @@ bool RoomPlanner::empty_any(const RoomQuestion& question) {
     return std::ranges::any_of(windows, [this](const Window& window) { return empty_window(window); });
 }
 
-// All or nothing. What is free in the window is kept from becoming a place to move to.
+// Plans to empty the whole window, or does nothing. Holds the window's free extents, so that no record is moved into
+// them.
 bool RoomPlanner::empty_window(const Window& window) {
     std::vector<ExtentNumber> touched;
     std::vector<std::pair<ExtentNumber, std::uint32_t>> held;

@@ -53,7 +53,8 @@ constexpr std::uint64_t kBarred = 1ULL << 50;
 // The same for all spans of a size.
 struct SpanCost {
     std::uint64_t per_record = 0;
-    // As long as what is wanted, and its records fit into no other's holes: their new place would be as hard to find.
+    // Cost of a span that is as long as the wanted run and whose records do not fit into holes of other spans: finding
+    // a place for them would be just as hard.
     std::uint64_t barred = 0;
 };
 

@@ -26,11 +26,11 @@ struct RoomQuestion {
     bool is_on_grid = false;
 };
 
-// Of a large pool so many extents are looked at, at most.
+// The most extents that a search of a large pool looks at.
 constexpr std::uint32_t kExtentsSeen = 256 * 1024;
 
-// At most 32 windows, cheapest first, of different places. In a large pool not all segments are looked at; the emptiest
-// come first. About 1 ms at most.
+// Returns at most 32 windows in different places, cheapest first. In a large pool it looks at the emptiest segments
+// first, and not at all of them. Takes about 1 ms at most.
 std::vector<Window> cheapest_windows(const SpanTable& spans, const FreeRuns& runs, const RoomQuestion& question);
 
 }  // namespace kvo

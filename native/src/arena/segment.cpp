@@ -72,7 +72,8 @@ Result<FileDescriptor> make_file(const std::string& name, std::uint64_t size, st
     if (!file.is_open()) {
         return system_fault("memfd_create", errno);
     }
-    // Else processes of other users could open what they were sent read-only again for writing.
+    // Without this, processes of other users that were sent a read-only descriptor could open the file again for
+    // writing.
     if (fchmod(file.number(), S_IRUSR | S_IWUSR) != 0) {
         return system_fault("fchmod of a memfd", errno);
     }

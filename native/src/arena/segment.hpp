@@ -46,23 +46,23 @@ struct CommitTerms {
 
 // Movable; the mapping's address stays. Const functions and commit_range may be called by several threads at once.
 //
-// Sealed against shrinking, growing and further sealing from its creation on, so a process that holds it can touch what
-// is committed without fear of SIGBUS, whoever else holds it. Whoever may write may also punch holes: digests find
-// that. A page that is not committed is given by the kernel at the first touch, a reader's touch included, and where
-// memory is short that touch kills; so nobody touches what was not committed.
+// It is sealed against shrinking, growing and further sealing when it is created, so a process that holds it can touch
+// committed pages without fear of SIGBUS, whatever other holders do. A process that may write can also punch holes;
+// digests detect that. The kernel allocates a page that is not committed at its first touch, even a reader's, and if
+// memory is short that touch kills the process. So no process may touch pages that were not committed.
 class Segment {
 public:
     // A new file, mapped read-write, all zeros, without pages. Blocks for the time of a few system calls.
     static Result<Segment> create(const SegmentWish& wish);
 
-    // A file that another process sent. Refuses what is not a memfd, has another size or lacks the seals; what is in it
-    // survives and is not looked at. Takes the descriptor in any case.
+    // A file that another process sent. Refuses a file that is not a memfd, has another size or lacks the seals. Keeps
+    // its contents without reading them. Takes the descriptor in any case.
     static Result<Segment> adopt(FileDescriptor file, const AdoptionTerms& terms);
 
     // Gives the range its pages (rounded outwards to whole ones), cleared if new, and maps them, so that touching them
-    // can no longer fail. What is there is kept. Blocks: about 0.5 s per GiB, so nobody holds a lock over it.
-    // Code::unavailable: memory is short, with what was asked and what bounds it; pages may have been given in part.
-    // Needs Access::read_write.
+    // can no longer fail. Keeps pages that are there. Blocks for about 0.5 s per GiB, so callers must not hold a lock.
+    // Code::unavailable: memory is short; the message says how much was asked for and what the limit is. Part of the
+    // pages may have been allocated. Needs Access::read_write.
     Status commit_range(std::uint64_t offset, std::uint64_t length, const CommitTerms& terms = {});
 
     // A descriptor of the same file that cannot be mapped for writing. Guards against mistakes, and against processes

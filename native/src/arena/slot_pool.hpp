@@ -9,10 +9,10 @@
 
 namespace kvo {
 
-// What became of a wish for one certain slot.
+// The outcome of a claim to one certain slot.
 enum class Claim : std::uint8_t {
     granted,
-    taken,      // somebody else has it
+    taken,      // another entry has it
     misplaced,  // no span of this size can be there
 };
 

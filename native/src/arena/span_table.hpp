@@ -30,7 +30,7 @@ struct SizeClass {
     std::uint64_t spare_spans = 0;
 };
 
-// What a search over all extents reads, and therefore small.
+// The facts about a span that a search over all extents reads. Small, so that the search is fast.
 struct SpanMark {
     std::uint32_t live = 0;
     ClassNumber number = 0;
@@ -45,13 +45,13 @@ public:
     SpanTable(SpanTable&&) = default;
     SpanTable& operator=(SpanTable&&) = default;
 
-    // So many extents in all will come without memory being moved for them.
+    // Reserves memory for so many extents in all, so that adding them does not reallocate.
     void reserve(std::uint32_t extents);
     void add_extents(std::uint32_t count);
     ClassNumber add_class(std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape);
-    // One without spans. Looks at all of them.
+    // Returns a class without spans, if there is one. Looks at all classes.
     std::optional<ClassNumber> find_unused_class() const noexcept;
-    // The number of such a one is another size's from now on.
+    // Gives the number of such an unused class to another size.
     void change_class(ClassNumber unused, std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape);
 
     // A span without records at extents that serve none.

@@ -9,8 +9,8 @@ namespace kvo {
 
 class Spin {
 public:
-    // False when it has been long enough, tens of microseconds on an idle machine: whoever was waited for has lost its
-    // processor, was stopped, or has died.
+    // Pauses. Returns false once the wait has been long enough, tens of microseconds on an idle machine: the other
+    // thread has lost its processor, was stopped, or has died.
     bool pause() noexcept {
         if (++turns_ < kBusyTurns) {
 #if defined(__x86_64__)

@@ -41,15 +41,14 @@ public:
     // The first `blocks` blocks of chains drawn likewise, a chain a call. They are released off the clock.
     Timing acquire(std::size_t chains, std::size_t blocks);
 
-    // The same of chains that nobody stored; `done` counts the misses.
+    // The same for chains that were never stored; `done` counts the misses.
     Timing acquire_missing(std::size_t chains, std::size_t blocks);
 
-    // The same of one chain of the newest half, most of which is there still while another thread
-    // stores.
+    // The same for one chain of the newest half, most of which is still there while another thread stores.
     Timing acquire_newer(std::size_t blocks);
 
-    // The cache is left as by a process that ends, and taken over by another one; `done` counts the entries that are
-    // readable then. Nobody else uses it meanwhile.
+    // Leaves the cache as a process that ends would, and takes it over as a new one; `done` counts the entries that are
+    // readable afterwards. No other thread may use it meanwhile.
     Result<Timing> adopt();
 
     // Reads `batches` thousands of pairs of cache lines of the index, both drawn at random: the least that a look-up in

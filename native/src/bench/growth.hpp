@@ -1,4 +1,4 @@
-// What a cache's bookkeeping takes of memory while it fills, its records not counted.
+// Measures the memory that a cache's bookkeeping takes while the cache fills, without the records.
 #pragma once
 
 #include <vector>
@@ -13,8 +13,8 @@ struct GrowthStep {
     std::uint64_t private_bytes = 0;  // of this process, beyond what it had before the cache was made
 };
 
-// A cache of this shape from its first entry to its last, looked at every `step` entries. Whatever else this process
-// takes meanwhile counts too. Linux; Code::unavailable without /proc.
+// Fills a cache of this shape from its first entry to its last and measures it every `step` entries. Other memory that
+// this process takes meanwhile counts too. Linux; Code::unavailable without /proc.
 Result<std::vector<GrowthStep>> measure_growth(const LoadShape& shape, std::uint64_t step);
 
 }  // namespace kvo

@@ -16,8 +16,8 @@ namespace kvo {
 // Lines in memory of the same kind as an index's. One thread at a time.
 class LineWalk {
 public:
-    // As many second lines as an index has entries, as many first ones as it has buckets for them. Code::invalid: an
-    // index cannot have so many.
+    // Makes as many second lines as an index has entries, and as many first lines as it has buckets for them.
+    // Code::invalid: an index cannot have so many.
     static Result<LineWalk> create(std::uint64_t entries);
 
     // Whether the second line is only read, or counted up as a lease does.

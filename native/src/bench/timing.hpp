@@ -1,11 +1,12 @@
-// What a measured call says of itself.
+// The result of a measured call.
 #pragma once
 
 #include <cstdint>
 
 namespace kvo {
 
-// `done`: records, hashes or leased blocks that turned out as they should. Whoever counts on all of them compares.
+// `done`: number of records, hashes or leased blocks that turned out as they should. A caller that needs all of them
+// must compare.
 struct Timing {
     double seconds = 0;
     std::uint64_t done = 0;

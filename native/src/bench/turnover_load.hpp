@@ -43,7 +43,7 @@ public:
     // Offers records until they are as many bytes as `turnovers` pools.
     TurnoverOutcome run(double turnovers);
 
-    // From now on the byte shares are in reverse order.
+    // Reverses the order of the byte shares for the records to come.
     void flip() { mix_.flip(); }
 
     CacheStats stats() const { return core_->stats(); }

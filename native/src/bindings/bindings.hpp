@@ -1,4 +1,4 @@
-// What each file of this folder adds to the module, and what they share.
+// The functions by which each file of this folder adds to the module, and code that they share.
 #pragma once
 
 #include <nanobind/nanobind.h>

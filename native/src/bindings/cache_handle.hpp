@@ -18,7 +18,7 @@
 
 namespace kvo {
 
-// What a core's end takes, such as giving memory back, it takes without the GIL.
+// Returns a shared core whose destruction, which may take long (it gives memory back), runs without the GIL.
 inline std::shared_ptr<CacheCore> share(std::unique_ptr<CacheCore> core) {
     return {core.release(), [](CacheCore* last) {
                 std::optional<WithoutGil> unlocked;
@@ -82,7 +82,7 @@ inline Space space_to_look_in(const Cache& cache, std::uint32_t name_space, std:
                                                                                 : open_space(cache, name_space, group);
 }
 
-// Of the group with the most; ValueError if there is no such namespace.
+// Returns the number of shards of the group with the most; ValueError if there is no such namespace.
 inline std::uint32_t most_shards(const Cache& cache, std::uint32_t name_space) {
     const std::shared_ptr<CacheCore> core = cache.core();
     std::uint32_t most = 0;

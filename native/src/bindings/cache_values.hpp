@@ -1,4 +1,4 @@
-// What the bindings of the cache and of its readers turn into Python's values, and out of them.
+// Conversions to and from Python's values, for the bindings of the cache and of its readers.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -90,8 +90,8 @@ public:
     OwnedCopyEngine(std::unique_ptr<CopyEngine> engine, nanobind::object memory)
         : memory_(std::move(memory)), engine_(std::move(engine)) {}
 
-    // What still runs keeps its memory for good. In a child of the engine's process threads and device are the
-    // parent's.
+    // Copies that still run keep their memory for good. A child of the engine's process leaves the threads and the
+    // device to its parent.
     ~OwnedCopyEngine() {
         bool is_over = false;
         if (is_of_this_process()) {
@@ -144,7 +144,7 @@ public:
         return engine_->fence(timeout_ms);
     }
 
-    // In a child of the engine's process only the child's own hold on the memory goes.
+    // If a child of the engine's process calls this, only its own hold on the memory goes.
     void close(int timeout_ms) {
         Status status;
         if (is_of_this_process()) {

@@ -121,7 +121,7 @@ nb::int_ digest_run_of_buffer(nb::handle data, std::uint64_t offset) {
     }
     RunDigest digest;
     {
-        // To let go of the GIL and to wait for its turn takes longer than a few bytes do.
+        // Releasing the GIL and waiting to get it back takes longer than digesting a few bytes.
         std::optional<WithoutGil> unlocked;
         if (buffer.bytes().size() > kQuickBytes) {
             unlocked.emplace();

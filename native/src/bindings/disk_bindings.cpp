@@ -44,7 +44,7 @@ struct NamesArgument {
     }
 };
 
-// What is optional is empty or has one of each record.
+// Checks that an optional list is empty or has one item for each record.
 template <typename Item>
 void check_count(const std::vector<Item>& items, std::size_t count, const char* name) {
     if (!items.empty() && items.size() != count) {
@@ -123,7 +123,7 @@ public:
     OwnedDiskStore(const OwnedDiskStore&) = delete;
     OwnedDiskStore& operator=(const OwnedDiskStore&) = delete;
 
-    // None: as many batches as may be are under way.
+    // Returns the batch's number, or none if as many batches are under way as the limit allows.
     std::optional<std::uint64_t> submit(int verb, const nb::bytes& fingerprint, nb::handle hashes, std::uint32_t group,
                                         std::uint32_t shard, nb::handle slots, std::uint64_t record_bytes,
                                         nb::handle digests, nb::handle parents, bool wants_durable, int timeout_ms) {
@@ -251,7 +251,7 @@ private:
     const pid_t process_ = getpid();
 };
 
-// Of a device: its folder and its capacity in bytes.
+// A device: its folder and its capacity in bytes.
 using DeviceTuple = std::tuple<std::string, std::uint64_t>;
 
 std::unique_ptr<OwnedDiskStore> create_disk_store(const std::vector<DeviceTuple>& devices, std::uint64_t segment_bytes,

@@ -1,4 +1,4 @@
-// One frame from its first byte on. Whatever is wrong or unusual is NotPlain.
+// Reads one frame from its first byte on. Wrong or unusual frames throw NotPlain.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -53,7 +53,7 @@ public:
         throw NotPlain{};
     }
 
-    // As many items as it has fields: more or fewer are another version's.
+    // Reads a record that has as many items as the shape has fields: more or fewer are another version's.
     nanobind::object record(const Shape& shape, std::size_t items) {
         if (items != shape.fields.size()) {
             throw NotPlain{};

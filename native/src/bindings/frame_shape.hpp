@@ -37,7 +37,7 @@ struct Shape {
     std::vector<Count> counts;
 };
 
-// Of a plan that Shape.plan() made. A plan of anything else is the caller's bug.
+// Reads a plan that Shape.plan() made. Passing anything else is the caller's bug.
 Shape read_shape(nanobind::tuple plan);
 
 std::size_t blob_size(nanobind::handle blob);

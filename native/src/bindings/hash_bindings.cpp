@@ -37,7 +37,7 @@ std::span<const Number> view_array(const Array& array, const char* name, const c
     return {static_cast<const Number*>(array.data()), array.shape(0)};
 }
 
-// Uninitialised; nobody else has it until it is returned, so it may be filled without the GIL.
+// Returns uninitialised bytes. Only the caller has them until it returns them, so it may fill them without the GIL.
 nb::bytes make_bytes(std::size_t size) {
     PyObject* const object = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
     if (object == nullptr) {

@@ -18,7 +18,7 @@ namespace nb = nanobind;
 namespace kvo {
 namespace {
 
-// As Python holds it.
+// The handle by which Python holds the result of a call that was left at the writer's lock.
 template <typename Left>
 struct LeftHandle {
     std::shared_ptr<const Left> left;
@@ -85,7 +85,8 @@ nb::object take_committed(const LeftHandle<LeftCommit>& handle) {
     return to_bytes(left.outcomes);
 }
 
-// Says in an eventfd that it has the lock. False: the file could not be read in time.
+// Holds the writer's lock until `until` can be read, and writes to the eventfd `told` when it has it. False: the file
+// could not be read in time.
 bool hold_writer(const Cache& cache, int told, int until, int timeout_ms) {
     return without_gil(cache, [&](CacheCore& core) {
         const auto held = core.hold_writer();

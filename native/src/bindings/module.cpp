@@ -30,7 +30,8 @@ void watch_python_end() {
 
 NB_MODULE(_native, module) {
     module.doc() = "kvoffload's native core. Import it through kvoffload.native.";
-    // What threads and other extensions still hold when an interpreter ends is no leak of ours, and no line in a log.
+    // Objects that threads and other extensions still hold when an interpreter ends are no leak of ours, and not worth
+    // a log line.
     nb::set_leak_warnings(false);
     watch_python_end();
     kvo::bind_hash(module);

@@ -36,7 +36,7 @@ struct Trace {
     std::atomic<std::uint32_t> replays = 0;
 };
 
-// Without the GIL, and nobody may add to the trace.
+// While it lives, the GIL is released and no requests may be added to the trace.
 class Replaying {
 public:
     explicit Replaying(Trace& trace) : trace_(trace) { trace_.replays.fetch_add(1); }
@@ -133,7 +133,7 @@ MadeBlocks list_request(const Trace& trace, std::size_t at) {
     return MadeBlocks(copy->data(), {copy->size()}, owner);
 }
 
-// A memory over a trace that lives as long, and to which nobody may add meanwhile.
+// A memory over a trace, which lives as long. No requests may be added to the trace meanwhile.
 class Memory {
 public:
     Memory(Trace& trace, const std::string& policy_name, std::uint64_t capacity_blocks)
@@ -185,7 +185,7 @@ private:
     ReplayMemory memory_;
 };
 
-// Of a group: how it may be reused, bytes of a record, blocks of a window.
+// A group: how it may be reused, bytes of a record, blocks of a window.
 using GroupTerms = std::tuple<std::string, std::uint64_t, std::uint32_t>;
 
 class Pool {

@@ -47,7 +47,8 @@ nb::tuple list_blocks(const Cache& cache, std::uint32_t name_space, EntryNumber 
     return nb::make_tuple(found.next, to_bytes(found.groups), to_bytes(found.hashes), to_bytes(found.parents));
 }
 
-// Of each namespace and group the hashes, as one string of bytes; how many blocks were lost; and whether that is all.
+// Returns the hashes of each namespace's groups, as one string of bytes each; how many blocks were lost; and
+// whether that is all.
 nb::tuple take_removed(const Cache& cache, std::size_t count) {
     const RemovedLog::Taken taken = without_gil(cache, [&](CacheCore& core) { return core.removed().take(count); });
     std::map<Space, std::vector<HashWords>> by_space;

@@ -1,4 +1,4 @@
-// What people who look into a cache may ask it.
+// Bindings of the queries by which people look into a cache.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,5 @@
-// What a cache takes over from the process that had its files before: identities, sessions, leases, entries, tenants.
+// Adoption: a cache takes over identities, sessions, leases, entries and tenants from the process that had its files
+// before.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,13 @@
 
 namespace kvo {
 
-// Once, before anybody else uses the cache. The files may be damaged, so nothing in them is trusted.
+// Runs once, before any other thread uses the cache. The files may be damaged, so nothing in them is trusted.
 class Adoption {
 public:
     // Both outlive it.
     Adoption(CacheState& state, Reservations& reservations) : state_(state), reservations_(reservations) {}
 
-    // The tenants are those that there are to be from now on.
+    // `tenants` are the tenants from now on.
     Result<AdoptionReport> run(std::span<const TenantTerms> tenants);
 
 private:

@@ -22,7 +22,7 @@ Result<std::uint64_t> random_number() {
     return number;
 }
 
-// What no waiting brings is refused at once; what others have now may be given back.
+// Refuses at once a pool that does not fit into the machine even if other processes give back all they have now.
 Status check_total(const CacheOptions& options, std::uint64_t pool_bytes) {
     const std::uint64_t total = read_memory_headroom(options.populate.proc).total_bytes;
     const std::uint64_t wanted = pool_bytes + std::min(options.populate.keep_free_bytes, UINT64_MAX - pool_bytes);
@@ -38,7 +38,7 @@ constexpr std::uint64_t mix(std::uint64_t mark, std::uint64_t word) {
     return mark ^ mark >> 32;
 }
 
-// Tells the files of one pool in their order from any others, and from another order.
+// Returns a mark that tells the files of one pool, in their order, from other files and from the same ones reordered.
 Result<std::uint64_t> mark_segments(const std::vector<Segment>& segments) {
     std::uint64_t mark = segments.size();
     for (const Segment& segment : segments) {
@@ -51,7 +51,7 @@ Result<std::uint64_t> mark_segments(const std::vector<Segment>& segments) {
     return mark;
 }
 
-// Whether the memory is of the same domain, and nobody had it who may not have it now.
+// Checks that the memory is of the same domain, and that every user who had it may have it now.
 Status check_former_owner(const IndexHeader& header, const CacheOptions& options) {
     const auto name_end = std::ranges::find(header.domain, '\0');
     if (std::string_view(header.domain.begin(), name_end) != options.owner.domain) {

@@ -15,7 +15,7 @@
 
 namespace kvo {
 
-// A cache's files. Whoever holds them keeps the memory alive, and may hand it to a successor of the process that
+// A cache's files. A process that holds them keeps the memory alive, and may hand it to a successor of the process that
 // writes.
 struct CacheFiles {
     FileDescriptor lock;
@@ -23,8 +23,8 @@ struct CacheFiles {
     std::vector<FileDescriptor> segments;
 };
 
-// Numbers of descriptors that the cache owns: to be sent or duplicated, not to be closed. By the lock's nobody can
-// lock.
+// Numbers of descriptors that the cache owns: they may be sent or duplicated, but not closed. The lock's descriptor
+// cannot be used to lock.
 struct FileNumbers {
     int lock = -1;
     int index = -1;
@@ -43,7 +43,8 @@ public:
 
     // The index's cannot be mapped for writing.
     FileNumbers files() const;
-    // From here on the memory is this process's; 0: nobody knows it, and a number is drawn.
+    // Notes that the memory is this process's from here on. `boot_id` 0: no engine knows the process, and a number is
+    // drawn.
     Status note_boot(std::uint64_t boot_id);
     // Before a process of this user is handed them. Successors that do not admit him do not adopt them.
     void note_user(std::uint32_t uid);
@@ -54,7 +55,7 @@ public:
     std::span<const Segment> segments() const noexcept { return segments_; }
     std::span<std::byte> bytes_at(std::uint64_t address, std::uint64_t size);
     std::uint64_t capacity_bytes() const noexcept { return segments_.size() * header().segment_bytes; }
-    // Of the capacity, from address 0 on: what has its memory.
+    // Bytes of the capacity, from address 0 on, that have their memory.
     std::uint64_t ready_bytes() const noexcept { return header().ready_bytes.load(std::memory_order_acquire); }
 
 private:

@@ -1,4 +1,4 @@
-// What a cache is made with: how much memory, whose, and who shares it.
+// Options of a cache: how much memory it has, its owner, and the tenants that share it.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ enum class Verify : std::uint8_t {
     always,   // every record, at every use
 };
 
-// Whose a cache is. Its successors are of the same domain.
+// The owner of a cache. Its successors are of the same domain.
 struct CacheOwner {
     std::string domain = {};
-    std::uint64_t boot_id = 0;  // of the process that writes, as its engines know it; 0: none that anybody knows
-    std::optional<std::vector<std::uint32_t>> users = {};  // who may have it mapped; none: anybody
+    std::uint64_t boot_id = 0;  // number by which engines know the process that writes; 0: they know none
+    std::optional<std::vector<std::uint32_t>> users = {};  // users that may map it; none: every user
 };
 
 struct CacheOptions {
@@ -39,10 +39,10 @@ struct CacheOptions {
     PopulateTerms populate;
     std::uint64_t step_bytes = 128ULL << 20;  // the pool's first part, and how much it grows at once
     CacheOwner owner = {};
-    std::uint64_t former_boot_id = 0;  // of a successor: the process whose memory it takes over; 0: whoever's
+    std::uint64_t former_boot_id = 0;  // of a successor: the process whose memory it takes over; 0: any
     bool is_sparse = false;            // pages come at the first touch: for tests of pools larger than the machine
-    // Of a successor: who shares the pool from then on. What others had left is nobody's. None: whoever shared it
-    // before.
+    // For a successor: the tenants that share the pool from now on. Blocks of other former tenants then belong to no
+    // tenant. None: the same tenants as before.
     std::optional<std::vector<TenantTerms>> tenants = {};
 };
 

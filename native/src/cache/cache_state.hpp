@@ -1,4 +1,4 @@
-// What all parts of a cache work on: the tables in its index, and the lock of those who change which entries there are.
+// The state that all parts of a cache work on: the tables in its index, and the lock for adding and removing entries.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace kvo {
 
-// Owned by CacheCore. All but the store may be used from any thread. Whoever calls the store has the writer's lock, but
-// for its counts and for what says that a lease or a reservation is enough.
+// Owned by CacheCore. Any thread may use all of it but the store. A caller of the store holds the writer's lock, except
+// for the store's counts and for functions whose comment says that a lease or a reservation is enough.
 struct CacheState {
     static constexpr std::size_t kPart = 128;           // items done under one hold of the writer's lock
     static constexpr EntryNumber kScanPart = 1u << 12;  // entries looked at under one
 
     CacheState(CacheMemory& memory, TenantTable tenants, Arena arena);
 
-    // With the writer's lock: tells the policies what was acquired.
+    // Passes the acquired entries on to the policies. The caller holds the writer's lock.
     void drain_touches();
     // The namespace of a space, for as long as the use lives; none: there is no such group.
     NamespaceUse use_space(Space space) const;

@@ -130,7 +130,7 @@ void Commits::make_left(const std::shared_ptr<LeftJob>& job) {
     job->is_done.store(true, std::memory_order_release);
 }
 
-// The reservation is this session's, so nobody writes to the slot while it is read.
+// The reservation is this session's, so no other session writes to the slot while it is read.
 std::uint64_t Commits::digest_item(std::uint16_t place, const CommitBatch& batch, std::size_t item) const {
     Space space = 0;
     const std::optional<Slot> slot = reservations_.slot_of(place, batch.tickets[item], space);
@@ -191,7 +191,7 @@ EntryNumber Commits::find_parent(const CommitBatch& batch, std::size_t item, con
         return kNoEntry;
     }
     const std::uint32_t group = name_space.groups[group_of(batch.space)].anchor;
-    // As a rule it came just now.
+    // The parent is usually the block just before this one.
     if (before != kNoEntry && group == group_of(batch.space) &&
         parent == read_hash(batch.hashes.data() + (item - 1) * kHashBytes)) {
         return before;

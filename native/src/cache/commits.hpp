@@ -30,7 +30,7 @@ struct CommitBatch {
     std::span<const std::uint8_t> hashes;
     std::span<const std::uint8_t> parents;
     std::span<const std::uint64_t> digests;
-    std::optional<TenantNumber> tenant = {};  // whose quota pays from here on; none: whoever reserved pays on
+    std::optional<TenantNumber> tenant = {};  // charged from here on; none: the one that reserved stays charged
     bool was_promoted = false;                // from a slower tier
 };
 
@@ -45,7 +45,7 @@ struct OwnedBatch {
     bool was_promoted = false;
 };
 
-// What became of a call that was left at the writer's lock. All else is to be read once it is done.
+// The result of a call that was left at the writer's lock. The other members may be read once `is_done` is true.
 struct LeftCommit {
     std::atomic<bool> is_done = false;
     Status status = {};

@@ -13,7 +13,7 @@ CurveFeed::CurveFeed(MemoryCurveTerms terms) : curve_(std::move(terms)), sample_
 
 CurveFeed::~CurveFeed() {
     if (thread_.joinable() && getpid() != process_) {
-        // A forked child has it not, and its handle may be another thread's here: it is left as it is.
+        // A forked child does not have the thread, and the handle may name another thread here: it is left as it is.
         static_cast<void>(new std::thread(std::move(thread_)));
     } else if (thread_.joinable()) {
         is_ending_.store(true);
@@ -44,7 +44,7 @@ void CurveFeed::add(std::uint64_t hash_word, PoolNote note) {
     }
 }
 
-// Without a thread the notes wait for whoever asks, and what finds no place is lost.
+// If no thread can be started, the notes wait until `counts` is called, and notes that find no place are lost.
 void CurveFeed::wake() {
     if (!thread_.joinable()) {
         try {
@@ -69,7 +69,7 @@ void CurveFeed::run() {
     }
 }
 
-// What is noted meanwhile comes the next time.
+// Notes that are added meanwhile are taken the next time.
 void CurveFeed::drain() {
     const std::lock_guard lock(mutex_);
     std::uint32_t read = read_.load(std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// What happens in a pool, on its way to the curve that follows it: whoever has the writer's lock only leaves a note.
+// Events of a pool on their way to the curve that follows it: the holder of the writer's lock only leaves a note.
 #pragma once
 
 #include <sys/types.h>
@@ -25,18 +25,18 @@ public:
         return curve_.sample_of(hash_word) <= sample_limit_.load(std::memory_order_relaxed);
     }
 
-    // The next two under the writer's lock. Neither waits.
-    // Was used or saved, whether it is followed or not.
+    // The caller of the next two holds the writer's lock. Neither waits.
+    // Counts a block that was used or saved, whether it is followed or not.
     void pass(const PoolShare& share) noexcept { passed_.add(share); }
-    // Of a block that is followed. A note that finds kNotes waiting is lost: the curve is less exact then.
+    // Adds a note about a block that is followed. If kNotes are waiting, the note is lost and the curve is less exact.
     void add(std::uint64_t hash_word, PoolNote note);
 
-    // From any thread; includes what was noted before the call.
+    // Safe to call from any thread; the counts include everything that was noted before the call.
     MemoryCurve::Counts counts();
 
 private:
     static constexpr std::uint32_t kNotes = 4096;  // a power of two
-    static constexpr int kNiceness = 5;            // as other threads that nobody waits for
+    static constexpr int kNiceness = 5;            // as of other threads that no call waits for
 
     void wake();
     void run();

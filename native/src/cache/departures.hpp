@@ -16,17 +16,17 @@ namespace kvo {
 
 enum class Leaving : std::uint8_t {
     evicted = 1,
-    untrusted = 2,  // its bytes were not what they should be, or somebody said so
+    untrusted = 2,  // its bytes were wrong, or a caller said so
     cleared = 3,    // with all of its namespace
 };
 
 struct Departure {
     Leaving why = Leaving::evicted;
-    std::uint32_t second = 0;         // by whatever clock it was added
+    std::uint32_t second = 0;         // by the clock of the caller that added it
     std::uint64_t evicted_bytes = 0;  // that had been evicted by then, in all
 };
 
-// Belongs to whoever holds the writer's lock.
+// The caller holds the writer's lock.
 class Departures {
 public:
     // Remembers about so many, of 16 bytes each, whose pages are taken at their first use; none where there is no

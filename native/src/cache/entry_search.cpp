@@ -88,7 +88,7 @@ Result<EntrySurvey> EntrySearch::survey(std::span<const std::uint8_t> prefix, st
         facts.space = entry.space.load(kAcquire);
         facts.was_used = (entry.tiers.load(kAcquire) & kWasUsed) != 0;
         facts.tenant = entry.tenant.load(kAcquire);
-        // Whoever gives an entry away changes its generation first.
+        // A thread that gives an entry to another block changes its generation first.
         const bool is_same = EntryWord(entry.word.load(kRelaxed)).generation() == word.generation();
         if (!is_same || !is_there(word) || !wanted.begins(facts.hash)) {
             continue;

@@ -1,4 +1,4 @@
-// What there is to know of blocks without a lease on them.
+// Queries about blocks that need no lease on them.
 #pragma once
 
 #include <cstddef>
@@ -48,10 +48,11 @@ public:
     Status find_used(Space space, std::span<const std::uint8_t> hashes, std::span<std::uint8_t> found,
                      std::optional<std::uint32_t> since = std::nullopt) const;
 
-    // Grows with every acquire for use, and begins anew behind its end.
+    // A counter that grows with every acquire for use, and wraps around.
     std::uint32_t use_clock() const { return state_.view.header->clock.load(std::memory_order_relaxed); }
 
-    // What became of blocks that are not there (any more), where that is remembered; as long as there are hashes.
+    // Finds what became of blocks that are not there (any more), where that is remembered. `found` has one place per
+    // hash.
     Status find_departed(Space space, std::span<const std::uint8_t> hashes,
                          std::span<std::optional<Departed>> found) const;
 

@@ -70,7 +70,7 @@ bool EntryStore::adopt_entry(EntryNumber number, std::uint32_t leases,
     counts_.reserved.fetch_add(is_reserved, kRelaxed);
     counts_.quarantined.fetch_add(is_quarantined, kRelaxed);
     if (is_readable) {
-        // A record that is to be trusted is checked first.
+        // The record is checked before it is trusted.
         entry.word.store(now.with_state(EntryState::readable).with_leases(leases).with_unverified(true).bits(),
                          kRelease);
     } else {
@@ -89,7 +89,7 @@ void EntryStore::adopt_survivors(std::vector<Survivor>& survivors, AdoptionRepor
         for (std::size_t i = 0; i < key.hash.size(); ++i) {
             key.hash[i] = view_.entries[survivor.entry].hash[i].load(kRelaxed);
         }
-        // Of two with one name, the first has it; the other goes when its leases end.
+        // If two have one name, the first keeps it; the other goes when its leases end.
         const bool is_double = find_entry(view_, key).entry != kNoEntry;
         // One that the table refuses goes likewise: its key was chosen, or memory is short.
         if (!is_double && table_.insert(survivor.entry).ok()) {

@@ -26,11 +26,11 @@ public:
 
     // Grows whenever an answer may have changed.
     std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
-    // Of the pool, in slots that are given away; rounding and holes between them come on top.
+    // Bytes of the pool in slots that are given away; rounding and holes between them come on top.
     std::uint64_t used_bytes() const noexcept { return view_.header->used_bytes.load(std::memory_order_relaxed); }
-    // Of the segments, from the first one on: what has its memory. Only that may be touched. Never less than it was.
+    // Bytes of the segments, from the first one on, that have their memory. Only these may be touched. Never shrinks.
     std::uint64_t ready_bytes() const noexcept { return view_.header->ready_bytes.load(std::memory_order_acquire); }
-    // Of the process that writes: another number is another process.
+    // The number of the process that writes: another process has another number.
     std::uint64_t boot_id() const noexcept { return view_.header->boot_id.load(std::memory_order_acquire); }
 
 private:

@@ -23,7 +23,7 @@ Reuse reuse_of(BoundaryRule rule) {
     }
 }
 
-// Before whatever is loaded after it: the writer may be about to write for another.
+// Loads a field before the fields that are loaded after it: the writer may be about to write another namespace.
 template <typename Number>
 Number load(Number& field) {
     return std::atomic_ref(field).load(std::memory_order_acquire);
@@ -101,7 +101,7 @@ Result<std::uint32_t> NamespaceTable::open(const Fingerprint& fingerprint, const
     NamespaceRecord& record = view_.namespaces[place];
     const bool was_given = place < count() && place_of_namespace(record.number) == place;
     const std::uint32_t number = was_given ? next_namespace(record.number) : place;
-    // Nobody's as long as it is not whole.
+    // The record belongs to no namespace until it is whole.
     const std::atomic_ref<std::uint32_t> group_count(record.group_count);
     group_count.exchange(0, std::memory_order_acq_rel);
     std::atomic_ref(record.number).store(number, std::memory_order_relaxed);
@@ -174,7 +174,7 @@ void NamespaceTable::adopt() {
         leave(place);
         publish(number, fingerprint, std::move(geometry));
     }
-    // A writer's successor goes on with the numbers of places that nobody has.
+    // A writer's successor goes on with the numbers of places that are free.
     const std::uint32_t sound = std::max(end, count());
     count_.store(sound, std::memory_order_release);
     free_places_.clear();
@@ -185,7 +185,7 @@ void NamespaceTable::adopt() {
     }
 }
 
-// Whoever had the place before is forgotten once the calls that go on with it have ended, which wait for nothing.
+// Frees the place's former namespace once the calls that use it have ended. Those calls wait for nothing.
 void NamespaceTable::leave(std::uint32_t place) {
     if (by_place_[place].load(std::memory_order_relaxed) == nullptr) {
         return;

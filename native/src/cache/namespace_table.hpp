@@ -20,14 +20,14 @@ namespace kvo {
 
 using Fingerprint = std::array<std::uint8_t, 32>;
 
-// What follows from a geometry, computed once.
+// Values that follow from a geometry, computed once.
 struct GroupFacts {
     Reuse reuse = Reuse::prefix;
     std::uint32_t window_blocks = 0;
     std::uint32_t anchor = 0;  // the group that an entry's parent is in
     std::uint64_t slot_bytes = 0;
     std::uint64_t class_bytes = 0;  // of the slots that such records are given
-    // Of full attention: the others. A block of one is of no use without theirs.
+    // For a group of full attention: the other such groups. A block of one group is of no use without theirs.
     std::vector<std::uint32_t> companions;
 };
 
@@ -87,19 +87,21 @@ public:
     // Records that one block of the group has; 0: no such group.
     std::uint32_t shards_of(Space space) const noexcept;
 
-    // The same without keeping it, for whoever has something that does: an entry of it, or a use. nullptr: none has it.
+    // Returns the same without keeping it alive, for a caller who has an entry or a use that does. nullptr: there is no
+    // such namespace.
     const Namespace* find(std::uint32_t number) const noexcept {
         const Namespace* const found = by_place_[place_of_namespace(number)].load(std::memory_order_acquire);
         return found != nullptr && found->number == number ? found : nullptr;
     }
 
-    // Reads records that another process wrote and that are not known here, up to the first that makes no sense. Whom
-    // that process has forgotten is forgotten when another has the place.
+    // Reads records that another process wrote and that are not known here, up to the first that makes no sense.
+    // An identity that the other process has forgotten is forgotten here when another one has its place.
     void adopt();
 
-    // These identities are forgotten, unless a call goes on with them; which ones were. Their numbers are nobody's from
-    // then on. None of them has an entry. Their places are given again once all others are taken, the one that was
-    // given back first before the others. Whoever wants one while it is looked at for the last time does not get it.
+    // Forgets the identities that `is_it` names, unless a call goes on with them, and returns which ones were
+    // forgotten. None of them may have an entry. Their numbers name nothing from then on. A free place is given again
+    // only once all others are taken, and the one that was given back first comes first. A call that wants an identity
+    // while the table checks it for the last time does not get it.
     std::vector<std::uint32_t> forget(const IsIt& is_it);
 
     // Numbers of all.
@@ -111,7 +113,7 @@ public:
     std::uint32_t known() const noexcept { return known_.load(std::memory_order_relaxed); }
 
 private:
-    static constexpr std::uint32_t kIsEnding = 1U << 31;  // in a count of uses: nobody new uses it now
+    static constexpr std::uint32_t kIsEnding = 1U << 31;  // in a count of uses: no new use may begin
 
     Status check(const Geometry& geometry) const;
     std::uint32_t choose_place() const noexcept;

@@ -8,7 +8,7 @@
 namespace kvo {
 namespace {
 
-// Of the machine's memory, or the cgroup's, one part in so many is left to others by a pool that grows.
+// A pool that grows leaves one part in this many of the machine's or the cgroup's memory to others.
 constexpr std::uint64_t kReserveShare = 32;
 constexpr std::uint32_t kRoomWaitS = 2;
 
@@ -54,7 +54,7 @@ void PoolGrowth::expect_room(std::uint32_t seconds) {
     store_.expect_room(seconds);
 }
 
-// Whoever dies after the memory was counted and before it was used has left nothing that is not so.
+// If the process dies after the memory was counted and before it was used, everything that the files say is still true.
 Result<bool> PoolGrowth::add_step(PopulateTerms terms, PopulateProgress& progress) {
     const std::uint64_t before = memory_.ready_bytes();
     const auto end = take_step(std::move(terms), progress);

@@ -1,4 +1,4 @@
-// How a cache's memory is taken step by step, beside whatever else is done.
+// Growth of a cache's memory, step by step, while the cache is in use.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ public:
     // Takes the memory of the first step, of which nothing is left to others but what the options say.
     Status take_first(PopulateProgress& progress);
 
-    // Takes the memory of the next step beside whatever others do, and then lets it be used. True: there is more to
-    // come. What it leaves to others is at least a 32nd of the machine's or the cgroup's memory. Code::unavailable: it
-    // is short; Code::failed: cancelled. Either changes nothing, and it may be called again.
+    // Takes the memory of the next step while the cache is in use, and then lets it be used. True: there is more to
+    // come. At least a 32nd of the machine's or the cgroup's memory is left to others. Code::unavailable: memory is
+    // short; Code::failed: cancelled. Either changes nothing, and it may be called again.
     //
     // While a step is taken, for two seconds of it at most, nothing is evicted to make room: room is about to come, and
-    // who finds none is refused until then.
+    // a reservation that finds none is refused until then.
     Result<bool> grow(PopulateProgress& progress);
     Status grow_fully(PopulateProgress& progress);
     void expect_room(std::uint32_t seconds);

@@ -94,7 +94,7 @@ bool Removals::leave_evict(std::span<const std::uint32_t> name_spaces) {
     if (is_evicting_.exchange(true)) {
         return false;
     }
-    auto wanted = std::make_shared<std::vector<std::uint32_t>>(kNamespaceLimit, kNamespaceNumbers);  // nobody's
+    auto wanted = std::make_shared<std::vector<std::uint32_t>>(kNamespaceLimit, kNamespaceNumbers);  // none's
     for (const std::uint32_t number : name_spaces) {
         (*wanted)[place_of_namespace(number)] = number;
     }
@@ -102,7 +102,7 @@ bool Removals::leave_evict(std::span<const std::uint32_t> name_spaces) {
     return !is_evicting_.load();
 }
 
-// With the writer's lock: of the entries from this one on.
+// Goes through a part of the entries, from `begin` on. The caller holds the writer's lock.
 void Removals::evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>& by_place, EntryNumber begin) {
     const EntryNumber count = state_.view.header->entry_count.load(std::memory_order_acquire);
     const EntryNumber end = std::min(count, begin + CacheState::kScanPart);
@@ -124,7 +124,7 @@ void Removals::evict_all(const std::shared_ptr<const std::vector<std::uint32_t>>
 std::vector<std::uint32_t> Removals::forget_namespaces(std::span<const std::uint32_t> kept) {
     std::vector<std::uint32_t> sorted(kept.begin(), kept.end());
     std::ranges::sort(sorted);
-    // Whoever adds an entry uses its namespace.
+    // A call that adds an entry uses its namespace.
     return state_.namespaces.forget([&](std::uint32_t number) {
         return !std::ranges::binary_search(sorted, number) && !state_.store.has_entries(number);
     });

@@ -1,4 +1,4 @@
-// Removals: readable entries lose their names because memory is wanted, or because somebody says so. Those that are
+// Removals: readable entries lose their names because memory is wanted, or because a caller asks for it. Those that are
 // leased stay until they are released. Identities that have none left are forgotten.
 #pragma once
 
@@ -24,18 +24,18 @@ public:
     std::uint64_t evict(std::uint64_t bytes);
     // Forgets all readable entries of a namespace.
     std::size_t clear(std::uint32_t name_space);
-    // Identities without blocks are forgotten, but for these and for those that a call goes on with; which ones were.
-    // Their numbers are nobody's from then on: whoever still says one finds nothing, and leaves nothing.
+    // Forgets identities without blocks, except `kept` and those that a call goes on with, and returns which ones were
+    // forgotten. Their numbers name nothing from then on: a call that still uses one finds nothing, and leaves nothing.
     std::vector<std::uint32_t> forget_namespaces(std::span<const std::uint32_t> kept);
 
-    // For a thread that never waits for the writer's lock: what is done under it is done at once where nobody has it,
-    // else by whoever has it, soon and in this order.
+    // For a thread that never waits for the writer's lock: the work under it is done at once if the lock is free, else
+    // soon by the thread that holds it, in the order of the calls.
     void leave_invalidate(Space space, std::span<const std::uint8_t> hashes);
     // Whether a tier below memory has these blocks, too, where they are readable: then there is less to lose by
     // evicting them. As long as there are hashes; left in the same way.
     void leave_tier_notes(Space space, std::span<const std::uint8_t> hashes, std::span<const std::uint8_t> has);
-    // All readable entries of these namespaces are evicted, beside whatever others do; false: it is not over yet, and
-    // these wait until it is asked for again.
+    // Evicts all readable entries of these namespaces, while other calls go on. False: an eviction is not over yet; if
+    // it is an earlier one, these namespaces are not evicted until it is called again.
     bool leave_evict(std::span<const std::uint32_t> name_spaces);
     // Some are being evicted so, and no others can be.
     bool is_evicting() const noexcept { return is_evicting_.load(); }

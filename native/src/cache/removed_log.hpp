@@ -1,4 +1,4 @@
-// Blocks that cannot be found any more, kept for whoever tells others of them.
+// Blocks that cannot be found any more, kept until they are taken to be reported to others.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ struct RemovedBlock {
     HashWords hash{};
 };
 
-// Safe to call from any thread; whoever adds holds the writer's lock.
+// Safe to call from any thread; a thread that adds holds the writer's lock.
 class RemovedLog {
 public:
     static constexpr std::size_t kLimit = std::size_t{1} << 20;
@@ -25,7 +25,7 @@ public:
     // Beyond so many blocks, or without memory for them, those that were removed are only counted.
     explicit RemovedLog(std::size_t limit = kLimit) : limit_(limit) {}
 
-    // Whether anybody wants to know. Blocks that are removed before this are not told.
+    // Sets whether removed blocks are wanted. Blocks that are removed before they are wanted are not told.
     void watch(bool is_wanted);
     bool is_wanted() const { return is_wanted_.load(std::memory_order_acquire); }
 
@@ -43,7 +43,7 @@ private:
     const std::size_t limit_;
     std::atomic<bool> is_wanted_ = false;
     std::mutex mutex_;  // guards what follows
-    // Grows and shrinks a few at a time: whoever adds holds up all other writers.
+    // Grows and shrinks a few at a time: a thread that adds holds up all other writers.
     std::deque<RemovedBlock> blocks_;
     std::uint64_t lost_ = 0;
 };

@@ -16,7 +16,7 @@ namespace kvo {
 
 constexpr std::uint64_t kNoAddress = UINT64_MAX;
 
-// What became of a call that was left at the writer's lock. All else is to be read once it is done.
+// The result of a call that was left at the writer's lock. The other members may be read once `is_done` is true.
 struct LeftReservation {
     std::atomic<bool> is_done = false;
     Status status = {};
@@ -39,8 +39,8 @@ public:
     // How many of the tickets were valid.
     std::size_t abort(SessionId session, std::span<const Ticket> tickets);
 
-    // The same for a thread that never waits for the writer's lock: what is done under it is done at once where nobody
-    // has it, else by whoever has it, soon and in this order.
+    // The same for a thread that never waits for the writer's lock: the work under it is done at once if the lock is
+    // free, else soon by the thread that holds it, in the order of the calls.
     std::shared_ptr<const LeftReservation> leave_reserve(SessionId session, TenantNumber tenant, Space space,
                                                          std::vector<std::uint8_t> hashes);
     void leave_abort(SessionId session, const std::vector<Ticket>& tickets);
@@ -49,19 +49,21 @@ public:
     bool is_valid(std::uint16_t place, Ticket ticket) const;
     // The slot of a valid ticket, and the space of its entry.
     std::optional<Slot> slot_of(std::uint16_t place, Ticket ticket, Space& space) const;
-    // With the writer's lock: so many entries of one group that the session had reserved are reserved no more.
+    // Notes that `count` reservations of the session, all of one group, have ended. The caller holds the writer's lock.
     void note_ends(SessionId session, std::uint32_t count, std::uint64_t slot_bytes);
 
-    // What a dead process left: another entry that is reserved for the session at this place.
+    // Adds an entry that a dead process left reserved for the session at this place.
     void adopt(std::uint16_t place, EntryNumber entry);
-    // All reservations of a session whose processes have exited end; false: not yet, and it is to be called again.
+    // Ends all reservations of a session whose processes have exited. False: this is not over yet, and must be called
+    // again.
     bool end_all(SessionId session);
 
     // Those that found everything in use, since this process has the cache.
     std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
 
-    // Of the refused ones, those that all the pool's room was in use for; the others were over their session's limit.
-    // What tiers bring up, by leave_reserve, is not counted: nothing that is retained is to give way to it.
+    // The refused ones for which all the pool's room was in use; the others were over their session's limit,
+    // or their tenant's quota is used up, which room that others give up does not change.
+    // Promotions, which use leave_reserve, are not counted: no retained block should give way to them.
     std::uint64_t without_room() const noexcept { return without_room_.load(std::memory_order_relaxed); }
 
 private:

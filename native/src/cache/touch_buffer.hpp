@@ -1,4 +1,4 @@
-// What was acquired and has not been told to the eviction policies yet: an acquire must not wait for the writer.
+// Acquired entries that the eviction policies have not been told of yet: an acquire must not wait for the writer.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ public:
     // Entries whose touches were lost.
     std::uint64_t lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
 
-    // Whether somebody should drain before long.
+    // Whether the buffer should be drained before long.
     bool is_filling() const noexcept { return is_filling_.load(std::memory_order_relaxed); }
 
     // Calls `touch(entries)` for each acquire, in the order of its thread, until at least `limit` entries were touched;

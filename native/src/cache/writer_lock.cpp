@@ -16,7 +16,7 @@ WriterLock::~WriterLock() {
 
 void WriterLock::leave(Call call) {
     push(std::move(call));
-    // Whoever has it looks once more after giving it back.
+    // A thread that holds the lock looks for calls once more after giving it back.
     if (mutex_.try_lock()) {
         unlock();
     }

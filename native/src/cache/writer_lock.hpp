@@ -1,4 +1,4 @@
-// The lock of whoever changes which entries there are, with what those want of it who must not wait.
+// The lock for adding and removing entries, and the calls that threads leave at it which must not wait for it.
 #pragma once
 
 #include <atomic>
@@ -9,9 +9,9 @@
 
 namespace kvo {
 
-// A thread that serves all domains leaves its calls here. They are made in their order, each under the lock: at once
-// where nobody has it, else by whoever has it, before others get it or after that. One is made under a hold, as long as
-// there are few: so many more wait at most as are left during one hold.
+// A thread that serves all domains leaves its calls here. They are made in their order, each under the lock: at once if
+// the lock is free, else by the thread that holds it, before or after others get it. Each hold makes one call, or more
+// if over kFew would be left waiting: at most kFew wait, and those that are left during one hold.
 class WriterLock {
 public:
     using Call = std::function<void()>;
@@ -29,9 +29,9 @@ public:
         }
     }
 
-    // Never waits; not to be called by who has the lock.
+    // Never waits. A thread that holds the lock must not call it.
     void leave(Call call);
-    // Likewise of a call that is being made: its next part, behind all that were left before.
+    // Leaves the next part of a call that is being made, behind all calls that were left before.
     void leave_rest(Call call) { push(std::move(call)); }
 
 private:

@@ -15,7 +15,8 @@ constexpr int kNiceness = 5;  // as the disk's thread, which codes too
 
 BackgroundCodec::~BackgroundCodec() {
     if (thread_.joinable() && getpid() != process_) {
-        // A forked child has it not, and its handle may be another thread's here: it is left as it is.
+        // This is a forked child: it does not have the thread, and the handle may name another thread here. So the
+        // handle is leaked.
         static_cast<void>(new std::thread(std::move(thread_)));
     } else if (thread_.joinable()) {
         state_.store(State::stopping);

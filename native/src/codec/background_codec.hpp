@@ -1,5 +1,5 @@
-// Codes and decodes records in a thread that has a low priority, so that the thread that waits keeps its own: whoever
-// holds a lock that others need, as Python's threads do, must not be the one that waits for a processor.
+// Codes and decodes records in a thread of low priority, so that the calling thread keeps its own priority: a thread
+// that holds a lock others need, as Python's threads do, must not have to wait for a processor.
 #pragma once
 
 #include <sys/types.h>
@@ -15,8 +15,8 @@
 
 namespace kvo {
 
-// For one thread at a time. Its thread begins with the first record. Where none can be started, the caller's does it;
-// so in a forked child, which has it not.
+// One thread at a time may call it. The codec starts its thread with the first record. If none can be started, and in a
+// forked child, which does not have that thread, the caller's thread does the work.
 class BackgroundCodec {
 public:
     BackgroundCodec() = default;
@@ -24,10 +24,10 @@ public:
     BackgroundCodec& operator=(const BackgroundCodec&) = delete;
     ~BackgroundCodec();
 
-    // As RecordEncoder::encode; waits until it has ended.
+    // Runs RecordEncoder::encode and waits for its result.
     std::span<const std::uint8_t> encode(std::span<const std::uint8_t> record);
 
-    // As decode_record; waits until it has ended.
+    // Runs decode_record and waits for its result.
     bool decode(std::span<const std::uint8_t> coded, std::span<std::uint8_t> record);
 
 private:

@@ -81,7 +81,7 @@ inline void join(UnitKind kind, const std::uint8_t* symbols, const std::uint8_t*
     }
 }
 
-// Of columns `from` to `from + kLanes`.
+// Measures the heights of columns `from` to `from + kLanes`.
 inline void measure_lanes(UnitKind kind, const std::uint8_t* symbols, std::size_t rows, std::size_t from,
                           ColumnHeights& heights) noexcept {
     const unsigned parts = kind == UnitKind::pair ? 2 : 1, mask = kind == UnitKind::pair ? 0x0f : 0xff;

@@ -32,7 +32,7 @@ inline constexpr std::uint32_t kStateLow = 1U << 15;  // states are from here to
 
 using LaneStates = std::array<std::uint32_t, kLanes>;
 
-// What each column is lowered by. No columns: nothing is lowered, and all heights are zero.
+// The amount by which each column is lowered. Without columns nothing is lowered, and all heights are zero.
 struct ColumnHeights {
     std::array<std::uint8_t, kMaxColumns> height{};
     std::size_t columns = 0;
@@ -65,15 +65,15 @@ struct CodecPath {
     void (*join)(UnitKind kind, const std::uint8_t* symbols, const std::uint8_t* rest, std::size_t all,
                  std::size_t first, std::size_t units, const ColumnHeights& heights, std::size_t column,
                  std::uint8_t* target);
-    // The median of every column of whole rows, or nearly.
+    // Finds the median, or nearly, of every column over whole rows.
     void (*measure)(UnitKind kind, const std::uint8_t* symbols, std::size_t rows, ColumnHeights& heights);
     void (*lower)(UnitKind kind, std::uint8_t* symbols, std::size_t units, const ColumnHeights& heights);
-    // From the last group to the first. What is returned is where the words begin, of which `words_end` is the end;
-    // there must be room for a word a unit and 32 bytes before.
+    // Codes the groups from the last to the first. Returns where the words begin; they end at `words_end`, before which
+    // there must be room for one word per unit and 32 bytes.
     std::uint8_t* (*encode)(const EncodeTable& table, const std::uint8_t* symbols, std::size_t units,
                             LaneStates& states, std::uint8_t* words_end);
-    // So many units, whole groups, of each of that many streams or fewer, one after the other in `symbols`. False: the
-    // words of one do not suffice.
+    // Decodes `units` units (whole groups) of each stream, of which there are at most CodecPath::streams, and writes
+    // them one stream after the other to `symbols`. Returns false if a stream has too few words.
     bool (*decode)(std::span<SymbolStream* const> streams, std::uint8_t* symbols, std::size_t units) noexcept;
 };
 

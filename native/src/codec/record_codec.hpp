@@ -24,8 +24,8 @@ public:
     RecordEncoder() : RecordEncoder(codec_paths().front()) {}
     explicit RecordEncoder(const CodecPath& path) : path_(path) {}
 
-    // The coded record, valid until the next call. Empty: it would not be shorter by 5%, so it is kept as it is. Most
-    // such records are known by a sample of them. Of up to 2 GiB.
+    // Returns the coded record, valid until the next call, or nothing if it would not be at least 5% shorter or is
+    // larger than 2 GiB. A sample of the record usually shows that it would not.
     std::span<const std::uint8_t> encode(std::span<const std::uint8_t> record);
 
 private:
@@ -35,9 +35,9 @@ private:
     std::vector<std::uint8_t> words_;
 };
 
-// False: `coded` is not a whole coded record of exactly so many bytes, and what `record` holds is worth nothing. Never
-// writes elsewhere, and ends after a time that is linear in both lengths. That the bytes are the right ones is for the
-// record's digest to say.
+// Decodes `coded` into `record`. Returns false if `coded` is not a whole coded record of exactly that many bytes; the
+// contents of `record` are then meaningless. Never writes elsewhere, and takes time linear in both lengths. Only the
+// record's digest tells whether the bytes are the right ones.
 bool decode_record(std::span<const std::uint8_t> coded, std::span<std::uint8_t> record) noexcept;
 bool decode_record(std::span<const std::uint8_t> coded, std::span<std::uint8_t> record, const CodecPath& path) noexcept;
 

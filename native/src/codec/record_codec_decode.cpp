@@ -9,7 +9,7 @@ namespace kvo {
 namespace {
 
 constexpr std::size_t kPieceUnits =
-    512;  // whose symbols stay near, beside the tables, while they are joined with the rest
+    512;  // whose symbols stay in the cache with the tables until they are joined with the rest
 
 using Bytes = std::span<const std::uint8_t>;
 

@@ -64,7 +64,7 @@ std::span<const std::uint8_t> RecordEncoder::encode(std::span<const std::uint8_t
     const std::size_t bytes = unit_bytes(plan->kind), chunk = chunk_units(plan->columns);
     const std::size_t units = record.size() / bytes / kLanes * kLanes;
     const std::size_t chunks = (units + chunk - 1) / chunk;
-    // Of a chunk that does not shrink there is a moment when it is coded and too long.
+    // Room for the coded form of a chunk that does not shrink: it is written first, and found too long afterwards.
     const std::size_t most_heights = (kChunkUnits / kStripRows + kMaxColumns) * 2;
     const std::size_t most_chunk =
         kMaxTableBytes + most_heights + kStateBytes + chunk * (rest_bytes(plan->kind) + 2) + kChunkHeadBytes;

@@ -1,4 +1,4 @@
-// What a few places of a record say of the whole: how it is to be coded, and whether that is worth while.
+// Decides from samples of a record how to code it, and whether that is worth while.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct CodePlan {
     std::size_t columns = 0;  // a multiple of 32 up to 1024; 0: no columns are alike
 };
 
-// None: it is not to become shorter by 5%.
+// Returns how to code the record, or nothing if coding is not expected to make it at least 5% shorter.
 std::optional<CodePlan> plan_code(std::span<const std::uint8_t> record);
 
 }  // namespace kvo

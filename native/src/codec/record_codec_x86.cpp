@@ -411,7 +411,8 @@ KVO_AVX512 std::uint8_t* encode_avx512(const EncodeTable& table, const std::uint
                               load_entries(table, _mm512_extracti64x4_epi64(places, 1)), 1);
 }
 
-// Of so many streams in turn: each step of one waits for the one before, and meanwhile there is another's.
+// Decodes several streams in turn: each step of a stream waits for its last one, and steps of the others fill that
+// time.
 template <std::size_t kCount>
 KVO_AVX512 bool decode_turns(std::span<SymbolStream* const> streams, std::uint8_t* symbols,
                              std::size_t units) noexcept {

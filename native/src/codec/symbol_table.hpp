@@ -1,4 +1,4 @@
-// How often each symbol of a chunk comes, in parts of 2048: what the entropy coder works by.
+// The frequency of each symbol in a chunk, in parts of 2048, and the entropy coder's tables made from it.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ struct DecodeTable {
     alignas(64) std::array<std::uint32_t, kTableParts> entries;
 };
 
-// Of each symbol a factor by which a state is divided by its parts (32 bits), bias (12), parts (12) and shift (8).
+// For each symbol: a factor that divides a state by the symbol's parts (32 bits), bias (12), parts (12) and shift (8).
 struct EncodeTable {
     alignas(64) std::array<std::uint64_t, 256> rules;
 };
@@ -30,10 +30,10 @@ SymbolParts count_parts(std::span<const std::uint8_t> symbols);
 EncodeTable make_encode_table(const SymbolParts& parts);
 void make_decode_table(const SymbolParts& parts, DecodeTable& table) noexcept;
 
-// Writes to memory that has kMaxTableBytes; how many bytes.
+// Writes to memory that has kMaxTableBytes. Returns how many bytes it wrote.
 std::size_t write_parts(const SymbolParts& parts, std::uint8_t* target);
 
-// What is at the start of `bytes`, which becomes shorter by it. None: no table.
+// Reads the parts at the start of `bytes`, and removes them from it. Returns nothing if there is no table.
 std::optional<SymbolParts> read_parts(std::span<const std::uint8_t>& bytes) noexcept;
 
 }  // namespace kvo

@@ -1,4 +1,4 @@
-// Copies blocks without blocking whoever asks. One interface, one file per kind: host, cuda.
+// Copies blocks without blocking the caller. One interface, one file per kind: host, cuda.
 //
 //     submit ──► ticket ──► ... copies ... ──► poll: finished, with digests or with what failed
 //

@@ -14,10 +14,10 @@
 
 namespace kvo {
 
-// Safe to call from any thread, but for two that ask for one ticket. Nobody waits while plans are compared.
+// Safe to call from any thread, but not by two at once for the same ticket. No lock is held while plans are compared.
 class CopyOrder {
 public:
-    // In the order of the tickets. Throws std::bad_alloc, and adds nothing then.
+    // Adds a plan; plans are added in the order of their tickets. Throws std::bad_alloc, and adds nothing then.
     void add(CopyTicket ticket, std::shared_ptr<const CopyPlan> plan);
     // Whether no earlier plan that has not ended stands in this one's way. The first time it costs a comparison with
     // each of them. Throws std::bad_alloc; ask again.

@@ -88,7 +88,7 @@ Status check_items(const CopyPlan& plan, const PageTable& pages) {
     return {};
 }
 
-// Loads alone: two threads would write a byte at once, and nobody could say whose it is.
+// Checked for loads only: two threads would write one byte at once, and the result would be undefined.
 Status check_written_once(const CopyPlan& plan, const SharedBlocks& shared) {
     std::vector<std::uint64_t> blocks;  // number and group, so that the groups of one number stand side by side
     blocks.reserve(plan.items.size());

@@ -1,4 +1,5 @@
-// What to copy: blocks of an engine's cache to and from slots of host memory. Pure data; no engine is known here.
+// Copy plans: blocks of an engine's cache that are copied to and from slots of host memory. Pure data; no engine is
+// known here.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,9 @@ struct GroupPages {
     std::vector<PageRun> runs;
 };
 
-// What an engine has registered; groups by number. Blocks are counted from 0 to block_count - 1. Whoever describes the
-// pages guarantees that blocks of different numbers share no byte; of one number those of several groups may.
+// The pages that an engine has registered; groups by number. Blocks are counted from 0 to block_count - 1. The caller
+// that describes the pages guarantees that blocks of different numbers share no byte; blocks of several groups with one
+// number may.
 struct PageTable {
     std::uint64_t block_count = 0;
     std::vector<GroupPages> groups;

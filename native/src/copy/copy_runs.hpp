@@ -1,7 +1,7 @@
 // The copy kernel's body: gathers pages into a contiguous staging buffer, or scatters it back.
 //
 // Both are the same act, a list of runs from anywhere to anywhere, so there is one body. It is compiled for the device
-// by copy_runs.cu and for the host by whoever emulates threads: tests, and the driver made for tests.
+// by copy_runs.cu and for the host by code that emulates threads: tests, and the driver made for tests.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct CopyThread {
 
 namespace copy_detail {
 
-// What one thread moves at once, by the widest load and store there is. Aliases anything, as char does.
+// The bytes that one thread moves at once, by the widest load and store there is. Aliases anything, as char does.
 struct alignas(16) Bytes16 {
     std::uint64_t low;
     std::uint64_t high;

@@ -142,7 +142,7 @@ void CopySchedule::drop_waiting(const Status& status) {
 void CopySchedule::drop_running(const Status& status) {
     for (auto next = jobs_.begin(); next != jobs_.end();) {
         CopyJob& job = **next++;
-        // Of one whose last piece is out nothing is left to drop.
+        // A job whose last piece has been handed out has nothing left to drop.
         if (job.stage != CopyJob::Stage::prepared || job.next < job.runs->total_bytes()) {
             drop(job, status);
         }

@@ -1,11 +1,12 @@
-// Which piece of which plan a thread of the host engine copies next. Decides, copies nothing, knows no threads.
+// The schedule of the host engine: decides which piece of which plan a thread copies next. It copies nothing and knows
+// no threads.
 //
 //     submitted ──► prepared ──► pieces handed out ──► ended
 //                      │
 //                      └─ waits for every earlier plan that has not ended and that it shares bytes with,
 //                         if one of the two writes them
 //
-// So plans that have nothing to do with each other run beside each other, and all others as if one after the other.
+// So plans that have nothing to do with each other run at the same time, and all others as if one after the other.
 // Loads and saves get pieces in turn: a request that waits for its blocks does not wait for all saves before it, and
 // saves are not starved. Two plans share bytes if they name one block, of whatever groups, or if their slots overlap.
 #pragma once
@@ -26,7 +27,7 @@
 
 namespace kvo {
 
-// What a plan touches. Immutable once made.
+// The blocks and slots that a plan touches. Immutable once made.
 struct CopyFootprint {
     struct Range {
         std::uint64_t begin = 0;
@@ -49,7 +50,7 @@ struct CopyJob {
     CopyTicket ticket = 0;
     const CopyPlan plan;
 
-    // Made by the thread that prepares; nobody else looks before it has ended that.
+    // Made by the thread that prepares; no other thread reads them before that has ended.
     std::optional<RunList> runs;
     CopyFootprint footprint;
     std::vector<std::shared_ptr<const CopyJob>> waits_for;
@@ -89,7 +90,7 @@ public:
     // Plans that have not ended and were submitted before `job`: what it may have to wait for. Throws std::bad_alloc.
     std::vector<std::shared_ptr<const CopyJob>> list_earlier(const CopyJob& job) const;
 
-    // Of the job whose preparation was taken. Its `waits_for` may name jobs that have ended since.
+    // Ends the preparation of a job that was taken for it. Its `waits_for` may name jobs that have ended since.
     void end_prepare(CopyJob& job, Status status) noexcept;
     void end_piece(CopyJob& job, Status status) noexcept;
 

@@ -90,7 +90,8 @@ Result<SharedEvent> CopyTickets::wait_for_event(CopyTicket ticket, int timeout_m
     }
     const auto at = entries_.find(ticket);
     if (at == entries_.end()) {
-        // Who was told knows what became of it; that it went well cannot be said to anybody else.
+        // The caller that took the result knows how the plan ended. The result is not kept, so no other caller can
+        // learn it.
         return Status(Code::invalid, "ticket " + std::to_string(ticket) + " has been told");
     }
     return at->second.status.ok() ? Result<SharedEvent>(at->second.done) : Result<SharedEvent>(at->second.status);

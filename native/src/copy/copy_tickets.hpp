@@ -20,7 +20,7 @@ public:
 
     // Code::unavailable: too many are submitted and not told. Throws std::bad_alloc, and opens nothing then.
     Result<CopyTicket> open();
-    // Of a plan that could not be queued after all: nobody has heard of its ticket.
+    // Removes the ticket of a plan that could not be queued after all: no caller has seen it.
     void forget(CopyTicket ticket) noexcept;
     // All its work is with the device; `done` follows it there.
     void give_to_device(CopyTicket ticket, SharedEvent done) noexcept;
@@ -32,7 +32,7 @@ public:
 
     // Throws std::bad_alloc, and takes nothing then.
     std::vector<FinishedCopy> take_finished();
-    // Of all that are submitted now.
+    // Waits until all plans that are submitted now have finished.
     bool wait_until_finished(int timeout_ms);
     // Waits until the ticket is with the device or has ended. Null: it has ended, and its event was given back.
     // Code::invalid: it never was, or it has been told. Code::unavailable: still neither. Else what became of it.

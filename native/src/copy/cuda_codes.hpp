@@ -1,4 +1,4 @@
-// What a status of the driver says about the work that was given to the device before.
+// Meanings of the driver's statuses: what they say about the work that was given to the device before.
 #pragma once
 
 #include <algorithm>

@@ -47,7 +47,7 @@ CudaStream stream_of(ComputeStream stream) { return reinterpret_cast<CudaStream>
 
 }  // namespace
 
-// A caller who may use the driver until this ends: a close waits for it, and lets nobody in.
+// A caller who may use the driver until this ends: a close waits for it, and admits no further callers.
 class CudaEngine::Visit {
 public:
     explicit Visit(CudaEngine& engine) : engine_(engine) {
@@ -274,7 +274,7 @@ Result<CopyTicket> CudaEngine::take(CopyPlan plan, SharedEvent point, std::optio
         return Status(Code::unavailable, ground_->loss.empty() ? "the device is lost" : ground_->loss);
     }
     const CopyDirection direction = plan.direction;
-    // Whatever needs memory is had before there is a ticket, or gives it back.
+    // All memory is allocated before there is a ticket, or the ticket is given back.
     std::list<CudaJob> job(1);
     job.front().plan = std::make_shared<const CopyPlan>(std::move(plan));
     if (stream) {

@@ -21,7 +21,7 @@
 
 namespace kvo {
 
-// What is left of a time limit.
+// A time limit; tells how much of it is left.
 class Deadline {
 public:
     explicit Deadline(int timeout_ms) : end_(Clock::now() + std::chrono::milliseconds(timeout_ms)) {}
@@ -52,16 +52,16 @@ public:
     // by way of a buffer. The memory stays until close has succeeded, or until it is removed and nothing leaves any
     // more.
     Status add_host_range(std::uint64_t begin, std::uint64_t length);
-    // Of a range that was added. Plans on their way go on, and what the device has of them is waited for in the
-    // background. Code::invalid: there is no such range.
+    // Removes a range that was added. Plans on their way go on, and pieces that the device uses for them are waited for
+    // in the background. Code::invalid: there is no such range.
     Status remove_host_range(std::uint64_t begin, std::uint64_t length);
     RegistrationProgress registration() const;
-    // Until so many bytes are registered, or no more are going to be, or the time is over.
+    // Waits until this many bytes are registered, or no more will be, or the time is over.
     void wait_registered(std::uint64_t bytes, int timeout_ms);
 
-    // For plans that begin from now on.
+    // Sets the ways of plans that begin from now on.
     void set_ways(WayTable ways);
-    // Why every plan goes by batch, whatever the table says; empty: it does not.
+    // The reason why every plan goes by batch, whatever the table says, or empty if the table decides.
     std::string kernel_problem() const;
 
     // Where `stream` is now: all that it has been given so far. It has work of this engine's context. The point goes
@@ -77,11 +77,10 @@ public:
     // May be called again after Code::failed, and by several.
     Status close(int timeout_ms) override;
 
-    // What `stream` is given from now on comes after the plan: it may use what that loads, or overwrite what it saves.
-    // Waits, for at most `timeout_ms`, until the plan is with the device, as a stream that waits for an event before it
-    // is recorded waits for nothing. Code::unavailable: it is not yet, or the engine is
-    // closed. Code::failed: what became of the plan, or the
-    // stream is being captured. Code::invalid: there is no such ticket, or it has been told.
+    // Orders later work of `stream` after the plan: it may use what that loads, or overwrite what it saves. Waits, for
+    // at most `timeout_ms`, until the plan is with the device, because a stream that waits for an event before it is
+    // recorded waits for nothing. Code::unavailable: it is not yet, or the engine is closed. Code::failed: the plan has
+    // failed, or the stream is being captured. Code::invalid: there is no such ticket, or it has been told.
     Status make_wait(ComputeStream stream, CopyTicket ticket, int timeout_ms);
 
     // A fault of the whole device: every plan fails, as soon as nothing of it can move any more, or is refused.
@@ -111,7 +110,7 @@ private:
     std::mutex visit_mutex_;  // of the following
     std::condition_variable visits_changed_;
     std::size_t visitors_ = 0;
-    bool is_closing_ = false;  // nobody is let in any more
+    bool is_closing_ = false;  // no more callers are admitted
     bool is_somebody_closing_ = false;
     bool is_closed_ = false;
 };

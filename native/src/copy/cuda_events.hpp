@@ -12,8 +12,8 @@ namespace kvo {
 
 class CudaEventPool;
 
-// An event that nobody else records. When the last handle goes it is back in the pool, on whatever thread that is, and
-// no call to the driver is made for it.
+// An event that only its user records. When the last handle goes, the event is back in the pool, on whatever thread
+// that is, without a call to the driver.
 class PooledEvent {
 public:
     PooledEvent(CudaEventPool& pool, CudaEvent event) noexcept : pool_(&pool), event_(event) {}
@@ -40,7 +40,7 @@ public:
 
     // One that is free, or a new one. Code::failed with the driver's words; throws std::bad_alloc.
     Result<SharedEvent> take();
-    // So many are made now, while nothing waits for them.
+    // Makes this many events now, while nothing waits for them.
     Status fill(std::size_t count);
     // Gives all that are free back to the driver. What this reports would be of earlier work, so nothing is.
     void destroy();

@@ -1,4 +1,4 @@
-// What the lanes of a CUDA engine share.
+// The state that the lanes of a CUDA engine share.
 #pragma once
 
 #include <atomic>

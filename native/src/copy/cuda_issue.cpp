@@ -9,7 +9,7 @@
 namespace kvo {
 namespace {
 
-// From here on a whole thread block shares a run.
+// Number of bytes from which on a whole thread block shares a run.
 constexpr std::uint64_t kLongRunBytes = 4096;
 constexpr std::uint32_t kShortRunTeam = 32;
 

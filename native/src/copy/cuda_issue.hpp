@@ -7,7 +7,7 @@
 //     mapped         kernels:   fetch, gather or scatter ──ended
 //     batch          transfers: DMA ──ended
 //
-// A kernel fetches the lists of the next. By DMA they would wait behind whatever the other lane sends to the device.
+// A kernel fetches the lists of the next. By DMA they would wait behind all that the other lane sends to the device.
 #pragma once
 
 #include <cstdint>

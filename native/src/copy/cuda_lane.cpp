@@ -78,7 +78,7 @@ void CudaLane::close_device() {
     device_.close();
 }
 
-// Whatever allocates on the way fails the current plan and no other.
+// If an allocation fails on the way, the current plan fails and no other.
 bool CudaLane::step() {
     try {
         poll_close();
@@ -89,8 +89,8 @@ bool CudaLane::step() {
     }
 }
 
-// Nothing is to be done before somebody wakes the lane: the watch, who ends a plan or loses the device, who submits or
-// closes.
+// Whether the lane has nothing to do until another thread wakes it: the watch, or one that ends a plan, loses the
+// device, submits or closes.
 bool CudaLane::may_sleep() {
     if (flow_.is_draining() || flow_.is_doubting() || ground_.is_lost.load() || !ends_.is_idle()) {
         return false;
@@ -125,7 +125,7 @@ bool CudaLane::take_job() {
     if (!ticket) {
         return false;
     }
-    // Nobody else takes from the queue, and nobody waits at the lock while plans are compared.
+    // No other thread takes from the queue, and no lock is held while plans are compared.
     bool is_known = true;
     try {
         if (!ground_.order.may_begin(*ticket, ground_.pages)) {

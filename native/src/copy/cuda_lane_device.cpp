@@ -119,7 +119,7 @@ CudaAddress CudaLaneDevice::mapped_lists() const { return mapped_memory_ + buffe
 
 CudaAddress CudaLaneDevice::device_lists() const { return device_memory_ + buffers_bytes(); }
 
-// What a call here and below reports is of earlier work, and everything is given back all the same.
+// Errors that the calls here and below report are of earlier work, and everything is given back all the same.
 void CudaLaneDevice::close_kernels() {
     if (device_memory_ != 0) {
         api_.cuMemFree(device_memory_);

@@ -1,4 +1,4 @@
-// What a lane takes from its device and gives back.
+// The resources that a lane takes from its device and gives back.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvo {
 
-// For the lane's thread. Whatever has failed to open, close gives back what there is.
+// Used by the lane's thread. If opening has failed, close gives back the resources that were taken before.
 class CudaLaneDevice {
 public:
     explicit CudaLaneDevice(CudaGround& ground) : ground_(ground), api_(ground.api) {}
@@ -26,7 +26,7 @@ public:
     CudaFunction copy_runs() const noexcept { return copy_runs_; }  // null: batch is the only way
     CudaFunction fetch() const noexcept { return fetch_; }
 
-    // What parts get; stagings where there are kernels.
+    // Resources for parts; stagings only if there are kernels.
     const std::vector<CudaPlace>& places() const noexcept { return places_; }
     std::vector<CudaBounce> bounces() const;
     std::vector<CudaStaging> stagings() const;

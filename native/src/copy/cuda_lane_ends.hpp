@@ -14,7 +14,7 @@ public:
     void start_digests(CudaJob& job);
     // The first of these has moved all it will. It is told, now or when its digests are there.
     void end_first(CudaJobs& running);
-    // Tells those whose digests are there; whether there were any.
+    // Finishes the jobs whose digests are there; returns whether there were any.
     bool poll();
     void tell(CudaJob& job) noexcept;
     bool is_idle() const noexcept { return digesting_.empty(); }

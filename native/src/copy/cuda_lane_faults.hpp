@@ -1,4 +1,4 @@
-// What answers of the driver say of the device, for one lane.
+// Judges, for one lane, from the driver's answers whether the device is lost.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,14 @@ class CudaLaneFaults {
 public:
     explicit CudaLaneFaults(CudaGround& ground) : ground_(ground) {}
 
-    // Of a poll. An answer that is none says nothing about what was asked, so that is asked again; but a device that
-    // has given no other for a while takes no new plans.
+    // Takes a poll's answer other than success. A strange one says nothing about the work, so the lane polls again; but
+    // a device that has given no other answer for a while counts as lost and takes no new plans.
     void doubt(const char* function, CudaStatus status);
     void trust() { strange_.reset(); }
     bool is_doubting() const noexcept { return strange_.has_value(); }
 
     enum class Streams : std::uint8_t { running, empty, ended };
-    // What becomes of all that both streams were given.
+    // The state of all work that both streams were given.
     Streams query_streams(const CudaLaneDevice& device);
 
 private:

@@ -166,7 +166,7 @@ void CudaLaneFlow::fail_current(Status status) noexcept {
     is_draining_ = true;
 }
 
-// Of a call for the current plan. Unless the device is lost the call alone was refused, whatever the code.
+// Handles a failed call for the current plan. Unless the device is lost, only the call was refused, whatever the code.
 void CudaLaneFlow::fail_call(const char* function, CudaStatus status) {
     if (is_final(status)) {
         ground_.lose(function, status);
@@ -176,7 +176,7 @@ void CudaLaneFlow::fail_call(const char* function, CudaStatus status) {
 }
 
 bool CudaLaneFlow::poll_drain() {
-    // Of streams that have ended nobody knows what of their work was done: that is a loss.
+    // If streams have ended, it is unknown which of their work was done: that counts as a loss of the device.
     if (faults_.query_streams(device_) != CudaLaneFaults::Streams::empty) {
         return false;
     }

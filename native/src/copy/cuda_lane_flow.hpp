@@ -41,10 +41,10 @@ public:
     void begin();
     // Hands out a part of the current job, or what follows its last.
     bool issue();
-    // Looks what has ended.
+    // Looks for parts and plans that have ended.
     bool poll();
 
-    // What the current plan has with the device must end before its ticket does.
+    // Fails the current plan. Its ticket ends only after all work that the device has of it has ended.
     void fail_current(Status status) noexcept;
     bool poll_drain();
     // The device is lost. True: all that ran has ended; nothing ends while a copy may still write.

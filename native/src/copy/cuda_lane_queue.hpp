@@ -1,4 +1,4 @@
-// What others ask of a lane's thread: plans to copy, to be awake, and to end.
+// Requests of other threads to a lane's thread: to copy plans, to wake up, and to end.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ public:
     // Takes the list's one job. Not after begin_close.
     void submit(CudaJobs job) noexcept;
     void wake() noexcept;
-    // What is queued ends, what runs goes on.
+    // Begins to close: queued plans fail, running ones go on.
     void begin_close();
     // False: something still runs, and stops as soon as it can. May be asked again.
     bool wait_closed(int timeout_ms);
@@ -37,7 +37,7 @@ public:
 
     struct Closing {
         bool has_begun = false;
-        bool is_urgent = false;  // somebody has waited for it in vain
+        bool is_urgent = false;  // a caller has waited for it in vain
     };
     Closing closing();
 

@@ -15,7 +15,7 @@ struct PartLimits {
     std::size_t entries = 0;
 };
 
-// What a part may use beside pages and slots, as large as the limits say. Addresses of the driver.
+// The buffers that a part may use besides pages and slots, as large as the limits say. Addresses of the driver.
 struct PartBuffers {
     CudaAddress staging = 0;
     CudaAddress bounce = 0;         // pinned host memory

@@ -29,7 +29,7 @@ struct CudaStaging {
     const CudaPlace* last = nullptr;
 };
 
-// What one part has, from its first call to the driver until the host has seen its end.
+// The resources of one part, from its first call to the driver until the host has seen its end.
 struct CudaPlace {
     CudaEvent crossed = nullptr;  // from one stream to the other
     CudaEvent ended = nullptr;
@@ -43,7 +43,7 @@ struct CudaPlace {
     std::shared_ptr<const HostPieces> pieces;      // registered for as long as this is held
 };
 
-// The buffers that a part gets beside a place.
+// The buffers that a part gets in addition to a place.
 struct CudaPartRoom {
     CudaBounce* bounce = nullptr;
     CudaStaging* staging = nullptr;
@@ -58,7 +58,7 @@ class CudaParts {
 public:
     explicit CudaParts(const CudaSettings& settings) : settings_(settings) {}
 
-    // What there is from now on, for good.
+    // Sets the resources of all parts, once and for good.
     void open(std::vector<CudaPlace> places, std::vector<CudaBounce> bounces, std::vector<CudaStaging> stagings);
 
     // Room for a part that goes this way; none: it waits until one has ended.

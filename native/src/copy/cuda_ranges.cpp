@@ -130,7 +130,7 @@ void CudaRanges::run() {
         take_out();
         unregister_unused(lock);
         std::erase_if(queue_, [](const Range& range) { return range.begin >= range.end; });
-        // What leaves goes first: the next to be registered may lie where it was.
+        // Removed ranges go first: the next one to be registered may lie at the same address.
         const bool is_leaving = !removed_.empty() || !leaving_.empty();
         if (!is_leaving && !queue_.empty()) {
             const Clock::time_point begun = Clock::now();
@@ -173,7 +173,7 @@ void CudaRanges::register_next(std::unique_lock<std::mutex>& lock) {
     if (queue_.front().begin >= queue_.front().end) {
         queue_.pop_front();
     }
-    progress_.is_done = queue_.empty();  // with the bytes: whoever saw the last of them sees that nothing waits
+    progress_.is_done = queue_.empty();  // under one lock with the bytes: a caller that sees the last of them sees this
 }
 
 // The lock is held. Nothing that is short of memory may end the process.
@@ -225,7 +225,7 @@ bool CudaRanges::register_piece(const Range& piece) {
     return false;
 }
 
-// So that publishing needs no memory.
+// Reserves memory now, so that publishing needs none.
 void CudaRanges::prepare_to_publish() {
     const std::lock_guard lock(mutex_);
     std::erase_if(former_, [](const Former& former) { return former.pieces.expired(); });

@@ -46,7 +46,7 @@ public:
     // Code::failed: no thread can be had.
     static Result<std::unique_ptr<CudaRanges>> start(const CudaApi& api, CudaContext context,
                                                      std::uint64_t piece_bytes);
-    // What is registered stays so unless close has succeeded.
+    // Leaves everything registered unless close has succeeded.
     ~CudaRanges();
     CudaRanges(const CudaRanges&) = delete;
     CudaRanges& operator=(const CudaRanges&) = delete;
@@ -55,13 +55,13 @@ public:
     // stays until close, or until it is removed and nothing is leaving any more. Code::invalid: no bytes, or beyond all
     // addresses.
     Status add(std::uint64_t begin, std::uint64_t length);
-    // Undoes an add, and returns at once: each piece is unregistered when nobody has a list any more that it is in.
-    // Code::invalid: there is no such range.
+    // Undoes an add, and returns at once: each piece is unregistered when no caller holds a list any more that it is
+    // in. Code::invalid: there is no such range.
     Status remove(std::uint64_t begin, std::uint64_t length);
-    // Whoever gives the device a piece holds the list until the device is done with it.
+    // A caller that gives pieces to the device holds the list until the device is done with them.
     std::shared_ptr<const HostPieces> pieces() const;
     RegistrationProgress progress() const;
-    // Until so many bytes are registered, or no more are going to be, or the time is over.
+    // Waits until this many bytes are registered, or no more will be, or the time is over.
     void wait_for(std::uint64_t bytes, int timeout_ms) const;
 
     // Unregisters everything; no copy may be using it. False: that still goes on, and may be asked again.
@@ -73,7 +73,7 @@ private:
         std::uint64_t end;
         bool operator==(const Range&) const = default;
     };
-    // A list that was replaced; somebody may still have it.
+    // A list that was replaced; a caller may still hold it.
     struct Former {
         std::uint64_t number;
         std::weak_ptr<const HostPieces> pieces;
@@ -96,9 +96,9 @@ private:
     void prepare_to_publish();
     void publish(std::shared_ptr<const HostPieces> pieces) noexcept;
     void note_problem(const char* what, std::uint64_t length, CudaStatus status) noexcept;
-    // What was removed is handed to nobody any more.
+    // Takes removed ranges out of the list that callers get.
     void take_out();
-    // Of that, what nobody has.
+    // Unregisters pieces of such ranges that are in no list that a caller holds.
     void unregister_unused(std::unique_lock<std::mutex>& lock);
     void unregister_all();
 

@@ -16,7 +16,8 @@ struct CudaSettings {
     int device = 0;  // its ordinal
     CopyLimits limits;
     WayTable ways = default_ways();
-    // Of every staging buffer of the device and every bounce buffer of the host; `buffers` of each, each direction.
+    // Size of every staging buffer of the device and every bounce buffer of the host; each direction has `buffers` of
+    // each.
     std::uint64_t buffer_bytes = std::uint64_t{8} << 20;
     std::uint32_t buffers = 2;
     std::uint32_t kernel_entries = 16384;                 // runs that one kernel copies
@@ -30,8 +31,8 @@ struct CudaSettings {
     std::uint64_t piece_bytes = std::uint64_t{16} << 20;  // registered at once: launches wait meanwhile
     unsigned digest_threads = 0;                          // 0: one for four processors, at most 4
     std::chrono::microseconds poll_interval{20};          // while the device moves bytes
-    // Of a lane whose plans wait for the model, or for the other lane: it is woken, and looks by itself as seldom as
-    // this.
+    // Longest sleep of a lane whose plans wait for the model or for the other lane. Other threads wake it before, as a
+    // rule.
     std::chrono::milliseconds longest_sleep{200};
     std::chrono::milliseconds strange_answers{200};       // to polls and nothing else, until the device counts as lost
     std::span<const std::byte> kernels = kernel_image();  // empty: batch is the only way

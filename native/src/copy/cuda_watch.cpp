@@ -52,7 +52,7 @@ void CudaWatch::run() {
         }
         const SharedEvent event = event_;
         lock.unlock();
-        // Whatever it says: an event that cannot be waited for is asked for by who wants it, who also hears of losses.
+        // The status is ignored: if an event cannot be waited for, the lane polls it, and also learns of losses.
         api_.cuEventSynchronize(event->get());
         lock.lock();
         if (event_ == event) {

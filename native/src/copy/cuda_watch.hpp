@@ -1,4 +1,5 @@
-// Waits for an event in a call of the driver that sleeps, on a thread of its own, so that nobody asks again and again.
+// Waits for an event in a call of the driver that sleeps, on a thread of its own, so that no thread needs to poll for
+// it.
 #pragma once
 
 #include <condition_variable>

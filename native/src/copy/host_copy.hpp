@@ -1,6 +1,6 @@
 // The host engine's inner copy: by stores that go around the caches where those would only be in the way.
 //
-// An ordinary store reads the line that it will overwrite, and drives out another one. For bytes that nobody reads soon
+// An ordinary store reads the line that it will overwrite, and drives out another one. For bytes that are not read soon
 // that is half again as much traffic as need be.
 #pragma once
 
@@ -28,7 +28,7 @@ std::span<const StreamPath> stream_paths() noexcept;
 
 inline const StreamPath& stream_path() noexcept { return stream_paths().front(); }
 
-// Before anybody is told that streamed bytes are there; by the thread that wrote them.
+// The thread that wrote streamed bytes calls this before it tells other threads that they are there.
 void stream_fence() noexcept;
 
 // Any lengths and addresses; the two do not overlap.

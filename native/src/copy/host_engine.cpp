@@ -59,7 +59,7 @@ std::vector<std::uint64_t> sample_addresses(const PageTable& pages) {
 
 }  // namespace
 
-// What the threads share.
+// The state that the threads share.
 class HostEngine::Core {
 public:
     Core(PageTable pages, HostEngineTerms terms)
@@ -96,7 +96,7 @@ private:
     CopyTicket last_ticket_ = 0;
     bool is_closed_ = false;
     bool is_stopping_ = false;
-    std::vector<std::thread> threads_;  // empty once somebody is there to join them
+    std::vector<std::thread> threads_;  // empty once a caller joins them
 
     unsigned thread_count_ = 0;  // as it was after the start
 };
@@ -208,7 +208,7 @@ void HostEngine::Core::stop() {
     join();
 }
 
-// Of several who close at once the first one joins. The others find no copy under way, which is what they ask for.
+// If several callers close at once, the first one joins. The others find no copy under way, which is all they need.
 void HostEngine::Core::join() {
     std::unique_lock hold(lock_);
     std::vector<std::thread> threads = std::exchange(threads_, {});
@@ -218,7 +218,8 @@ void HostEngine::Core::join() {
     }
 }
 
-// A thread's life: take, do, say so. Whoever takes something and leaves more behind wakes the next.
+// The loop of a thread: takes a task, does it, reports it. A thread that takes one and leaves more behind wakes the
+// next.
 void HostEngine::Core::run() {
     std::unique_lock hold(lock_);
     while (true) {

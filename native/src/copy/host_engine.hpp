@@ -2,7 +2,7 @@
 //
 // A plan is queued as it is; the threads sort it, cut it into pieces of about a megabyte and copy these, several at
 // once of a large plan. Plans that share bytes which one of them writes run as if one after the other, in the order of
-// submission; others run beside each other (copy_schedule.hpp). Blocks of different numbers share no byte.
+// submission; others run at the same time (copy_schedule.hpp). Blocks of different numbers share no byte.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,9 @@ public:
     std::vector<FinishedCopy> poll() override;
     bool fence(int timeout_ms) override;
 
-    // What has not begun fails. What runs is given the time to end, and when that is over stops at its next piece. May
-    // be called from several threads, and again after it failed; a plan that is submitted meanwhile is refused or ends.
+    // Plans that have not begun fail. Running ones have until the timeout to end, and stop at their next piece after
+    // it. May be called from several threads, and again after it failed; a plan that is submitted meanwhile is refused
+    // or ends.
     Status close(int timeout_ms) override;
 
     unsigned thread_count() const noexcept;

@@ -11,7 +11,8 @@ namespace kvo {
 // A fat binary for cuModuleLoadData; empty if the build had no nvcc.
 std::span<const std::byte> kernel_image() noexcept;
 
-// What it holds, such as "sm_90" (machine code) and "ptx_80" (compiled by the driver where no machine code fits).
+// The kernels' formats, such as "sm_90" (machine code) and "ptx_80" (compiled by the driver where no machine code
+// fits).
 std::vector<std::string_view> kernel_archs();
 
 }  // namespace kvo

@@ -9,7 +9,7 @@
 namespace kvo {
 namespace {
 
-// What a thread takes at once: small records many at a time, large ones each.
+// Number of bytes that a thread takes at once: many small records at a time, large ones each alone.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
 
 }  // namespace

@@ -17,7 +17,7 @@
 
 namespace kvo {
 
-// Tells tests what the host is about to touch, as a driver cannot see it.
+// A hook for tests: called before the host touches memory, which a driver cannot see.
 using HostAccess = std::function<void(const void* address, std::uint64_t length, bool is_written)>;
 
 // The records of one plan. Its slots must stay, and stay as they are, until `is_done`.
@@ -27,9 +27,9 @@ public:
         : plan_(std::move(plan)), pages_(pages), digests_(plan_->items.size()), left_(plan_->items.size()) {}
 
     bool is_done() const noexcept { return left_.load(std::memory_order_acquire) == 0; }
-    // From here on nothing is read any more but what is being read. `is_done` comes soon.
+    // Lets the threads finish the records that they are reading, and read no others. `is_done` comes soon.
     void cancel() noexcept { is_cancelled_.store(true, std::memory_order_relaxed); }
-    // Once it is done. By item.
+    // Returns the digests by item, once `is_done`.
     std::vector<RunDigest> take() noexcept { return std::move(digests_); }
 
 private:
@@ -65,7 +65,7 @@ private:
     const HostAccess on_access_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::list<std::shared_ptr<DigestWork>> queue_;  // that has items nobody has taken
+    std::list<std::shared_ptr<DigestWork>> queue_;  // work with items that no thread has taken
     bool is_stopping_ = false;
     std::vector<std::thread> threads_;
 };

@@ -1,4 +1,4 @@
-// What a plan moves, as the fewest and largest runs: decided here, done by an engine.
+// The bytes that a plan moves, as the fewest and largest runs: decided here, copied by an engine.
 //
 // The records of a plan are seen as one row of bytes, one behind the other, sorted by where their blocks lie. An engine
 // takes any part of the row: a thread its piece, a staging buffer what it can hold. A position in the row is also the

@@ -34,9 +34,9 @@ bool SharedBlocks::is_shared(std::uint32_t block, std::uint32_t group, std::uint
     return behind != ranges.begin() && block < (behind - 1)->end;
 }
 
-// Of one run of each group: with equal strides they are as far apart in every block, so they meet in all or in none.
-// Otherwise block by block the one with the larger stride comes from below, meets the other for a while and leaves it
-// behind; for those blocks
+// Compares one run of each group: with equal strides they are as far apart in every block, so they meet in all or in
+// none. Otherwise block by block the one with the larger stride comes from below, meets the other for a while and
+// leaves it behind; for those blocks
 //
 //     far.base + block * far.stride < near.base + block * near.stride + near.length, and the other way round.
 std::vector<SharedBlocks::Range> SharedBlocks::find_ranges(const GroupPages& group, const GroupPages& other,

@@ -1,4 +1,4 @@
-// Which groups have bytes in common: those of a pool whose blocks any of them may be given.
+// Finds groups that have bytes in common: those of a pool whose blocks may be given to any of them.
 #pragma once
 
 #include <cstddef>

@@ -43,7 +43,8 @@ WordSum sum_odd_bytes(const std::uint8_t* source, std::size_t at, std::size_t le
     return digest_field::shorten(sum);
 }
 
-// What a run has in one chunk: odd bytes, blocks, odd bytes. `at` is where it begins in the chunk.
+// Sums the part of a run that lies in one chunk: odd bytes, whole blocks, odd bytes. The part begins at `at` in the
+// chunk.
 WordSum sum_in_chunk(const std::uint8_t* source, std::uint8_t* copy, std::size_t at, std::size_t length,
                      const DigestPath& path) noexcept {
     const std::size_t head = std::min((kDigestBlockBytes - at % kDigestBlockBytes) % kDigestBlockBytes, length);

@@ -89,7 +89,7 @@ KVO_HOST_DEVICE constexpr Signed weigh(std::uint64_t ones, std::uint64_t halves,
 
 }  // namespace digest_field
 
-// Of word `word` of any chunk, 0 to 511.
+// The key of word `word`, 0 to 511, of any chunk.
 KVO_HOST_DEVICE constexpr std::uint64_t word_key(std::uint64_t word) {
     return digest_field::mix(digest_field::kWordSeed + word * digest_field::kStep) & digest_field::kLimbsOfKey;
 }

@@ -1,5 +1,5 @@
-// The digest kernel's body: one lane's share of a run's digest, in multiplications of 32 bits. It is compiled for the
-// device by whoever makes a kernel, and for the host by the tests.
+// The digest kernel's body: one lane's share of a run's digest, in multiplications of 32 bits. Kernels compile it for
+// the device, and the tests compile it for the host.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct PartialSums {
         high_high += std::uint64_t{word_high} * key_high;
     }
 
-    // To be called before the seventeenth add().
+    // Call this after at most sixteen calls of add(), before the sums can overflow.
     KVO_HOST_DEVICE void carry() {
         constexpr std::uint64_t kLowHalf = 0xffffffff;
         low_high += low_low >> 32;

@@ -7,8 +7,8 @@
 
 namespace kvo {
 
-// All bytes read once, in order, by this machine's widest loads. What comes back, the words combined by or (a last
-// partial one with zeros), is there so that no compiler leaves a load out.
+// Reads all bytes once, in order, with this machine's widest loads. Returns all words combined by or (a last partial
+// one with zeros), so that the compiler cannot leave a load out.
 std::uint64_t read_bytes(std::span<const std::uint8_t> bytes) noexcept;
 
 }  // namespace kvo

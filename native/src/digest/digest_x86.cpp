@@ -60,7 +60,7 @@ __attribute__((target("avx512f"))) WordSum sum_avx512(const std::uint8_t* source
         high_low = _mm512_and_si512(high_low, low_half);
         high_high = _mm512_and_si512(high_high, low_half);
     }
-    // What is left of a lane has 35 bits, so the lanes' sum fits a lane. Pairs of lanes, then pairs of pairs.
+    // Each lane now has at most 35 bits, so the sum of the lanes fits one. Adds pairs of lanes, then pairs of pairs.
     const __m512i middle = _mm512_add_epi64(low_high, high_low);
     const __m512i lows =
         _mm512_add_epi64(_mm512_unpacklo_epi64(low_low, middle), _mm512_unpackhi_epi64(low_low, middle));

@@ -1,4 +1,4 @@
-// Which records of a device are coded: a planner that is told what coding and reading took.
+// Decides which records of a device are coded. The device tells this planner how long coding and reading took.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 namespace kvo {
 
 enum class DiskCoding : std::uint8_t {
-    off,        // what is coded is read all the same
+    off,        // writes plain records; coded ones can still be read
     on,         // every record that becomes shorter
     automatic,  // while coded records are measured to be read sooner than plain ones
 };
@@ -18,7 +18,7 @@ class CodingChoice {
 public:
     using Time = std::chrono::nanoseconds;
 
-    static constexpr std::uint64_t kKnownBytes = std::uint64_t{16} << 20;  // of what was read, before its speed counts
+    static constexpr std::uint64_t kKnownBytes = std::uint64_t{16} << 20;  // bytes to read before a speed counts
     // After so many bytes kKnownBytes go the other way: what is faster may have been measured at a bad moment. Then
     // after twice as many, and so on, up to every kTrialEveryBytes: it may have changed.
     static constexpr std::uint64_t kFirstTrialBytes = 16 * kKnownBytes;
@@ -27,11 +27,12 @@ public:
 
     explicit CodingChoice(DiskCoding coding) : coding_(coding) {}
 
-    // Whether a record of this group is to be tried now. A group whose records do not become shorter is tried rarely.
+    // Whether to try coding a record of this group now. A group whose records do not become shorter is tried rarely.
     bool wants(std::uint32_t group, std::uint64_t length);
     void told_coded(std::uint32_t group, std::uint64_t before, std::uint64_t after);
     void told_decoded(std::uint64_t bytes, Time taken) { decoding_.add(bytes, taken); }
-    // Records of so many bytes were read in a period. One in which many of both kinds came says nothing.
+    // Records of so many bytes were read in a period. A period in which many records of both kinds were read is not
+    // counted.
     void told_read(std::uint64_t plain, std::uint64_t coded, Time taken);
     // So many bytes wait to be written because of coding, after a step. If they are many, the next step codes nothing:
     // it writes as much as the device takes.

@@ -22,28 +22,28 @@
 
 namespace kvo {
 
-// `step` and everything that is not said to be for any thread is the device thread's. A step waits for files where the
-// folder is opened, recovered, probed or given a new segment; records wait for no step: their deadlines are the
-// batch's, told by whoever asked.
+// Only the device's thread may call `step` and all other members that are not marked for any thread. A step waits for
+// files when it opens, recovers or probes the folder or creates a segment. Records do not wait for such a step: each
+// batch has a deadline from its caller.
 class Device {
 public:
-    // Code::invalid: the terms cannot be kept. Code::failed: no memory or I/O engine is to be had. The folder is opened
-    // by the first step.
+    // Code::invalid: the terms cannot be kept. Code::failed: there is no memory or no I/O engine. The first step opens
+    // the folder.
     static Result<std::unique_ptr<Device>> create(DeviceTerms terms);
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
 
-    // By any thread.
+    // Any thread may call these.
     bool contains(const KeyMark& mark) { return index_.find(mark).has_value(); }
     bool can_read() const noexcept { return condition_.can_read(); }
     bool can_write() const noexcept { return condition_.can_write(); }
     DeviceHealth health() { return condition_.health(); }
 
-    // Takes the part. What of it cannot be done ends at once.
+    // Takes the part. Items that the device cannot serve now end at once.
     void add(DevicePart part);
 
-    // Does what can be done now; when to come again at the latest, unless `file` becomes readable before.
+    // Does what can be done now. Returns when to call again at the latest; call earlier if `file` becomes readable.
     Instant step();
     int file() const noexcept { return runner_.queue().file(); }
 

@@ -11,13 +11,13 @@
 
 namespace kvo {
 
-// For the device's thread, except what is said to be for any.
+// Only the device's thread may call it, except for the members marked for any thread.
 class DeviceCondition {
 public:
     // `terms` outlive it.
     explicit DeviceCondition(const DeviceTerms& terms) : terms_(terms), next_probe_(terms.now()) {}
 
-    // By any thread.
+    // Any thread may call these.
     bool can_read() const noexcept { return can_read_.load(); }
     bool can_write() const noexcept { return can_write_.load(); }
     DeviceHealth health();
@@ -26,7 +26,7 @@ public:
     void set(DeviceState state, const std::string& reason);
     void end();  // nothing can be read or written any more
 
-    // Problems are noticed on the way, and acted upon by whoever takes them, at the next step.
+    // A step notes the problems that it meets; the next step takes them and changes the device's state.
     void note_read_problem(std::string what) { read_problem_ = std::move(what); }
     void note_write_problem(std::string what) { write_problem_ = std::move(what); }
     std::string take_read_problem() { return std::exchange(read_problem_, {}); }
@@ -36,10 +36,12 @@ public:
 
     Instant next_probe() const noexcept { return next_probe_; }
     void probe_next() { next_probe_ = terms_.now() + terms_.probe_interval; }
-    // After a failure. What a probe does not see fails again and again: each time it is left alone for longer.
+    // Sets the next probe after a failure. A fault that probes do not see returns again and again, so the delay grows
+    // each time.
     void probe_later();
 
-    // Tells what any thread is told from now on, with the state and its reason.
+    // Sets the answer of `health()`, with the current state filled in. The reason of a device that is ready is the
+    // caller's, that of another state the one that was set with it.
     void publish(DeviceHealth health);
 
 private:

@@ -63,8 +63,8 @@ void DeviceEvictor::begin() {
     }
 }
 
-// Of a segment's records those that were read since they were written, as far as they may be written again; and what
-// says that records of older segments are gone.
+// Returns the records of a segment to write again: those that were read since they were written, as far as the
+// allowance goes, and removals, which say that records of older segments are gone.
 std::vector<FooterEntry> DeviceEvictor::choose_moves(std::uint32_t number) {
     const SegmentFile& segment = seat_.files[number];
     const std::optional<std::vector<FooterEntry>> entries = seat_.io.find_entries(number);

@@ -1,4 +1,4 @@
-// A device's segment is given up, so that there is one to write to.
+// Evicts segments of a device, so that there is always an empty one to write to.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace kvo {
 
-// What it works on, all of which outlives it.
+// The parts that the evictor works on. All of them outlive it.
 struct EvictorSeat {
     const DeviceTerms& terms;
     SegmentFiles& files;
@@ -32,14 +32,14 @@ class DeviceEvictor {
 public:
     explicit DeviceEvictor(EvictorSeat seat);
 
-    // Goes on, and begins with another segment while too few are empty.
+    // Continues the eviction under way, and begins another one while too few segments are empty.
     void pump();
-    // The segment that was to go stays.
+    // Stops the eviction under way; its segment stays.
     void stop();
 
     bool is_moving() const noexcept { return mover_.has_value(); }
     bool is_under_way() const noexcept { return mover_ || leaving_; }
-    // So much was put, of which a share may be moved.
+    // Notes that so many bytes were put. A share of them may be used to move records.
     void add_put(std::uint64_t bytes) { allowance_.add_put(bytes); }
 
 private:

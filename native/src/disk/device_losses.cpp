@@ -27,7 +27,7 @@ void DeviceLosses::told_read(std::uint32_t segment, int error) {
     if (error == 0) {
         failed_reads_ = 0;
     } else if (error == ENODATA) {
-        // It was cut short by somebody else: nothing in it is to be trusted.
+        // Another program truncated the file, so none of its records can be trusted.
         const std::lock_guard hold(seat_.index.lock);
         seat_.index.index.drop_segment(segment);
     } else if (!is_of_the_medium(error)) {
@@ -132,7 +132,7 @@ void DeviceLosses::pump() {
     batch_ = std::make_shared<DiskBatch>(DiskVerb::remove, lost_.size(), seat_.terms.now() + kTimeout);
     batch_->is_move = true;
     for (std::size_t i = 0; i < lost_.size(); ++i) {
-        forget(lost_[i]);  // the folder may have been opened anew
+        forget(lost_[i]);  // the folder may have been opened again since
         batch_->item(i).key = lost_[i].key;
     }
     seat_.give(batch_);

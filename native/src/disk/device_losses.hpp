@@ -1,5 +1,5 @@
-// What reads that failed say of a record, a segment and the device. Records that are lost are written to be lost as
-// well, or they would be back after a restart.
+// Decides from failed reads whether a record, a segment or the whole device is lost. For each lost record it writes a
+// removal, since the record would be back after a restart otherwise.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace kvo {
 
-// What it works on, all of which outlives it.
+// The parts that it works on. All of them outlive it.
 struct LossesSeat {
     const DeviceTerms& terms;
     IoRunner& runner;
@@ -32,15 +32,15 @@ class DeviceLosses {
 public:
     explicit DeviceLosses(LossesSeat seat) : seat_(std::move(seat)) {}
 
-    // A read of the segment failed by this errno; 0: one succeeded.
+    // A read of the segment failed with this errno, or succeeded if it is 0.
     void told_read(std::uint32_t segment, int error);
-    // What was damaged, which 0 says, is lost. What could not be read is once something else can: else it is the device
-    // that has gone.
+    // A record could not be read (`error` is an errno) or was damaged (0). A damaged record is lost at once. One that
+    // could not be read is lost once another read succeeds; if none does, the device itself is gone.
     void told_lost(const LostRecord& record, int error);
-    // The batch's removal found no room in the segment that goes. It is written to the next one.
+    // The batch's removal found no room while its segment was evicted. It is written to the next segment instead.
     void told_left_out(const BatchPointer& batch, std::uint32_t item);
 
-    // A batch at a time; what is not written is kept for the next one.
+    // Writes removals, one batch at a time; those that were not written go into the next batch.
     void pump();
 
     void begin() { failed_reads_ = 0; }             // the folder was opened

@@ -69,7 +69,7 @@ void DeviceReader::pump() {
 void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
     std::byte* const memory = pool_.take();
     const auto length = static_cast<std::uint32_t>(read.end - read.begin);
-    // A batch that nobody waits for any more is not worth more of the device than that.
+    // A read ends with its batch's deadline: afterwards no caller waits for it.
     const Instant longest = seat_.terms.now() + seat_.terms.io_timeout;
     const Instant deadline = std::min(job->batch->deadline, longest);
     const bool is_own_timeout = deadline == longest;
@@ -92,7 +92,7 @@ void DeviceReader::begin(const JobPointer& job, const PlannedRead& read) {
         [&pool = pool_, memory] { pool.give(memory); });
 }
 
-// Once nothing is under way any more, or much was read.
+// Reports the read speed once no read is under way, or enough was read.
 void DeviceReader::tell_speed() {
     if (under_way_ == 0 || plain_bytes_ + coded_bytes_ >= CodingChoice::kKnownBytes) {
         const Instant now = seat_.terms.now();
@@ -151,7 +151,7 @@ void DeviceReader::take_in(Job& job, const PlannedRead& read, const std::byte* b
     }
 }
 
-// What of one record lies in what was read.
+// Copies the part of one record that lies in this read.
 void DeviceReader::copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes) {
     const std::uint64_t payload = wanted.place.offset + kRecordHeaderBytes;
     const std::uint64_t record_end = payload + stored_length(wanted.place);

@@ -30,7 +30,7 @@ struct LostRecord {
 // Whether that errno is what devices and file systems say of bytes that they cannot give back.
 bool is_of_the_medium(int error);
 
-// What it works on, all of which outlives it, and who is told.
+// The parts that the reader works on, all of which outlive it, and its callbacks.
 struct ReaderSeat {
     const DeviceTerms& terms;
     IoRunner& runner;
@@ -38,7 +38,7 @@ struct ReaderSeat {
     SharedIndex& index;
     DeviceCounts& counts;
     CodingChoice& coding;
-    // A read of the segment failed by this errno: 0 says that one succeeded.
+    // Called after a read of the segment, with its errno, or 0 if it succeeded.
     std::function<void(std::uint32_t segment, int error)> told;
     std::function<void(const LostRecord& record, int error)> lost;  // 0: it was damaged
 };

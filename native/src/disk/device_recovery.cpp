@@ -52,13 +52,14 @@ Status DeviceRecovery::run() {
             dropped += one ? 0 : 1;
         }
     }
-    // What was written later counts.
+    // Adopts the oldest segment first, so that a later record of the same key wins.
     std::ranges::sort(found, {}, [](const auto& one) { return one.second.life.generation; });
     for (auto& [number, segment] : found) {
         adopt(number, std::move(segment));
     }
     for (const std::uint32_t number : unreadable) {
-        // Else what is removed meanwhile could be back, should it be readable again. It may not be possible now.
+        // Otherwise records that are removed meanwhile could be back once the file is readable again. Removing it may
+        // fail now.
         static_cast<void>(files_.remove_file(number));
     }
     counts_.dropped_segments += dropped;

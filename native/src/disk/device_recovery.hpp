@@ -1,4 +1,4 @@
-// What a device's folder holds when it is opened: its segments get their places, its index its records.
+// Reads a device's folder when it is opened, and fills the segment table and the index from it.
 #pragma once
 
 #include <cstdint>

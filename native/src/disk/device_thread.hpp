@@ -31,10 +31,10 @@ public:
 
     void add(DevicePart part);
 
-    // None: it did not answer in time.
+    // Returns the segment's records, or nothing if the device does not answer in time.
     std::optional<std::vector<FooterEntry>> list_segment(std::uint32_t number, int timeout_ms);
 
-    // False: it has not ended by then. Whatever it still does it does without us.
+    // Returns false if the thread has not ended in time. It is then left behind and may still finish its work.
     bool close(int timeout_ms);
 
 private:

@@ -62,7 +62,7 @@ void DeviceWriter::give_up(Queue& queue) {
     queue.next = queue.bytes = 0;
 }
 
-// False: it must wait.
+// Returns false if the item must wait.
 bool DeviceWriter::write_item(const BatchPointer& batch, std::uint32_t number) {
     const DiskItem& item = batch->item(number);
     const std::uint64_t footprint = record_footprint(item.length);
@@ -130,7 +130,8 @@ bool DeviceWriter::write_removal(const BatchPointer& batch, std::uint32_t number
     return true;
 }
 
-// False: there is room, and it waits for a buffer.
+// Ends the item of a move if there is no room for it. Returns false if there is room and the item only waits for a
+// buffer.
 bool DeviceWriter::end_without_room(const BatchPointer& batch, std::uint32_t item) {
     const bool has_no_room = seat_.open.has_no_room();
     if (has_no_room) {
@@ -140,7 +141,7 @@ bool DeviceWriter::end_without_room(const BatchPointer& batch, std::uint32_t ite
 }
 
 bool DeviceWriter::make_room(std::uint64_t length, bool is_move) {
-    // What is left of the last segment is for the moves by which there will be another.
+    // The rest of the last segment is kept for the moves that will empty another one.
     if (!is_move && seat_.evictor.is_moving() && seat_.files.empty_count() == 0) {
         return false;
     }

@@ -16,7 +16,7 @@
 
 namespace kvo {
 
-// What it works on, all of which outlives it.
+// The parts that the writer works on. All of them outlive it.
 struct DeviceWriterSeat {
     const DeviceTerms& terms;
     SegmentFiles& files;

@@ -38,7 +38,7 @@ constexpr bool is_end(DiskOutcome outcome) { return outcome > DiskOutcome::touch
 struct DiskItem {
     RecordKey key;
     Name32 parent{};               // put: kept with the record. get: the one that was kept
-    std::byte* address = nullptr;  // of the record's bytes; only touched by whoever has claimed the item
+    std::byte* address = nullptr;  // of the record's bytes; only the thread that claimed the item may touch them
     std::uint64_t length = 0;
     std::uint64_t digest = 0;  // put: that the bytes must have. get: that they have
     std::atomic<DiskOutcome> outcome = DiskOutcome::waiting;
@@ -61,14 +61,14 @@ public:
     DiskItem& item(std::size_t number) const { return items_[number]; }
     bool has_ended() const noexcept { return open_.load() == 0; }
 
-    // The right to touch the item's memory until `release` or `end`. False: it has ended.
+    // Takes the right to touch the item's memory until `release` or `end`. Returns false if the item has ended.
     bool claim(std::size_t number) {
         DiskOutcome expected = DiskOutcome::waiting;
         return items_[number].outcome.compare_exchange_strong(expected, DiskOutcome::touched);
     }
     void release(std::size_t number) { items_[number].outcome = DiskOutcome::waiting; }
 
-    // By the device's thread, claimed or not. Nothing happens to an item that has ended.
+    // Ends an item, claimed or not. Only the device's thread calls it. Has no effect on an item that has ended.
     void end(std::size_t number, DiskOutcome outcome) {
         DiskOutcome seen = items_[number].outcome;
         while (!is_end(seen)) {
@@ -79,7 +79,8 @@ public:
         }
     }
 
-    // By any thread: what waits is late. What is being touched ends a moment later, so ask again.
+    // Ends all waiting items as late. Any thread may call it. Items whose memory is being copied do not end yet: call
+    // it again.
     void expire() {
         for (std::size_t i = 0; i < count_; ++i) {
             DiskOutcome expected = DiskOutcome::waiting;

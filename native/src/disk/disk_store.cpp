@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What has ended, told by the devices' threads, which may outlive the store.
+// Tickets of the batches that have ended. The devices' threads add to it, and may outlive the store.
 struct EndedList {
     std::mutex lock;
     std::vector<std::uint64_t> tickets;
@@ -125,7 +125,7 @@ std::size_t DiskStore::Core::next_writable() {
     return devices_.size();
 }
 
-// Which device does what of a batch. What nobody can do ends here.
+// Divides a batch among the devices. Items that no device can serve end here.
 std::vector<DevicePart> DiskStore::Core::route(const BatchPointer& batch) {
     std::vector<DevicePart> parts(devices_.size());
     std::size_t chosen = devices_.size();
@@ -202,7 +202,7 @@ std::vector<BatchPointer> DiskStore::Core::poll() {
                 batch->expire();
             }
             if (!batch->has_ended()) {
-                // What is being copied this moment ends in the next.
+                // Items whose memory is being copied end in a later call.
                 next = std::min(next, std::max(batch->deadline, now + std::chrono::milliseconds(1)));
             }
         }
@@ -264,7 +264,7 @@ Status DiskStore::Core::close(int timeout_ms) {
     }
     const std::lock_guard hold(lock_);
     for (const auto& [ticket, batch] : under_way_) {
-        // Of a device that does not answer. What it copies this moment ends in the next.
+        // This batch is at a device that does not answer. Items that are being copied right now end a moment later.
         for (batch->expire(); !batch->has_ended(); batch->expire()) {
             std::this_thread::yield();
         }

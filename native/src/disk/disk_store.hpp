@@ -55,7 +55,7 @@ public:
 
     std::vector<DeviceHealth> health();
 
-    // Until no device is opening any more. False: one still is.
+    // Waits until no device is opening any more. Returns false if one still is after the timeout.
     bool wait_open(int timeout_ms);
 
     // Ends what waits, writes what was taken, closes the folders. Code::failed: a device does not answer; its thread

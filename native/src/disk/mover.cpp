@@ -60,7 +60,7 @@ void Mover::begin_get() {
         item.address = memory_->start() + at;
         at += item.length;
     }
-    batch->on_end = [memory = memory_] {};  // it lives as long as anybody may still copy to it
+    batch->on_end = [memory = memory_] {};  // the memory lives as long as a thread may still copy to it
     batch_ = batch;
     (is_removal ? remove_ : get_)(batch);
 }

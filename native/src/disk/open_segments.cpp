@@ -7,7 +7,7 @@
 namespace kvo {
 namespace {
 
-constexpr std::size_t kSealingLimit = 3;  // segments that are not durable beside the open one
+constexpr std::size_t kSealingLimit = 3;  // segments that may wait to become durable, not counting the open one
 
 }  // namespace
 
@@ -77,7 +77,7 @@ void OpenSegments::told_written(const AppendedRecord& record) {
     }
 }
 
-// Whether what was written since the last good fdatasync is there nobody knows any more.
+// Records that were written since the last successful fdatasync may be missing on the device, so the index drops them.
 void OpenSegments::told_failed(std::uint32_t segment, const std::string& what) {
     ++seat_.counts.io_errors;
     const std::uint64_t durable_end = writer_of(segment)->durable_end();

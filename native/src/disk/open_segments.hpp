@@ -18,7 +18,7 @@
 
 namespace kvo {
 
-// What they work on, all of which outlives them.
+// The parts that OpenSegments works on. All of them outlive it.
 struct OpenSeat {
     const DeviceTerms& terms;
     IoRunner& runner;
@@ -28,18 +28,20 @@ struct OpenSeat {
     DeviceCondition& condition;
 };
 
-// For the device's thread. What is written is in the index, and its item has ended unless it is to be durable.
+// For the device's thread. Records that are written are in the index, and their items have ended, except those that
+// must be durable first.
 class OpenSegments {
 public:
     OpenSegments(const OpenSeat& seat, AlignedMemory memory);
 
-    // Whether a record of this length can be appended to the open segment, which may be another one then. False: it
-    // waits for buffers, or for an empty segment: the last one is for moves, by which the others get theirs.
+    // Whether a record of this length can be appended to the open segment; the call may open another one for it. False:
+    // the record must wait for buffers or for an empty segment. The last empty segment is kept for moves, which empty
+    // others.
     bool make_room(std::uint64_t length, bool is_move);
     // Whether no record can be appended until a segment has been evicted.
     bool has_no_room() const { return !writer_ && seat_.files.empty_count() == 0; }
 
-    // As SegmentWriter's, to the open segment.
+    // The same as SegmentWriter's, for the open segment.
     bool append(const BatchPointer& batch, std::uint32_t item, std::span<const std::uint8_t> coded) {
         return writer_->append(batch, item, coded);
     }
@@ -48,7 +50,7 @@ public:
     bool has_appended(const KeyMark& mark) const;  // and not written
     // Ends the item of a record that is there: at once, or when it is durable if that is wanted.
     void end_present(const BatchPointer& batch, std::uint32_t item, const RecordPlace& place);
-    // What is appended to a segment that is still written.
+    // The records that were appended to a segment while it is still being written.
     std::vector<FooterEntry> entries(std::uint32_t segment) const;
 
     // Sends and synchronizes what is due, and lets go of segments that are done.
@@ -57,7 +59,7 @@ public:
 
     // No record follows in the open segment.
     void seal();
-    // Nothing is written any more. What is not durable yet ends with `outcome`; what is stays readable.
+    // Stops writing. Items that are not durable yet end with `outcome`; durable records stay readable.
     void drop(DiskOutcome outcome);
     // Whether no segment but the open one is written.
     bool are_sealed() const noexcept { return sealing_.empty(); }

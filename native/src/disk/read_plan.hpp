@@ -1,4 +1,4 @@
-// Which large reads bring a batch of records: a pure function of where they lie.
+// Plans the large reads that fetch a batch of records: a pure function of where the records lie.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct PlannedRead {
 };
 
 struct ReadPlanTerms {
-    std::uint64_t gap_bytes = 0;    // so many that nobody wants are read rather than left out
+    std::uint64_t gap_bytes = 0;    // gaps up to this length are read too, rather than split a read
     std::uint64_t piece_bytes = 0;  // no read is longer; a multiple of kIoAlignment
 };
 

@@ -18,10 +18,10 @@ public:
     RecordCoder(const DeviceTerms& terms, CodingChoice& choice, DeviceCounts& counts)
         : terms_(terms), choice_(choice), counts_(counts) {}
 
-    // What the item's record is coded as, until the next call. Empty: it is written as it is.
+    // Returns the coded form of the item's record, valid until the next call, or nothing if it is written plain.
     std::span<const std::uint8_t> code(const DiskItem& item);
 
-    // Coding takes time, and reads go first: so many bytes in a step.
+    // Coding takes time, and reads go first, so each step codes a limited number of bytes.
     void begin_step() { tried_bytes_ = 0; }
     bool has_coded_enough() const noexcept { return tried_bytes_ >= kCodedBytesAStep; }
 

@@ -10,7 +10,7 @@ constexpr std::uint32_t kRecordMagic = 0x524f564b;   // "KVOR"
 constexpr std::uint32_t kSegmentMagic = 0x534f564b;  // "KVOS"
 constexpr std::uint32_t kFooterMagic = 0x464f564b;   // "KVOF"
 
-// Of everything in front of the checksum, which is the last word.
+// Checksum of everything in front of the block's own checksum, which is its last word.
 template <typename Block>
 std::uint64_t own_checksum(const Block& block) {
     static_assert(offsetof(Block, checksum) + sizeof block.checksum == sizeof(Block));
@@ -21,7 +21,7 @@ bool is_known_flag(RecordFlag flag) { return flag == RecordFlag::none || flag ==
 
 bool is_version(std::uint16_t version) { return version == kDiskVersion || version == kCodedVersion; }
 
-// What is coded is a record that became shorter, and only the later version has such.
+// A coded record must be shorter than the plain one, and only the later version of the format has coded records.
 template <typename Record>
 bool is_stored_rightly(const Record& record, std::uint16_t version) {
     const bool is_coded_rightly =

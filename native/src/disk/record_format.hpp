@@ -1,4 +1,4 @@
-// What lies in a segment file, byte for byte as docs/format.md says: a head, records behind each other, a footer.
+// The contents of a segment file, byte for byte as docs/format.md says: a head, then the records, then a footer.
 #pragma once
 
 #include <array>
@@ -101,12 +101,12 @@ constexpr std::uint64_t round_up(std::uint64_t bytes, std::uint64_t alignment) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-// What a record takes in its segment.
+// Bytes that a record of this length takes in its segment.
 constexpr std::uint64_t record_footprint(std::uint64_t length) {
     return round_up(kRecordHeaderBytes + length, kRecordAlignment);
 }
 
-// Of a header or a footer's entry: how many bytes follow the header.
+// Number of bytes that follow the record's header; takes a header or a footer's entry.
 constexpr std::uint64_t stored_length(const auto& record) {
     return record.coded_length == 0 ? record.length : record.coded_length;
 }
@@ -126,16 +126,17 @@ SegmentHead make_segment_head(const SegmentLife& life, std::uint64_t segment_byt
 FooterTail make_footer_tail(const SegmentLife& life, std::uint64_t entry_count, std::uint64_t segment_bytes,
                             std::span<const std::byte> entries);
 
-// Whether it is one, whole, of this life, and its record ends within so many bytes.
+// Whether it is a whole record header of this life, whose record ends within `bytes_left`.
 bool is_record_header(const RecordHeader& header, const SegmentLife& life, std::uint64_t bytes_left);
 
-// Whether it is one, whole, of this store and of segments of this size.
+// Whether it is a whole segment head of this store, for segments of this size.
 bool is_segment_head(const SegmentHead& head, std::uint64_t store, std::uint64_t segment_bytes);
 
-// Whether it is one, whole, of this life, and its entries have a place. What they say is checked by are_entries.
+// Whether it is a whole footer tail of this life, with room for its entries. `are_entries` checks their contents.
 bool is_footer_tail(const FooterTail& tail, const SegmentLife& life, std::uint64_t segment_bytes);
 
-// The bytes between `entries_offset` and the tail: whole, and every record within the segment before them.
+// Whether the bytes between `entries_offset` and the tail are whole entries, each of a record that lies before them in
+// the segment.
 bool are_entries(std::span<const std::byte> entries, const FooterTail& tail);
 
 }  // namespace kvo

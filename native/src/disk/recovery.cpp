@@ -68,13 +68,13 @@ private:
     std::uint32_t failures_ = 0;
 };
 
-// What lies at a place, and where to look next.
+// The record at a place, if there is one, and where to look next.
 struct Seen {
     std::optional<RecordHeader> record;
     std::uint64_t next = 0;
 };
 
-// Whether what is stored is the record that the header speaks of. `scratch` is for one that is coded.
+// Whether the stored bytes are the record that the header describes. A coded record is decoded into `scratch`.
 bool is_whole(const RecordHeader& header, std::span<const std::uint8_t> stored, std::vector<std::uint8_t>& scratch) {
     if (header.coded_length != 0) {
         scratch.resize(header.length);

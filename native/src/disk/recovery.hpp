@@ -1,4 +1,4 @@
-// What a segment file holds, found after any end of the process that wrote it.
+// Finds the records of a segment file, however the process that wrote it ended.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct FoundSegment {
     std::vector<FooterEntry> entries;  // ascending
 };
 
-// By the footer if it is whole, else by going through the records, each of which is verified. None: no segment of this
-// store. What a footer speaks of is verified when it is read. What cannot be read is left out, and after 16 failed
-// reads all that is behind.
+// Reads the footer if it is whole; otherwise goes through the records and verifies each. Returns nothing if the file is
+// not a segment of this store. Records that a footer lists are verified when they are read. Records that cannot be read
+// are left out, and after 16 failed reads so is the rest of the file.
 std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t store, std::uint64_t segment_bytes,
                                          std::uint64_t record_limit_bytes);
 

@@ -22,14 +22,14 @@ public:
     SegmentIo(const DeviceTerms& terms, IoRunner& runner, SegmentFiles& files, DeviceCounts& counts)
         : terms_(terms), runner_(runner), files_(files), counts_(counts) {}
 
-    // What the segment's file holds. `error` is the first error, 0 if there was none. A device that does not answer is
-    // asked once.
+    // Finds the records in the segment's file. `error` is the first error, or 0. A device that does not answer is asked
+    // only once.
     std::optional<FoundSegment> find(std::uint32_t number, int& error);
 
     // The footer's entries, if it can be read and is of the segment's life.
     std::optional<std::vector<FooterEntry>> find_entries(std::uint32_t number);
 
-    // Of a segment whose writer ended without one. Its room was kept free.
+    // Writes the footer of a segment whose writer ended without one. The writer kept the room for it free.
     bool write_footer(std::uint32_t number, const FoundSegment& found);
 
 private:

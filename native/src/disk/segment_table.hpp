@@ -29,10 +29,10 @@ struct SegmentFile {
     bool has_footer = false;
 };
 
-// By number. For the device's thread.
+// The segments by number. For the device's thread.
 using SegmentTable = std::vector<SegmentFile>;
 
-// The index, looked into by any thread and changed by the device's.
+// The device's index. Any thread may look records up; only the device's thread changes it.
 struct SharedIndex {
     explicit SharedIndex(std::uint32_t segment_count) : index(segment_count) {}
 

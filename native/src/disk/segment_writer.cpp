@@ -144,7 +144,7 @@ void SegmentWriter::send_full() {
     }
 }
 
-// What is in the last buffer goes with zeros behind it, and the next record begins at a block of its own.
+// Sends the last buffer, filled with zeros up to a whole block, so the next record begins in a block of its own.
 void SegmentWriter::flush() {
     first_waits_ = Instant::max();
     if (buffers_.empty() || buffers_.front().offset == position_) {

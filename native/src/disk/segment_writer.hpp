@@ -51,15 +51,15 @@ public:
     bool append(const BatchPointer& batch, std::uint32_t item, std::span<const std::uint8_t> coded = {});
     void append_removal(const BatchPointer& batch, std::uint32_t item);
 
-    // Has it told when all that is written now is durable.
+    // Reports the item as durable once everything that is written now is durable.
     void await_durable(const BatchPointer& batch, std::uint32_t item);
     bool has_appended(const KeyMark& mark) const;  // and not written
 
-    // Sends what has waited long enough, and synchronizes what is due.
+    // Sends buffers that have waited long enough, and starts an fdatasync when one is due.
     void maintain(Instant now);
     Instant next_wake() const;
 
-    // No record follows; the footer does.
+    // Writes the footer; no record may follow.
     void seal();
     bool is_done() const noexcept;  // sealed and durable; or failed, and nothing of it is under way
 
@@ -70,7 +70,7 @@ public:
     std::uint32_t segment() const noexcept { return seat_.segment; }
     const std::vector<FooterEntry>& entries() const noexcept { return entries_; }
 
-    // Ends everybody who waits with `outcome`; no more is written.
+    // Ends all waiting items with `outcome`, and writes nothing more.
     void give_up(DiskOutcome outcome);
 
 private:

@@ -1,4 +1,4 @@
-// Which segment is given up, and how much of it is kept: pure functions.
+// Decides which segment to evict, and how many of its records to keep.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ struct Candidate {
     std::uint64_t hot_bytes = 0;
 };
 
-// Of the older half, so that what is new has had time to be read: the one with the fewest bytes worth keeping for its
-// age, where a hot byte counts four times and the age is in segments. So one with a few hot records does not stay for
-// ever: they are moved, and the rest goes.
+// Chooses from the older half, so that new records have had time to be read: the segment with the fewest bytes worth
+// keeping for its age, where a hot byte counts four times and the age is in segments. So a segment with a few hot
+// records does not stay for ever: these are moved, and the rest is evicted.
 std::optional<Candidate> choose_victim(std::span<Candidate> candidates);
 
-// What may be written again to keep it, so that writes stay in proportion to what is put: it grows by a share of the
-// bytes put, up to a limit.
+// Bytes of records that may be written again to keep them. It grows by a share of the bytes put, up to a limit, so
+// moves stay in proportion to puts.
 class MoveAllowance {
 public:
     MoveAllowance(double share, std::uint64_t limit_bytes) : share_(share), limit_(static_cast<double>(limit_bytes)) {}

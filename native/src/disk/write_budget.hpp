@@ -10,8 +10,8 @@
 namespace kvo {
 
 // A bucket that holds an hour's share and fills at 23 of 24 parts of the daily rate, so that no span of 24 hours sees
-// more than a day's bytes. It begins full with a new folder and empty with one that was there, as nobody knows what
-// the server before has written: a restart is no way around it.
+// more than a day's bytes. It begins full for a new folder and empty for an existing one, since the former server's
+// writes are not known. So a restart does not get around the bound.
 class WriteBudget {
 public:
     WriteBudget(std::uint64_t daily_bytes, Instant now, bool is_new)  // 0: no bound
@@ -23,7 +23,8 @@ public:
         return daily_bytes_ == 0 || static_cast<double>(bytes) <= left_;
     }
 
-    // What goes to the device, footers and moved records too. More than what is left is owed.
+    // Charges bytes that are written to the device, including footers and moved records. The balance may become
+    // negative.
     void charge(std::uint64_t bytes) { left_ -= static_cast<double>(bytes); }
 
 private:

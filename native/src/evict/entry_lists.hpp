@@ -1,5 +1,5 @@
-// What a policy knows about its entries, in arrays by entry number, and the order it keeps them in: doubly linked lists
-// from newest to oldest, the links being numbers too.
+// Containers for the facts that a policy keeps about its entries, as arrays by entry number, and for their order:
+// doubly linked lists from newest to oldest, whose links are entry numbers too.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What goes first when memory is full. A policy orders entries and never touches one.
+// Decides which entry to evict first when memory is full. A policy orders entries and never changes one.
 //
 //     admit ──► known ──touch*──► choose_victim ──remove──► forgotten (or remembered by name)
 //                                      └──keep──► still known
@@ -17,7 +17,7 @@
 
 namespace kvo {
 
-// How the blocks of a group may be reused; decides what an entry is worth without its neighbours.
+// How the blocks of a group may be reused. It determines what an entry is worth without its neighbours.
 enum class Reuse : std::uint8_t {
     prefix,  // needs all blocks before it: full attention, MLA
     window,  // a boundary needs the last `window_blocks` blocks: sliding window, chunks
@@ -27,8 +27,9 @@ enum class Reuse : std::uint8_t {
 // An entry that became readable.
 struct Admission {
     EntryNumber entry = kNoEntry;
-    // The entry without which this one is of no use: of a prefix block the block before it; of a window block or a
-    // state the prefix group's block that ends at the same token. None: it is the first, or that entry is not here.
+    // The entry without which this one is useless. For a prefix block, the block before it; for a window block or a
+    // state, the prefix group's block that ends at the same token. kNoEntry if this is the first block, or if that
+    // entry is not in memory.
     EntryNumber parent = kNoEntry;
     std::uint64_t name = 0;        // 64 bits of its key: the same if it is evicted and comes again
     std::uint64_t size_bytes = 0;  // of its slot
@@ -51,19 +52,20 @@ public:
     // Entries that one acquire leased, in the order of the request, groups one after the other. All are known.
     virtual void touch(std::span<const EntryNumber> entries) = 0;
 
-    // A request saves what comes behind this entry, but makes no use of it: it has computed the entry's block anew.
-    // What comes is of no use without it.
+    // A request computed this entry's block itself, without loading it, and saves the blocks that follow. They are
+    // useless without this entry, so it should stay.
     virtual void spare(EntryNumber entry) { (void)entry; }
 
-    // Whether a tier below memory has a known entry, too: then its loss costs a load from there, and no computing. Any
-    // policy may take no notice.
+    // Notes whether a slower tier also has a known entry. If so, losing the entry costs a load from there and no
+    // computation. A policy may ignore this.
     virtual void note_tier(EntryNumber entry, bool has) { (void)entry, (void)has; }
 
-    // The entry to go next, still known after the call; kNoEntry if none is known. The same answer until something
-    // else is called.
+    // Returns the entry to evict next, or kNoEntry if none is known. The entry stays known, and the answer stays the
+    // same until another function is called.
     virtual EntryNumber choose_victim() = 0;
 
-    // Who may well be chosen next: whoever evicts asks for its memory in advance. Changes nothing; kNoEntry: no idea.
+    // Returns the entry that is likely to be chosen next, or kNoEntry if the policy cannot tell. The caller prefetches
+    // that entry's memory. Changes nothing.
     virtual EntryNumber expect_victim() const { return kNoEntry; }
 
     // The chosen victim is in use and cannot go now: ask for others first. When each that was offered has been kept

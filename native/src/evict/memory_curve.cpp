@@ -23,7 +23,7 @@ std::uint64_t scale_hits(std::uint64_t hits, std::uint64_t sampled, std::uint64_
 
 MemoryCurve::MemoryCurve(MemoryCurveTerms terms) : terms_(std::move(terms)) { begin(0); }
 
-// Empty pools, and nothing counted.
+// Starts over with empty pools and counters.
 void MemoryCurve::begin(std::uint32_t level) {
     level_ = std::min(level, kMostLevels);
     pools_.clear();
@@ -71,11 +71,12 @@ void MemoryCurve::take(const PoolNote& note) {
         }
         return;
     }
-    // What not even the largest knows of came before anything was followed: it says nothing.
+    // A used record that even the largest pool does not know came before the curve began to follow. It does not count.
     count(record, note.kind == PoolNote::Kind::save || pools_.back().holds(record.name));
 }
 
-// At first as if records like this one filled the pool. Where they are smaller and too many, all begins anew.
+// Chooses the first sample as if the pool were full of records like this one. If they turn out to be smaller and too
+// many, starts over with half of the sample.
 void MemoryCurve::choose_sample(const PoolNote& note) {
     if (std::exchange(has_begun_, true)) {
         if (records() > terms_.record_limit + terms_.record_limit / 4 && level_ < kMostLevels) {
@@ -110,7 +111,8 @@ void MemoryCurve::count(const ShadowRecord& record, bool is_counted) {
     asked_.bytes -= std::min(asked_.bytes, unknown.bytes << level_);
 }
 
-// What the request finds with this record: where boundaries need states, all blocks up to one that has its state.
+// Returns the records that count as found with this one. If boundaries need states, these are the blocks since the last
+// state, counted at the next block whose state is there.
 PoolShare MemoryCurve::use(std::size_t at, const ShadowRecord& record) {
     Run& run = runs_[at];
     const bool has_state = record.needs_state && pools_[at].holds(record.state);

@@ -1,8 +1,8 @@
-// What share of the blocks that a pool was asked for it would have had with less memory and with more.
+// Estimates which share of the blocks that engines asked for a pool would have had with less memory and with more.
 //
-// A pool of each size is kept as names alone, in the order of the same policy, and follows a sample of all blocks: a
-// block is in it by its hash, with all its records, in a pool that is smaller in proportion. What is asked for is told
-// as what came of it: a block that was used was there, one that was saved was not and had to be computed.
+// For each size it keeps a shadow pool of names only, ordered by the same policy. The shadow pools follow a sample of
+// all blocks, chosen by hash, with all records of each block, and are smaller in proportion. The curve learns what was
+// asked for from the outcome: a block that was used was there; one that was saved was not there and had to be computed.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ struct PoolShare {
     }
 };
 
-// What happened to a record of a pool.
+// An event of a record of the pool.
 struct PoolNote {
     enum class Kind : std::uint8_t {
         use,        // an engine read it
@@ -69,22 +69,24 @@ public:
 
     explicit MemoryCurve(MemoryCurveTerms terms);
 
-    // By which a block is in the sample or not: any 64 bits of its hash, the same for all its records.
+    // Returns the number by which a block is in the sample or not. `hash_word` is any 64 bits of its hash, the same for
+    // all its records.
     std::uint64_t sample_of(std::uint64_t hash_word) const noexcept {
         std::uint64_t bits = (hash_word ^ terms_.seed) * 0xbf58476d1ce4e5b9;
         bits ^= bits >> 32;
         return bits * 0x94d049bb133111eb;
     }
-    // The sample has those up to here.
+    // The largest number of `sample_of` that is in the sample.
     std::uint64_t sample_limit() const noexcept { return ~std::uint64_t{0} >> level_; }
-    // Of others only what has passed is counted.
+    // Takes an event. For blocks outside the sample, only `passed` counts.
     void take(const PoolNote& note);
 
-    // Nothing, where a sample of blocks does not tell at which of them a hit may end: with states.
+    // Returns empty counts if groups have states and only a sample is followed: the sample does not show at which
+    // blocks a hit may end.
     Counts counts() const;
 
 private:
-    // Of the running request and one pool, where boundaries need states.
+    // State of the running request in one pool, used if boundaries need states.
     struct Run {
         PoolShare behind;  // blocks since the last state, all of them here
         bool is_broken = false;

@@ -1,5 +1,5 @@
-// A policy for some of the entries, which it calls by numbers of its own: its memory grows with how many it has, not
-// with the highest number that one of them has in the pool.
+// A policy for some entries of a pool, which it gives numbers of its own. So its memory grows with the number of its
+// entries, not with their highest number in the pool.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace kvo {
 
 class OwnNumbers final : public EvictionPolicy {
 public:
-    // By entry, the number that it has with the policy that knows it. All policies of a pool share it, as each entry is
-    // one policy's at a time.
+    // For each entry of the pool, its number in the policy that knows it. All policies of a pool share the array, since
+    // each entry belongs to one policy at a time.
     using Places = ChunkedArray<EntryNumber>;
 
     OwnNumbers(std::unique_ptr<EvictionPolicy> policy, std::shared_ptr<Places> places)

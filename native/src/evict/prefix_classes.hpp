@@ -1,4 +1,4 @@
-// Classes of entries that are expected to behave alike, so that what happened to some tells about the others.
+// Classes of entries that are expected to behave alike, so the policy can learn from some of them about the others.
 //
 //     block of a prefix     fresh: how far behind the start of its run     used: how often
 //     ... behind a hit      fresh: the same, of a run behind used blocks
@@ -6,8 +6,8 @@
 //     end of a boundary     fresh: the same of its block                   used: how often
 //     ... that was passed   a later one of the same sequence exists        used: how often
 //
-// A run is what one request added in a row and nobody remembers. An end is a state, or a window block where no states
-// are. Entries whose worth hangs on others alone have no class.
+// A run is a series of blocks that one request added and that no list of evicted names contains. An end is a state, or
+// a window block of an engine without states. Entries whose worth depends only on others have no class.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ constexpr EntryClass fresh_step(std::uint32_t position) noexcept {
     return static_cast<EntryClass>(std::clamp(static_cast<int>(std::bit_width(position)) - 1, 0, kFreshSteps - 1));
 }
 
-// In steps that are twice as long.
+// The same in steps that are twice as long.
 constexpr EntryClass coarse_step(std::uint32_t position) noexcept {
     return static_cast<EntryClass>(fresh_step(position) / 2);
 }
@@ -56,7 +56,7 @@ constexpr EntryClass run_class(EntryClass before) noexcept {
     return before + 1 == kEndFresh ? kPrefixStarted : kPrefixBehind;
 }
 
-// Of the `position`th block of a run whose first one is of class `first`.
+// The class of the `position`th block of a run whose first block has class `first`.
 constexpr EntryClass prefix_class(EntryClass first, std::uint32_t position) noexcept {
     switch (first) {
         case kPrefixBehind:

@@ -1,4 +1,4 @@
-// What the prefix policy knows about an entry: 24 bytes.
+// The prefix policy's facts about one entry, in 24 bytes.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@ std::unique_ptr<EvictionPolicy> make_prefix_policy(PolicyBounds bounds) {
 }
 
 void PrefixPolicy::expect_admission(std::uint64_t name) const {
-    // Of a run the first of each home alone has its home by its own name. What is expected comes whole homes behind
-    // the block that comes next: eight of a commit.
+    // In a run, only the first block of each home finds its home by its own name. The expected block comes a whole
+    // number of homes behind the next one (a commit looks eight blocks ahead), so both have the same place in a home.
     if (run_end_ == kNoEntry || nodes_[run_end_].extra % kHomeBlocks == kHomeBlocks - 1) {
         __builtin_prefetch(ghosts_.address_of(short_name(name) / kHomeBlocks), 1);
     }
@@ -67,7 +67,7 @@ void PrefixPolicy::touch_one(EntryNumber entry) {
     }
     node.epoch = epoch();
     if (kind != kNoClass) {
-        // One whose parent nobody knows is of use after all.
+        // An entry without a known parent was taken for useless; this use shows that it is not.
         node.kind = (kind < kClassCount ? class_after_use(kind, draw()) : kEndUsed) & 31;
         follow(node.entry_class(), node.epoch);
     }
@@ -76,7 +76,7 @@ void PrefixPolicy::touch_one(EntryNumber entry) {
     }
 }
 
-// As what came just now: the state that makes it of use is under way.
+// Treats the entry as if it had just come: the state that makes it useful is on its way.
 void PrefixPolicy::spare(EntryNumber entry) {
     PrefixNode& node = nodes_[entry];
     if (node.kind < kClassCount || node.epoch == epoch()) {
@@ -111,8 +111,8 @@ EntryNumber PrefixPolicy::choose_victim() {
     return victim == kNoEntry && known_count_ > 0 ? find_stranded() : victim;
 }
 
-// Which windows a state needs is counted on its way up. Where that way is another one when the state goes, a window may
-// be taken for needed for ever: it goes when there is nothing else.
+// Finds an entry to evict when the queues have none. A state counts the windows it needs along its path to the root. If
+// that path is a different one when the state goes, a window may look needed for ever; it is found here.
 EntryNumber PrefixPolicy::find_stranded() const noexcept {
     for (EntryNumber entry = 0; entry < nodes_.size(); ++entry) {
         const PrefixNode& node = nodes_[entry];
@@ -241,7 +241,7 @@ void PrefixPolicy::set_class(PrefixNode& node, EntryClass kind) noexcept {
     }
 }
 
-// Nobody follows it any more.
+// Stops following the entry: its class counts a loss, and the entry has no class any more.
 void PrefixPolicy::lose(PrefixNode& node) noexcept {
     if (node.kind < kClassCount) {
         reuse_.count_loss(node.entry_class(), ages_.age_of(node.epoch));
@@ -261,7 +261,7 @@ void PrefixPolicy::pass(EntryNumber entry) noexcept {
     }
 }
 
-// What has no class goes when nothing hangs on it or needs it.
+// Queues an entry, unless other entries hang on it or need it. An entry without a class joins the useless ones.
 void PrefixPolicy::file(EntryNumber entry, QueueEnd end) noexcept {
     const PrefixNode& node = nodes_[entry];
     const bool has_children = node.is(Reuse::prefix) && node.older > 0;
@@ -282,7 +282,7 @@ void PrefixPolicy::unfile(EntryNumber entry) noexcept {
     }
 }
 
-// What is kept or useless stays where it is.
+// Moves an entry to the queue of its class. Kept and useless entries stay where they are.
 void PrefixPolicy::refile(EntryNumber entry) noexcept {
     if (nodes_[entry].is_queued != 0 && nodes_[entry].is_held == 0) {
         unfile(entry);

@@ -1,21 +1,21 @@
 // The default policy: prefix order, and a value for everything that is learned from how it is used again.
 //
 //  1. Only an entry on which no other hangs may go: a sequence is evicted from its end, parents outlive children.
-//  2. What no acquire can use goes before all else, unless it came just now: blocks behind the last state, windows no
-//     state needs, entries whose parent is not here. With a state go its window and all up to the next branch. Where
-//     no states are, the last window block of a sequence is its end: with it goes the rest of its window, in all
+//  2. Entries that no acquire can use go first, unless they have just come: blocks behind the last state, windows that
+//     no state needs, entries whose parent is not here. With a state go its window and all up to the next branch.
+//     Without states, the last window block of a sequence is its end: with it go the rest of its window, in all
 //     groups, and the blocks up to the boundary before.
 //  3. The rest is sorted into classes (prefix_classes.hpp) and by age. For each the policy learns how likely reuse is
 //     and how long it takes, from what is here and from the names it evicted (prefix_reuse.hpp, prefix_ghosts.hpp).
 //     The entry with the least hits to expect per place and time goes first.
-//  4. What a tier below memory has, too, is worth a share of that: its loss costs a load.
+//  4. An entry that a slower tier also has is worth a share of that: losing it costs only a load.
 //  5. Sizes do not enter: what a hit saves grows with the bytes it serves. Time is counted in entries admitted and
 //     touched. Nothing is set for a workload, and what is drawn is the same in each run.
 //
-// Whatever is published in whatever order, a touch visits 16 entries for each of its own at most, and a block's windows
-// and states are no more than a model has groups, a window's length 1,024 blocks. A state costs as many steps as it has
-// blocks in its window or before the last state (256 at most where there are no windows), an end without states those
-// of its window when it goes, all else constant time; what is learned is looked at once in a sixty-fourth of a
+// In whatever order blocks are published, a touch visits at most 16 entries for each of its own. A block has no more
+// windows and states than a model has groups, and a window counts at most 1,024 blocks. A state costs as many steps as
+// it has blocks in its window or before the last state (256 at most where there are no windows), an end without states
+// those of its window when it goes, all else constant time; what is learned is looked at once in a sixty-fourth of a
 // turnover. Memory: a node of 24 bytes an entry and four ghosts of 4 bytes.
 #pragma once
 
@@ -167,7 +167,8 @@ private:
     EntryNumber last_window_block_ = kNoEntry;
     std::array<EntryNumber, 512> window_run_{};  // its windows, in turn; longer ones are never passed
 
-    // By a window group's low bits. Where engines with other windows share them, the last one's.
+    // Window length in blocks, by the low bits of the group's number. If engines with different windows share the bits,
+    // the last one counts.
     std::array<std::uint32_t, 8> window_blocks_{};
 
     // Window lengths seen, each longer than the one before. A state counts with the longest of its time.
@@ -178,7 +179,7 @@ private:
     std::unordered_map<std::uint64_t, std::uint32_t> left_behind_;
 };
 
-// What a cache goes by unless it is made with another one.
+// Makes the prefix policy, which a cache uses unless it is given another one.
 std::unique_ptr<EvictionPolicy> make_prefix_policy(PolicyBounds bounds);
 
 }  // namespace kvo

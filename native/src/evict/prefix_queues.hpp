@@ -36,13 +36,14 @@ public:
     bool is_ranked() const noexcept { return is_ranked_; }
     void forget_ranks() noexcept { is_ranked_ = false; }
 
-    // value(class, age): the lowest goes first, among equals the oldest. Of what a tier has, a share of it counts.
+    // Orders the queues by value(class, age): the lowest goes first, and the oldest among equals. Entries that a tier
+    // has count only a share of their value.
     template <typename Value>
     void rank(const AgeLadder& ladder, Value value);
 
 private:
-    // Of what memory loses and a tier has, a load from there is lost. Tiers differ: a third is too much for a fast one
-    // and too little for a slow one, and brings nearly all that a tenth does.
+    // Share of its value that an entry keeps if a slower tier has it too: losing it then costs only a load. Tiers
+    // differ: a third is too much for a fast one and too little for a slow one, but gains nearly as much as a tenth.
     static constexpr double kTierShare = 0.3;
     static constexpr std::size_t kRows = std::size_t{kUseless + 1} + kClassCount;  // by class; then those in a tier
     static constexpr std::size_t kLists = kRows * AgeLadder::kSlots;

@@ -1,8 +1,9 @@
-// What the prefix policy has learned about reuse: how likely an entry of a class is used again, by its age.
+// The prefix policy's estimates of reuse: how likely an entry of a class is used again, by its age.
 //
-// A class's entries are followed from one use to the next, also after their eviction while their name is remembered.
-// Per age bucket: how many came that far, how many of them were used in it (the Kaplan-Meier estimate: those that were
-// lost sight of count as long as they were seen). Little seen: the shape of all classes together, scaled to the class.
+// The policy follows a class's entries from one use to the next, even after their eviction, as long as it remembers
+// their names. For each age bucket it counts how many entries came that far and how many were used in it (the
+// Kaplan-Meier estimate: entries that were lost count for the time that they were seen). A class with few entries takes
+// the shape of all classes together, scaled to the class.
 //
 // An entry's value is the best rate of hits per time of its place that any waiting time gives (the Gittins index): high
 // where reuse is near, lower where it is certain but far, and it may rise with age.
@@ -45,7 +46,7 @@ public:
     }
 
 private:
-    // So many entries of the common shape are mixed into each bucket of a class, so many uses into its scale.
+    // Weight of the common shape in each bucket of a class, in entries, and in the class's scale, in uses.
     static constexpr double kPriorEntries = 50.0;
     static constexpr double kPriorUses = 20.0;
     static constexpr double kFirstChance = 0.01;  // before anything was seen: an LRU list of those used alike

@@ -107,7 +107,7 @@ void PrefixPolicy::renew_parity(EntryNumber entry) {
     if (!left_behind_.contains(left_key(entry, node.parity))) {
         return;
     }
-    // Children of two former entries: nobody can tell whose they are in one bit, so they become nobody's.
+    // The number has children of two former entries. One parity bit cannot tell them apart, so they lose their parent.
     for (EntryNumber child = 0; child < nodes_.size(); ++child) {
         if (nodes_[child].is_known() && nodes_[child].parent == entry) {
             nodes_[child].parent = kNoEntry;
@@ -315,8 +315,8 @@ void PrefixPolicy::file_useless(EntryNumber entry) noexcept {
     nodes_[entry].is_held = 1;
 }
 
-// Blocks behind the last state of a sequence that was in use just now: what it computes will hang on them. Where
-// several go on from the used block nobody can tell which it will be.
+// Whether the entry is a block behind the last state of a sequence that was just in use: the blocks that the sequence
+// computes next will hang on it. False if several sequences go on from the used block, as any of them may be the one.
 bool PrefixPolicy::is_growing(EntryNumber entry) const noexcept {
     const PrefixNode& node = nodes_[entry];
     if (node.kind != kNoClass || !node.is(Reuse::prefix)) {
@@ -335,12 +335,12 @@ bool PrefixPolicy::is_growing(EntryNumber entry) const noexcept {
     return false;
 }
 
-// Of a block with children, those that are blocks.
+// Number of children of a block that are blocks; the block must have children.
 std::uint32_t PrefixPolicy::count_continuations(EntryNumber block) const noexcept {
     return nodes_[block].older - count_attached(nodes_[block]);
 }
 
-// Of a block with children, its windows and states.
+// Number of windows and states of a block; the block must have children.
 std::uint32_t PrefixPolicy::count_attached(const PrefixNode& block) const noexcept {
     std::uint32_t count = 0;
     for (EntryNumber attached = block.newer; attached != kNoEntry; attached = nodes_[attached].extra) {

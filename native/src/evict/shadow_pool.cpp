@@ -44,7 +44,7 @@ void ShadowPool::remove(std::uint64_t name) {
     }
 }
 
-// The high bits, since of one space the others may all be alike.
+// Takes the high bits, since the names of one space may be alike in all others.
 std::size_t ShadowPool::cell_of(std::uint64_t name) const noexcept {
     return static_cast<std::size_t>((name * 0x9e3779b97f4a7c15) >> 32) & (cells_.size() - 1);
 }
@@ -116,7 +116,7 @@ void ShadowPool::admit(const ShadowRecord& record, bool is_for_use) {
                     .group = record.group});
 }
 
-// False: what the running request has leaves no room.
+// Evicts until the record fits. Returns false if the running request's own records leave no room for it.
 bool ShadowPool::make_room(std::uint64_t size_bytes) {
     if (size_bytes > bounds_.capacity_bytes) {
         return false;

@@ -1,4 +1,5 @@
-// What a pool of another size would hold by now: names in the order of a policy, and no records.
+// A model of a pool of another size: it has the names that the pool would hold by now, in a policy's order, but no
+// records.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +28,12 @@ public:
     // Holds `bounds.entry_limit` records and `bounds.capacity_bytes` of them at most.
     ShadowPool(const MakePolicy& make_policy, PolicyBounds bounds);
 
-    // What comes from here on belongs to another request: what it uses or brings stays until the next one begins.
+    // Begins another request. The records that it uses or brings stay until the next request begins.
     void begin_request();
-    // Whether the record would be here when it is used. It is from here on, if it fits.
+    // Uses a record. Returns whether the pool held it; from now on it does, if it fits.
     bool use(const ShadowRecord& record);
-    // The record came without a use. If it is `for_use`, the first one finds it only because of that, and is no hit.
+    // Takes in a record that came without a use. If `for_use`, its first use finds it only for that reason, and is no
+    // hit.
     void bring(const ShadowRecord& record, bool for_use);
     void remove(std::uint64_t name);
 

@@ -11,12 +11,12 @@
 
 namespace kvo::frames {
 
-// What is not served here: a wrong frame, or one that is right and unusual.
+// Thrown for a frame that this code does not handle: a wrong one, or a correct but unusual one.
 struct NotPlain {};
 
 constexpr std::size_t kArrayItems = 255;
 
-// From a frame's first byte on.
+// Reads a frame's values in order, from its first byte on.
 class PlainReader {
 public:
     explicit PlainReader(std::span<const std::uint8_t> bytes) : at_(bytes.data()), end_(at_ + bytes.size()) {}
@@ -69,7 +69,7 @@ public:
         return {take(size), size};
     }
 
-    // Values of whatever kind, which a later version put behind what this one knows.
+    // Skips values of any kind that a later version appended to those that this one knows.
     void skip(std::size_t count, int depth = 4) {
         if (depth == 0) {
             throw NotPlain{};
@@ -130,7 +130,7 @@ private:
     const std::uint8_t* end_;
 };
 
-// Behind what `frame` has already. The shortest form of everything, as Python's msgpack writes it.
+// Appends values to `frame`, each in its shortest form, as Python's msgpack writes it.
 class PlainWriter {
 public:
     void array(std::size_t count) {
@@ -164,7 +164,7 @@ public:
         frame.append(bytes);
     }
 
-    // Of at most 65,535 bytes.
+    // Writes a text of at most 65,535 bytes.
     void text(std::string_view line) {
         if (line.size() < 32) {
             byte(0xa0 | line.size());

@@ -25,7 +25,7 @@ struct Sha256Path {
 // Every path this machine can run, the fastest first, the portable one last. Safe to call from any thread.
 std::span<const Sha256Path> sha256_paths() noexcept;
 
-// What this machine uses: the first of them.
+// The path that this machine uses: the first, which is the fastest.
 inline const Sha256Path& sha256_path() noexcept { return sha256_paths().front(); }
 
 Digest sha256(std::span<const std::uint8_t> message, const Sha256Path& path = sha256_path()) noexcept;

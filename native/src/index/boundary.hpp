@@ -62,7 +62,7 @@ struct BoundaryQuery {
     std::uint64_t alignment = 1;          // tokens; boundaries are multiples of it
 };
 
-// What was found on the way to a boundary, so that it need not be looked up again.
+// Searches for a boundary, and keeps the entries that it found, so that the caller need not look them up again.
 class BoundarySearch {
 public:
     // The largest boundary in (local, limit] that all groups accept; `local` if there is none.

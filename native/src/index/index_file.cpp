@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::uint64_t kSmallStep = std::uint64_t{64} << 10;
 
-// From this size on a region is given whole huge pages: below it they would be a burden, above it look-ups need them.
+// Regions of this size or more get whole huge pages. Smaller ones would waste memory; larger ones need them for fast
+// look-ups.
 constexpr std::uint64_t kHugeFrom = 4 * kHugePageBytes;
 
 struct flock byte_at(std::uint32_t place, short type) {
@@ -133,7 +134,7 @@ Status IndexFile::ensure(const Region& region, std::uint64_t item_count) {
         wanted = (region.offset + needed + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes - region.offset;
     }
     wanted = std::min(wanted, region_bytes);
-    // What came in small pages until now is made huge at once.
+    // A region that had small pages until now gets huge pages for all of it.
     const std::uint64_t begin = committed < kHugeFrom && wanted >= kHugeFrom ? 0 : committed;
     if (Status status = segment_.commit_range(region.offset + begin, wanted - begin); !status.ok()) {
         return status;

@@ -10,7 +10,7 @@
 
 namespace kvo {
 
-// What a new index is made for.
+// The sizes for which a new index is made.
 struct IndexBounds {
     EntryNumber entry_limit = 0;
     std::uint64_t segment_bytes = 0;

@@ -70,8 +70,8 @@ private:
 constexpr std::uint32_t kGroupLimit = 64;
 constexpr std::uint32_t kNamespaceLimit = 4096;
 
-// Number of a namespace: its place in the lower 12 bits, above them how many identities had the place before. So a
-// number that was given back is nobody's until 16,384 others have had its place.
+// Number of a namespace: its place in the lower 12 bits, and above them how many identities had the place before. So a
+// number that was given back is not used again until 16,384 other identities have had its place.
 constexpr std::uint32_t kNamespaceNumbers = 1u << 26;
 constexpr std::uint32_t place_of_namespace(std::uint32_t number) { return number % kNamespaceLimit; }
 constexpr std::uint32_t next_namespace(std::uint32_t number) { return (number + kNamespaceLimit) % kNamespaceNumbers; }
@@ -83,7 +83,7 @@ constexpr std::uint32_t namespace_of(Space space) { return space / kGroupLimit; 
 constexpr std::uint32_t group_of(Space space) { return space % kGroupLimit; }
 static_assert(namespace_of(make_space(kNamespaceNumbers - 1, kGroupLimit - 1)) == kNamespaceNumbers - 1);
 
-// What a look-up needs, in one cache line.
+// The facts about an entry that a look-up needs, in one cache line.
 struct alignas(64) Entry {
     std::atomic<std::uint64_t> word;
     std::array<std::atomic<std::uint64_t>, 4> hash;
@@ -107,15 +107,15 @@ inline HashWords hash_of(const Entry& entry) {
 constexpr std::uint16_t kInMemory = 1;
 constexpr std::uint16_t kWasUsed = 2;
 
-// What an entry's parent is called, in the upper 14 bits: 0 if that is not known, all ones if there is none. An entry
-// that has the parent's number by now has another tag, but for one in 16,382.
+// Tag of an entry's parent, in the upper 14 bits: 0 if it is not known, all ones if there is no parent. If another
+// entry has the parent's number by now, its tag differs, except in one of 16,382 cases.
 constexpr std::uint16_t kParentTag = 0xfffc;
 constexpr std::uint16_t kNoParentTag = kParentTag;
 constexpr std::uint16_t parent_tag(std::uint64_t hash_word) {
     return static_cast<std::uint16_t>((hash_word % 0x3ffe + 1) << 2);
 }
 
-// Of a reserved entry.
+// State of a reserved entry.
 struct Reservation {
     std::uint16_t session = 0;    // who may write
     std::uint16_t committed = 0;  // one bit a shard
@@ -126,7 +126,8 @@ struct Reservation {
     }
 };
 
-// Of an entry with one shard. What only the writer and holders of a lease need; changed while it is not readable.
+// The digest of an entry with one shard. Only the writer and holders of a lease read it; it changes only while the
+// entry is not readable.
 struct EntryDigest {
     std::atomic<std::uint64_t> digest;
 };
@@ -139,9 +140,10 @@ struct ShardDigests {
 };
 static_assert(sizeof(ShardDigests) == 128);
 
-// Eleven entries and the next bucket of its chain, in one cache line. A chain's first bucket has its version: it grows
-// when something went elsewhere, before its old place is emptied. So whoever finds nothing and reads the same version
-// before and after has missed nothing, and no reader ever waits for the writer, not even for a dead one.
+// Eleven entries and the number of the chain's next bucket, in one cache line. The first bucket of a chain holds its
+// version. The writer increments it when it moves an entry, before it empties the old place. So a reader that finds
+// nothing, and reads the same version before and after, has missed nothing. No reader ever waits for the writer, not
+// even for a dead one.
 struct alignas(64) Bucket {
     static constexpr std::uint32_t kCapacity = 11;
     std::atomic<std::uint64_t> low_tags;   // tags of entries 0 to 7, lowest byte first; 0: empty
@@ -153,7 +155,7 @@ struct alignas(64) Bucket {
 static_assert(sizeof(Bucket) == 64);
 constexpr std::uint32_t kNoBucket = 0xffffffff;
 
-// One group of a namespace, as whoever registered it declared it.
+// One group of a namespace, as the engine that registered it declared it.
 struct GroupRecord {
     std::uint64_t record_bytes;  // of one shard
     std::uint32_t block_size;    // tokens
@@ -165,13 +167,13 @@ struct GroupRecord {
 static_assert(sizeof(GroupRecord) == 24);
 
 // An identity whose blocks are kept, and the number by which keys name it. Written whole before the header counts it,
-// and again for the next identity that has the place: who finds the same number and groups before and after has read
-// one identity's.
+// and again for the next identity that has the place: a reader that finds the same number and group count before and
+// after has read one identity's record.
 struct NamespaceRecord {
-    std::uint32_t group_count;      // 0: nobody has the place, or nobody yet
+    std::uint32_t group_count;      // 0: no identity has the place, or its record is not whole yet
     std::uint32_t hash_block_size;  // tokens of one hash of a request's chain
     std::array<std::uint8_t, 32> fingerprint;
-    std::uint32_t number;  // also the last one that the place had, where nobody has it
+    std::uint32_t number;  // if no identity has the place, the last number that it had
     std::uint32_t reserved;
     std::array<GroupRecord, kGroupLimit> groups;
 };
@@ -210,7 +212,7 @@ struct LeaseNode {
 static_assert(sizeof(LeaseNode) == 256);
 constexpr std::uint32_t kNoNode = 0xffffffff;
 
-// Who shares the pool. Valid if the name is not empty; tenant 0 has none and needs no record.
+// A tenant of the pool. Valid if the name is not empty; tenant 0 has no name and needs no record.
 struct TenantRecord {
     std::uint64_t quota_bytes;
     std::array<char, 56> name;  // ends with a zero
@@ -220,7 +222,7 @@ constexpr std::uint32_t kTenantLimit = 64;
 constexpr std::size_t kDomainBytes = 136;  // a name has up to 128
 constexpr std::uint32_t kUserLimit = 512;
 
-// First page of the file; the tenants are the second. What stands before `version_counter` never changes after the file
+// First page of the file; the tenants are the second. The fields before `version_counter` never change after the file
 // was made.
 struct IndexHeader {
     std::uint64_t magic;
@@ -246,9 +248,11 @@ struct IndexHeader {
     std::atomic<std::uint32_t> segment_count;
     std::atomic<std::uint32_t> clock;        // counts acquires
     std::atomic<std::uint64_t> ready_bytes;  // of the segments, from the first on: what has its pages, for good
-    // Of the segments, in slots that are given away; all of them once a slot took the room of others.
+    // Bytes of the segments in slots that are in use. While the pool is full, all ready bytes count as used, holes
+    // included.
     std::atomic<std::uint64_t> used_bytes;
-    // Who was ever handed the files, and may have them mapped still: each once. More than there are places: anybody.
+    // Users that were ever given the files and may still have them mapped, each listed once. If the count exceeds the
+    // number of places, any user may have them.
     std::atomic<std::uint32_t> user_count;
     std::array<std::atomic<std::uint32_t>, kUserLimit> users;
 };

@@ -21,7 +21,7 @@ Search compare_entry(const Entry& entry, const Key& key, EntryWord& word) {
     if (difference != 0) {
         return Search::absent;
     }
-    // Of another generation it may still be this key's, in another slot.
+    // If the generation changed, the entry may still have this key, in another slot.
     const bool is_same = EntryWord(entry.word.load(std::memory_order_relaxed)).generation() == word.generation();
     return is_same ? Search::found : Search::changed;
 }
@@ -102,7 +102,7 @@ Found find_entry(const IndexView& view, const Key& key) {
 
 void find_entries(const IndexView& view, Space space, std::span<const std::uint8_t> hashes, std::size_t stride,
                   std::span<Found> found) {
-    // As many as the processor keeps in flight without their lines pushing each other out.
+    // The number of look-ups in flight: as many as the processor can prefetch without evicting their cache lines.
     constexpr std::size_t kAhead = 32;
     std::array<std::uint64_t, kAhead> mixed;
     std::array<EntryNumber, kAhead> candidates;

@@ -20,8 +20,9 @@ inline HashWords read_hash(const std::uint8_t* bytes) {
     return words;
 }
 
-// 64 well-mixed bits of a key. The seed is the index's own and in each factor, so that nobody can choose words which
-// take the others out, nor keys that share a bucket. Who has the index mapped can: such keys are refused (table.hpp).
+// 64 well-mixed bits of a key. The seed is the index's own and is part of each factor, so that a client cannot choose
+// words that cancel the others, or keys that share a bucket. A process that has the index mapped knows the seed and
+// can; the table refuses such keys (table.hpp).
 inline std::uint64_t mix_key(const Key& key, std::uint64_t seed) {
     const auto fold = [](std::uint64_t left, std::uint64_t right) {
         __extension__ using Wide = unsigned __int128;
@@ -69,8 +70,8 @@ struct Found {
 // Asks for the memory where look-ups and insertions of these keys begin, `hashes` being 32 bytes each.
 void prefetch_buckets(const IndexView& view, Space space, std::span<const std::uint8_t> hashes);
 
-// The readable entry with this key. Never a torn one. An entry that is there during the whole call is found, unless its
-// chain changed during each of 256 searches, or a successor is filling the table anew.
+// Returns the readable entry with this key, never a torn one. An entry that is there during the whole call is found,
+// unless its chain changed during each of 256 searches, or a new server is refilling the table.
 Found find_entry(const IndexView& view, const Key& key);
 
 // The same for many keys of one space, `hashes` being 32 bytes each, `stride` hashes apart. Faster than one by one:

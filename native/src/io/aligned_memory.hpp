@@ -28,7 +28,7 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }
     std::span<std::byte> span() const noexcept { return {start_, bytes_}; }
 
-    // Leaves the pages to whoever may still write to them.
+    // Gives the pages up without unmapping them, since the kernel may still write to them.
     void abandon() noexcept {
         start_ = nullptr;
         bytes_ = 0;

@@ -9,7 +9,7 @@
 
 namespace kvo {
 
-// What offsets, addresses and lengths of O_DIRECT files are multiples of.
+// Offsets, addresses and lengths for O_DIRECT files are multiples of this.
 inline constexpr std::size_t kIoAlignment = 4096;
 
 enum class IoKind : std::uint8_t {
@@ -32,7 +32,8 @@ struct IoEnd {
     std::int64_t outcome = 0;  // bytes, which may be fewer than asked for, or minus an errno
 };
 
-// For one thread at a time. Ends come in any order. The memory of a request is the engine's until its end was polled.
+// For one thread at a time. Requests end in any order. A request's memory belongs to the engine until its end has been
+// polled.
 class IoEngine {
 public:
     virtual ~IoEngine() = default;
@@ -40,17 +41,18 @@ public:
     virtual const char* name() const noexcept = 0;
     virtual std::size_t depth() const noexcept = 0;  // requests that may be under way
 
-    // Takes requests in their order until there is no room; how many were taken. Never waits for a file.
+    // Takes requests in their order until there is no room. Returns how many it took. Never waits for a file.
     virtual std::size_t submit(std::span<const IoRequest> requests) = 0;
 
-    // Appends what has ended since the last call, each told once, and makes `file` unreadable if nothing came
+    // Appends the requests that have ended since the last call, each once, and makes `file` unreadable unless more end
     // meanwhile.
     virtual void poll(std::vector<IoEnd>& ended) = 0;
 
     // An eventfd, readable from the end of a request on until it is polled.
     virtual int file() const noexcept = 0;
 
-    // Waits for what is under way. False: some of it still is, and its memory must stay for good.
+    // Waits for requests under way. Returns false if some still are after the timeout; their memory must then stay for
+    // good.
     virtual bool close(int timeout_ms) = 0;
 };
 

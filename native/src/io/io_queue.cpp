@@ -57,7 +57,8 @@ bool IoQueue::begin_one(const IoOrder& order) {
     return true;
 }
 
-// What is left of a place's transfer. A part that moved is rounded down, since the rest must be aligned as well.
+// Submits the rest of a place's transfer. A part that moved counts rounded down, since the rest must be aligned as
+// well.
 void IoQueue::issue(std::size_t place) {
     const Place& one = places_[place];
     IoRequest request = one.order.request;

@@ -30,15 +30,15 @@ struct IoResult {
 // For one thread at a time. Orders that wait are bounded by the memory that the caller has for them.
 class IoQueue {
 public:
-    // Of the engine's depth, so many are at most taken by writes: a read finds a place.
+    // Writes take at most `write_depth` of the engine's places, so that reads find one.
     IoQueue(std::unique_ptr<IoEngine> engine, std::size_t write_depth);
 
     void submit(const IoOrder& order);
 
-    // Begins what can begin, and appends what has ended. Never waits.
+    // Begins the orders that can begin, and appends the results of those that have ended. Never waits.
     void poll(Instant now, std::vector<IoResult>& results);
 
-    // Of what is under way or waits; Instant::max() if nothing is.
+    // The earliest deadline of the orders that wait or are under way, or Instant::max() if there are none.
     Instant next_deadline() const;
 
     std::size_t pending() const noexcept { return reads_.size() + writes_.size() + under_way_; }
@@ -46,7 +46,8 @@ public:
     int file() const noexcept { return engine_->file(); }
     const char* engine_name() const noexcept { return engine_->name(); }
 
-    // Drops what waits, unsaid, and waits for what is under way. False: the memory must stay for good.
+    // Drops waiting orders without results, and waits for those under way. Returns false if some still are; their
+    // memory must then stay for good.
     bool close(int timeout_ms);
 
 private:

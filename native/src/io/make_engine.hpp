@@ -1,4 +1,4 @@
-// Which I/O engine this machine gets.
+// Makes the I/O engine that this machine supports.
 #pragma once
 
 #include <memory>

@@ -10,11 +10,11 @@ namespace kvo {
 
 class ThreadEngine final : public IoEngine {
 public:
-    // As many threads as requests may be under way. Code::failed: not one thread can be had; fewer are taken as they
-    // are.
+    // Starts `depth` threads, one for each request under way, or fewer if the system gives fewer. Code::failed: no
+    // thread can be started.
     static Result<std::unique_ptr<IoEngine>> create(std::size_t depth);
 
-    // Threads whose file does not answer are left behind, with what they hold.
+    // Leaves threads behind whose file does not answer, with the memory that they use.
     ~ThreadEngine() override;
     ThreadEngine(const ThreadEngine&) = delete;
     ThreadEngine& operator=(const ThreadEngine&) = delete;

@@ -1,4 +1,4 @@
-// What we use of the kernel's interface to io_uring, named here because the headers of older systems do not know it.
+// The part of the kernel's io_uring interface that we use, defined here because the headers of older systems lack it.
 #pragma once
 
 #include <cstddef>

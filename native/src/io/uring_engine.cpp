@@ -155,7 +155,8 @@ void UringEngine::Ring::put(const IoRequest& request) {
     store_shared(tail, *tail + 1);
 }
 
-// What the kernel does not take now, as it is short of memory, it is offered again at the next call.
+// Submits the entries of the ring. Those that the kernel does not take, because it is short of memory, are offered
+// again at the next call.
 void UringEngine::Ring::enter() {
     while (not_entered_ > 0) {
         const long taken = syscall(uring::kEnter, ring_.number(), not_entered_, 0, 0, nullptr, 0);

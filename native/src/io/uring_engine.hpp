@@ -13,7 +13,7 @@ public:
     // Code::unavailable, with the reason in words: the kernel refuses a ring, or one that can read and write (5.6).
     static Result<std::unique_ptr<IoEngine>> create(std::size_t depth);
 
-    // What is still under way keeps the memory that the caller gave it.
+    // Requests still under way keep using the memory that the caller gave them.
     ~UringEngine() override;
     UringEngine(const UringEngine&) = delete;
     UringEngine& operator=(const UringEngine&) = delete;

@@ -28,24 +28,24 @@ struct LinkRecords {
     std::uint64_t record_bytes = 0;
 };
 
-// What has come into one slot, of a record that may be coded. Where its code is none, what the slot holds is worth
-// nothing.
+// The record that was received into one slot. If it was coded and could not be decoded, `is_whole` is false and the
+// slot's bytes are meaningless.
 struct CameRecord {
     RunDigest digest;
     bool is_whole = true;
 };
 
-// Of the records of one call that came coded: how many, their bytes as they came, and how long decoding them has taken.
+// Counts of the coded records that one call received: their number, their coded bytes, and how long decoding them took.
 struct CameCoded {
     std::uint64_t records = 0;
     std::uint64_t coded_bytes = 0;
     std::chrono::nanoseconds decoding{};
 };
 
-// For one thread at a time, but `shut`. After a call that failed the link is of no use any more.
+// For one thread at a time, except `shut`. After a failed call the link cannot be used any more.
 //
-// A sealed link carries pieces: four bytes with the length, so many bytes, and their tag. What is sent by one call is
-// cut into pieces of its own, the first of which is the head.
+// A sealed link carries pieces: four bytes with the length, so many bytes, and their tag. Each call's data is cut into
+// pieces of its own, the first of which is the head.
 class RecordLink {
 public:
     using Clock = std::chrono::steady_clock;
@@ -56,20 +56,20 @@ public:
     // Takes the socket. Code::unavailable: it cannot be sealed here.
     static Result<RecordLink> make(FileDescriptor socket, const std::optional<LinkKeys>& keys);
 
-    // `head`, and then the records. Code::unavailable: not all of it was taken in time.
+    // Sends `head`, and then the records. Code::unavailable: the other side did not take all of it in time.
     Status send(std::span<const std::uint8_t> head, const LinkRecords& records, Instant deadline);
 
-    // So many bytes. Code::unavailable: they did not all come in time.
+    // Receives exactly `out.size()` bytes. Code::unavailable: they did not all come in time.
     Status receive(std::span<std::uint8_t> out, Instant deadline);
 
-    // Records to their slots. What each one's bytes sum to is in `digests`.
+    // Receives records into their slots, and the digest of each one's bytes into `digests`.
     Status receive_records(const LinkRecords& records, std::span<RunDigest> digests, Instant deadline);
 
-    // The same of records that may be coded: before each come four bytes with the length of its code, 0 where it is not
-    // coded. They are decoded in a thread of a low priority. Code::failed: a length is none of a coded record.
+    // The same for records that may be coded: four bytes before each record give its coded length, or 0 if it is not
+    // coded. A thread of low priority decodes them. Code::failed: a length is too large for a coded record.
     Result<CameCoded> receive_coded_records(const LinkRecords& records, std::span<CameRecord> came, Instant deadline);
 
-    // From any thread: what waits ends at once, as failed.
+    // Ends the call that is waiting, which fails at once. Any thread may call it.
     void shut() noexcept;
 
 private:
@@ -90,7 +90,7 @@ private:
     std::optional<Sealing> open_;
     std::vector<std::uint8_t> sealed_;  // a piece on its way out
     std::vector<std::uint8_t> coming_;  // a piece on its way in, as it came
-    std::vector<std::uint8_t> opened_;  // of a piece, what nobody has asked for yet
+    std::vector<std::uint8_t> opened_;  // bytes of a piece that no call has asked for yet
     std::size_t opened_from_ = 0;
     std::unique_ptr<BackgroundCodec> codec_;  // begins with the first record that is coded
 };

@@ -12,7 +12,7 @@
 
 namespace kvo {
 
-// What was received and nobody has taken yet: the bytes of `room` from `first` to `last`.
+// Bytes that were received and not yet used: those of `room` from `first` to `last`.
 struct RespInbox {
     std::span<std::uint8_t> room;
     std::size_t first = 0;
@@ -25,10 +25,10 @@ struct RespValues {
     LinkRecords records;
 };
 
-// Reads answers that are such values, one a slot and in order: the heads side by side to `heads`, the records to their
-// slots, what each one's bytes sum to to `digests`. Returns how many came: it ends before the first answer that is
-// anything else, of which nothing is taken. Of the slot of an answer that is longer than it should be, or that ends
-// before its time, nothing is promised.
+// Reads answers that are such values, one for each slot, in order. Writes the heads one after the other to `heads`, the
+// records to their slots, and the digest of each record's bytes to `digests`. Returns how many values came: it stops
+// before the first answer that is anything else, and reads nothing of that answer. If an answer is too long or ends too
+// early, the contents of its slot are undefined.
 //
 // The socket waits; `each` is the time for one value. Code::unavailable: one was late. Code::failed: the other side has
 // hung up or sends nonsense. The inbox holds at least a head and 64 bytes.

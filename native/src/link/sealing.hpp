@@ -32,14 +32,14 @@ public:
     Sealing& operator=(Sealing&&) noexcept;
     ~Sealing();
 
-    // The next piece.
+    // Begins the next piece.
     Status begin();
-    // Of its bytes, in any number of parts. `out` has as many; it may be the same memory. What was opened means nothing
-    // before `check`.
+    // Seals or opens some of the piece's bytes; a piece may come in any number of parts. `out` has as many bytes, and
+    // may be the same memory. Opened bytes must not be trusted before `check` succeeds.
     Status run(std::span<const std::uint8_t> in, std::uint8_t* out);
-    // Of a piece that was sealed.
+    // Ends a piece that was sealed, and returns its tag.
     Result<SealTag> finish();
-    // Of a piece that was opened. Code::failed: it is not what was sealed.
+    // Ends a piece that was opened, and checks its tag. Code::failed: the piece is not the one that was sealed.
     Status check(const SealTag& tag);
 
 private:

@@ -63,7 +63,7 @@ void ArcPolicy::remove(EntryNumber entry, bool was_evicted) {
     }
 }
 
-// Of entries and names of the first list at most the capacity, of all together twice of it.
+// Keeps entries and names of the first list within the capacity, and those of all lists within twice the capacity.
 void ArcPolicy::trim_ghosts() {
     const auto once_bytes = [this] { return lists_.bytes(kOnce) + once_ghosts_.bytes(); };
     while (once_bytes() > capacity_bytes_ && once_ghosts_.count() > 0) {

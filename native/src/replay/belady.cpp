@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kNever = 0xffffffff;
 
-// Of each reference the next request with the same block; one request never has a block twice.
+// Returns for each reference the next request with the same block. One request never has a block twice.
 std::vector<std::uint32_t> find_next_requests(const ReplayTrace& trace) {
     std::vector<std::uint32_t> next(trace.reference_count());
     std::vector<std::uint32_t> coming(trace.block_count(), kNever);
@@ -47,7 +47,7 @@ public:
     }
 
 private:
-    // By next request; of the blocks of one request the parents first, whose numbers are lower.
+    // Orders blocks by their next request, and those of one request parents first: parents have lower numbers.
     std::uint64_t key(BlockNumber block) const { return (std::uint64_t{next_[block]} << 32) | block; }
 
     std::vector<std::uint32_t> next_;  // by block; kNever: not resident

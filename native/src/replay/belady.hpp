@@ -1,9 +1,9 @@
-// What no policy can beat: Belady's choice, made with the whole trace in view.
+// The most hits that any policy can have: Belady's choice, made with the whole trace in view.
 //
-// Of the blocks at hand, resident or just computed, those stay whose next request comes soonest; what is never asked
-// for again is not kept at all. A block is in every request that its children are in, so the farthest block is always
-// a leaf, parents outlive children, and for blocks of one size no online or offline order serves more. It is a bound
-// to measure distances from, not a goal: nobody knows the next request.
+// Of the resident and just computed blocks, it keeps those whose next request comes soonest, and none that are never
+// asked for again. A block is in every request that its children are in, so the farthest block is always a leaf,
+// parents outlive children, and for blocks of one size no online or offline order serves more. It is a bound to compare
+// with, not a goal: no real cache knows the next request.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,8 @@ namespace kvo {
 
 class GhostList {
 public:
-    // At most that many. A ghost that was taken keeps its place in the ring until it would have been the oldest.
+    // Holds at most `limit` ghosts. A ghost that was taken keeps its place in the ring until it would have been the
+    // oldest.
     explicit GhostList(EntryNumber limit) : limit_(limit) {}
 
     // Adds the newest; forgets the oldest if it is one too many.

@@ -60,7 +60,7 @@ private:
     std::vector<EntryNumber> free_;
     std::uint64_t used_bytes_ = 0;
 
-    // Of the running request.
+    // State of the running request.
     std::uint32_t request_ = 0;
     std::uint64_t leased_bytes_ = 0;
     std::vector<EntryNumber> touched_;
@@ -128,7 +128,7 @@ std::size_t Replay::find_boundary(Blocks blocks) const {
     return boundary;
 }
 
-// What an acquire of the boundary leases, in its order.
+// Leases and touches the records that an acquire of the boundary would, in the same order.
 void Replay::touch(std::size_t boundary, Blocks blocks) {
     touched_.clear();
     leased_bytes_ = 0;
@@ -146,7 +146,7 @@ void Replay::touch(std::size_t boundary, Blocks blocks) {
     }
 }
 
-// What the request computes behind the boundary and nobody has yet.
+// Lists the records behind the boundary that the request computes and the memory does not have.
 void Replay::list_missing(std::size_t boundary, Blocks blocks) {
     missing_.clear();
     for (std::uint32_t group = 0; group < shape_.size(); ++group) {
@@ -159,7 +159,7 @@ void Replay::list_missing(std::size_t boundary, Blocks blocks) {
     }
 }
 
-// What it computes and is here already, of no use to it: what is missing hangs on that.
+// Spares the records that the request computes though they are here already: the missing records hang on them.
 void Replay::spare_present(std::size_t boundary, Blocks blocks) {
     for (std::uint32_t group = 0; group < shape_.size(); ++group) {
         for (std::size_t at = boundary; at < blocks.size(); ++at) {
@@ -170,7 +170,7 @@ void Replay::spare_present(std::size_t boundary, Blocks blocks) {
     }
 }
 
-// Leaves the first ones that fit beside what is leased, and returns their size.
+// Cuts the list to the first records that fit next to the leased ones, and returns their size.
 std::uint64_t Replay::cut_missing() {
     std::uint64_t size_bytes = 0;
     for (std::size_t at = 0; at < missing_.size(); ++at) {

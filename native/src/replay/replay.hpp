@@ -1,9 +1,9 @@
-// Drives a policy with a trace: what share of its blocks would this much memory have served?
+// Drives a policy with a trace, to find which share of its blocks this much memory would have served.
 //
 //     request ──► longest boundary that all groups accept ──► touch what it needs
 //             ──► spare what else of it is here ──► evict until what is missing fits ──► admit it
 //
-// One request after the other: nobody else holds leases, and what the running request leased is never evicted.
+// Requests run one after the other. Only the running request holds leases, and its leased records are never evicted.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ using ReplayShape = std::vector<ReplayGroup>;
 ReplayShape plain_shape();   // full attention alone
 ReplayShape hybrid_shape();  // with a sliding window of 4 blocks, and recurrent states every 8 blocks
 
-// Of all distinct records of the trace: what would hold everything.
+// Total size of all distinct records of the trace: a memory of this size would hold everything.
 std::uint64_t total_bytes(const ReplayTrace& trace, const ReplayShape& shape);
 
 struct ReplayOutcome {
@@ -38,7 +38,7 @@ struct ReplayOutcome {
     std::uint64_t hit_squares = 0;  // sum of the boundaries' squares: what hits save grows with their position
     std::uint64_t admitted = 0;
     std::uint64_t evicted = 0;
-    std::uint64_t refused = 0;  // records that did not fit beside what their own request leased
+    std::uint64_t refused = 0;  // records that did not fit next to those that their own request leased
     std::uint64_t peak_bytes = 0;
     std::uint64_t samples = 0;   // taken after the first eviction
     double useless_share = 0.0;  // mean over the samples: bytes that no acquire could make use of

@@ -1,5 +1,5 @@
-// One of several memories that a trace is replayed over: what of it is here, in the order of a policy. Who asks which
-// memory for what, and when, is the caller's business; `replay` is the same with one memory and no time.
+// One of several memories that a trace is replayed over: the blocks that it holds, in the order of a policy. The caller
+// decides which memory is asked for which blocks, and when; `replay` is the same with one memory and no time.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace kvo {
 struct ReplayAdmission {
     std::uint64_t admitted = 0;
     std::uint64_t evicted = 0;
-    std::uint64_t refused = 0;  // did not fit beside what is held
+    std::uint64_t refused = 0;  // did not fit next to those that are held
 };
 
 // Full attention alone: every block has one record, of one unit. One thread.
@@ -29,12 +29,12 @@ public:
 
     std::uint64_t used_blocks() const noexcept { return entries_.size() - free_.size(); }
     bool holds(BlockNumber block) const noexcept { return residents_[block] != kNoEntry; }
-    // How many blocks from the first one on are here.
+    // Number of blocks that are here without a gap, from the first one on.
     std::size_t count_prefix(Blocks blocks) const noexcept;
-    // One request makes use of these, in its order; those that are not here are passed over.
+    // Notes that one request uses these blocks, in its order. Blocks that are not here are skipped.
     void touch(Blocks blocks);
-    // Makes room for those of `blocks` that are not here, parents first, and takes them in, as far as they fit beside
-    // `held`, which stays. Code::failed: the policy broke its contract.
+    // Makes room for those of `blocks` that are not here, parents first, and takes them in, as far as they fit next to
+    // those of `held`, which stay. Code::failed: the policy broke its contract.
     Result<ReplayAdmission> admit(Blocks blocks, Blocks held);
 
 private:

@@ -1,5 +1,5 @@
-// A pool of records of several groups, which a policy keeps in order: what of it is here. Who asks for what, and when,
-// is the caller's business; `replay` is the same with a trace and no time, `ReplayMemory` with blocks of one size.
+// A pool of records of several groups, which a policy keeps in order. The caller decides which records are asked for,
+// and when; `replay` is the same with a trace and no time, `ReplayMemory` with blocks of one size.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace kvo {
 
-// A block's record in a group. The same block has the same name in all groups; 0 is nobody's.
+// A block's record in a group. The same block has the same name in all groups; no block has the name 0.
 struct PoolRecord {
     std::uint32_t group = 0;
     std::uint64_t name = 0;
@@ -33,7 +33,7 @@ public:
     std::size_t group_count() const noexcept { return shape_.size(); }
     std::uint64_t used_bytes() const noexcept { return used_bytes_; }
     bool holds(PoolRecord record) const { return numbers_.contains(record); }
-    // One request makes use of these, in its order; those that are not here are passed over.
+    // Notes that one request uses these records, in its order. Records that are not here are skipped.
     void touch(Records records);
     // Makes room for those that are not here, parents first, and takes them in, as far as they fit. `parents` are the
     // names of the blocks before them, or, of windows and states, unused. Code::failed: the policy broke its contract.

@@ -35,7 +35,8 @@ void S3FifoPolicy::touch(std::span<const EntryNumber> entries) {
 EntryNumber S3FifoPolicy::choose_victim() {
     while (true) {
         const bool has_small = lists_.count(kSmall) > 0;
-        // With all of the main queue in use the small one gives, however little it has, and then whoever is next.
+        // If the whole main queue is in use, the victim comes from the small queue, however short it is, and otherwise
+        // from the main queue's end.
         const bool is_main_kept = kept_ >= lists_.count(kMain);
         if (has_small && (lists_.bytes(kSmall) > small_bytes_ || is_main_kept)) {
             const EntryNumber entry = lists_.oldest(kSmall);

@@ -1,5 +1,5 @@
 // Segmented LRU: entries that were used since they came are protected, in half of the bytes; those that were not go
-// first. What the protected half cannot hold gets a second chance among the others.
+// first. Entries that the protected half cannot hold get a second chance among the others.
 #pragma once
 
 #include "evict/entry_lists.hpp"

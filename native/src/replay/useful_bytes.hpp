@@ -1,4 +1,4 @@
-// Of what is resident, what some acquire could make use of: the needs of all boundaries that all groups accept.
+// Finds the resident bytes that some acquire could use: those that any boundary needs which all groups accept.
 #pragma once
 
 #include <cstdint>

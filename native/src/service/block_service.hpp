@@ -1,4 +1,4 @@
-// What is served of one process over its express channel: frames in, frames out. Knows no socket and no thread.
+// Serves one process over its express channel: frames in, frames out. Knows no socket and no thread.
 //
 //     acquire, acquire_entries, credits, mark ──► one answer      publish, abort, release, invalidate ──► none
 //
@@ -18,7 +18,7 @@
 
 namespace kvo {
 
-// Of the protocol, the same for all channels.
+// Numbers and limits of the protocol, the same for all channels.
 struct ExpressTerms {
     std::uint64_t boot_id = 0;
     std::size_t frame_bytes = 0;  // of a frame at most, likewise below
@@ -28,7 +28,7 @@ struct ExpressTerms {
     std::size_t shards = 0;
 };
 
-// Whose channel it is, and of which blocks it may speak.
+// The session and user that a channel belongs to, and the blocks that its calls may name.
 struct ExpressRights {
     std::uint64_t session = 0;  // that calls name
     SessionId cache_session = 0;
@@ -46,16 +46,17 @@ public:
     BlockService(std::shared_ptr<CacheCore> core, const ExpressRights& rights, const ExpressTerms& terms,
                  const std::atomic<bool>& is_draining, StoredLog& log);
 
-    // Puts the answer, if there is one, behind `out`. False: whoever sends such a frame is served no more.
+    // Appends the answer, if there is one, to `out`. False: the process that sent the frame is served no more.
     bool serve(std::span<const std::uint8_t> frame, std::uint64_t now_ns, std::string& out);
 
-    // Of the call that was served last; 0: it was none.
+    // The op of the call that was served last; 0: the frame was no call.
     std::uint64_t last_op() const { return last_op_; }
 
     // Why that call was refused, an error's code; 0: it was not.
     std::uint64_t last_refusal() const { return last_refusal_; }
 
-    // What was put into `out` is with the process, as far as is known here. Else leases and slots are given back.
+    // Settles the last answer. `is_sent`: the process has it, as far as is known here. Otherwise the leases and slots
+    // that it grants are given back.
     void settle(bool is_sent);
 
 private:

@@ -28,7 +28,7 @@ private:
     std::map<std::string, std::uint64_t> by_user_;
 };
 
-// What one thing of a user has taken of them. Belongs to one thread.
+// The bytes that one channel of a user has taken of the shares. Belongs to one thread.
 class ByteShare {
 public:
     ByteShare(ByteShares& all, std::string user) : all_(all), user_(std::move(user)) {}
@@ -36,7 +36,7 @@ public:
     ByteShare(const ByteShare&) = delete;
     ByteShare& operator=(const ByteShare&) = delete;
 
-    // From here on it has that many. False: it has as many as before.
+    // Takes or gives back bytes so that it has this many. False: it has as many as before.
     bool become(std::uint64_t bytes);
 
 private:

@@ -30,7 +30,7 @@ private:
     std::atomic<unsigned> pause_ = 0;
 };
 
-// Belongs to whoever holds the client's lock, but for `wait` and `shut`, which any thread may call.
+// The caller holds the client's lock, except for `wait` and `shut`, which any thread may call.
 class ExpressEnd {
 public:
     ExpressEnd(FileDescriptor end, std::size_t frame_bytes) : end_(std::move(end)), stream_(frame_bytes) {}
@@ -39,10 +39,10 @@ public:
 
     // False: it has ended, or more than `kUnsentBytes` were not taken. What was taken goes out as the server reads.
     bool send(std::span<const std::uint8_t> frame);
-    // Likewise, but it may go out with what is sent next: the server need not wake up for it alone.
+    // Sends like `send`, but the frame may wait for the next one: the server need not wake up for it alone.
     bool send_later(std::span<const std::uint8_t> frame);
     bool flush();
-    // Of what was to go out at once.
+    // Whether frames that should have gone out at once are still unsent.
     bool has_unsent() const { return has_unsent_.load(std::memory_order_relaxed); }
 
     // Calls `act(frame)`, which says whether to go on, for whole frames that have come. False: nothing comes any more.
@@ -66,8 +66,8 @@ public:
         }
     }
 
-    // Until something has come, or it has ended, or something unsent can go out, or another file is readable (-1:
-    // none). A wait of at most 0.2 ms does not sleep, as the end of a sleep may come later than that.
+    // Waits until something has come, or it has ended, or something unsent can go out, or `other` is readable (-1: no
+    // such file). A wait of at most 0.2 ms does not sleep, as the end of a sleep may come later than that.
     void wait(int other, std::uint64_t timeout_ns);
 
     // Both ends see that it is over. The descriptor lives as long as this.

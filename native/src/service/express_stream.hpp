@@ -14,12 +14,12 @@ namespace kvo {
 
 using express::kLengthBytes;
 
-// What has come, as far as it has. Belongs to one thread at a time.
+// Bytes that have come, cut into frames. Belongs to one thread at a time.
 class ExpressStream {
 public:
     explicit ExpressStream(std::size_t frame_bytes) : frame_bytes_(frame_bytes), buffer_(kFirstBytes) {}
 
-    // How much memory it will have at the next `room`, beside what each one has from the beginning.
+    // Number of bytes of memory that it will have at the next `room`, beyond what every stream begins with.
     std::size_t extra_bytes() const noexcept { return next_size() - kFirstBytes; }
 
     // Where to put what comes next. There is always room for a byte.

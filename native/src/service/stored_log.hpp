@@ -1,4 +1,4 @@
-// Blocks that became readable, or that a process wants to be forgotten, kept for whoever tells others of them.
+// Blocks that became readable, or that a process wants forgotten, kept until they are taken to be reported to others.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace kvo {
 
-// Of one batch. `owner` is whatever its writer is called by whoever reads the log.
+// Blocks of one batch. `owner` is the number by which the reader of the log knows their writer.
 struct StoredBlocks {
     std::uint64_t owner = 0;
     std::uint32_t group = 0;
@@ -24,15 +24,16 @@ struct StoredBlocks {
 // Safe to call from any thread.
 class StoredLog {
 public:
-    // Beyond so many blocks those that were stored are only counted; beyond 16 times as many all are.
+    // Beyond `limit` blocks, blocks that were stored are only counted; beyond 16 times as many, forgotten ones are,
+    // too.
     explicit StoredLog(std::size_t limit);
 
     // Readable when there is something to be taken. The log's own.
     int file() const { return ready_.number(); }
-    // Nobody asks any more, or watches the file.
+    // Called when the log is not read any more and its file is not watched.
     void close();
 
-    // Whether anybody wants to know. Blocks that are stored before this are not told.
+    // Sets whether blocks are wanted. Blocks that are stored before that are not told.
     void watch(bool is_wanted);
     bool is_wanted() const { return is_wanted_.load(std::memory_order_acquire); }
 

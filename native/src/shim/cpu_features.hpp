@@ -1,4 +1,4 @@
-// What this processor can do and the kernel lets us use.
+// The processor features that this machine has and the kernel lets us use.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ public:
     bool has(CpuFeature feature) const noexcept { return (bits_ >> static_cast<unsigned>(feature) & 1) != 0; }
     void add(CpuFeature feature) noexcept { bits_ |= std::uint32_t{1} << static_cast<unsigned>(feature); }
 
-    // In the order of the enumeration.
+    // Names of the features, in the order of the enumeration.
     std::vector<std::string_view> names() const;
 
 private:
@@ -44,10 +44,10 @@ struct X86Identity {
     std::uint64_t saved_state = 0;
 };
 
-// Pure, so that processors we do not have can be tested.
+// A pure function, so that tests can cover processors that we do not have.
 CpuFeatures decode_x86(const X86Identity& identity) noexcept;
 
-// Of this machine. Read at the first call, by whichever thread comes first.
+// Features of this machine. The first call reads them, and any thread may make it.
 const CpuFeatures& cpu_features() noexcept;
 
 // "x86_64", "aarch64" or "other".

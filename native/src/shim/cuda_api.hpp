@@ -32,7 +32,7 @@ constexpr bool is_capture_refusal(CudaStatus status) {
     return status >= kCudaCaptureUnsupported && status <= kCudaCaptureWrongThread;
 }
 
-// What a thread is held to while another thread's capture is under way (CUstreamCaptureMode).
+// Capture mode of a thread: the calls that it may make while another thread captures a stream (CUstreamCaptureMode).
 inline constexpr int kCudaCaptureModeGlobal = 0;
 inline constexpr int kCudaCaptureModeThreadLocal = 1;
 inline constexpr int kCudaCaptureModeRelaxed = 2;

@@ -55,7 +55,8 @@ struct CudaFindings {
     std::string problem;                             // the first thing that failed; empty if nothing did
 };
 
-// What capabilities are made of. Initialises the driver only to probe devices.
+// Finds the driver's version and its devices, for the list of capabilities. Initialises the driver only to probe
+// devices.
 CudaFindings find_cuda(bool probe_devices, const std::string& library = kCudaLibrary);
 
 }  // namespace kvo

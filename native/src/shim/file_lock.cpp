@@ -120,7 +120,7 @@ Result<FileLock> FileLock::adopt(const FileDescriptor& file) {
         return Status(Code::invalid, "the lock file is of user " + std::to_string(facts.st_uid) + ", not of user " +
                                          std::to_string(geteuid()));
     }
-    // To open it and close it again would drop the lock.
+    // Checked before opening the file: closing it again would drop the lock that this process holds.
     if (own_locks().has({facts.st_dev, facts.st_ino})) {
         return Status(Code::unavailable, "these segments are owned by this process already");
     }

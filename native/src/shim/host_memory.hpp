@@ -23,7 +23,7 @@ struct HostMemory {
     std::size_t numa_nodes = 1;
 };
 
-// Reads what the kernel shows below `sysfs`. What cannot be read is left at its default: this is information.
+// Reads the kernel's facts below `sysfs`. Facts that cannot be read keep their defaults, as they are only information.
 HostMemory read_host_memory(const std::filesystem::path& sysfs = "/sys");
 
 }  // namespace kvo

@@ -96,7 +96,8 @@ void read_cgroup(const fs::path& folder, const CgroupFiles& files, MemoryHeadroo
         return;
     }
     headroom.total_bytes = std::min(headroom.total_bytes, bound.limit);
-    // As the kernel reckons MemAvailable: of the cache in use about half can go without harm.
+    // Like the kernel's MemAvailable, counts half of the active cache as free: about that much can be dropped without
+    // harm.
     const std::uint64_t droppable = read_value(folder / "memory.stat", files.inactive_cache, 0) +
                                     read_value(folder / "memory.stat", files.active_cache, 0) / 2;
     const std::uint64_t kept = *used - std::min(*used, droppable);

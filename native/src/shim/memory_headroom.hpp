@@ -12,15 +12,16 @@ namespace kvo {
 struct MemoryHeadroom {
     std::uint64_t bytes = UINT64_MAX;  // UINT64_MAX: nothing here sets a bound that can be read
     std::string limited_by;            // the bound and what is used of it, in words; empty where there is none
-    // If nobody used any, which no waiting brings beyond: the machine's memory, or the lowest limit of these cgroups.
+    // The most that could ever be free, with no memory in use: the machine's memory, or the lowest limit of these
+    // cgroups.
     std::uint64_t total_bytes = UINT64_MAX;
 };
 
 // The least of: what the machine has available, and what each memory cgroup from ours up to the mount's root has left
 // (version 2: memory.max and memory.high, version 1: memory.limit_in_bytes, hybrid machines: both). Clean page cache
 // that the kernel would drop counts as free. Cgroups are found by self/cgroup and self/mountinfo below `proc`, so a
-// container sees its own. A reading, not a promise: others may take the memory in the next moment. Reads about ten
-// small files: well under a millisecond.
+// container sees its own. The result is a reading, not a promise: other processes may take the memory a moment later.
+// Reads about ten small files, in well under a millisecond.
 MemoryHeadroom read_memory_headroom(const std::filesystem::path& proc = "/proc");
 
 // Refuses with Code::unavailable when fewer than `needed` bytes are left; says what was asked and what bounds it.

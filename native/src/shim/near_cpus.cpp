@@ -18,7 +18,7 @@
 namespace kvo {
 namespace {
 
-// From the kernel's linux/mempolicy.h, which build machines need not have.
+// Constants of the kernel's linux/mempolicy.h, which build machines need not have.
 constexpr unsigned long kFlagNode = 1;
 constexpr unsigned long kFlagAddress = 2;
 

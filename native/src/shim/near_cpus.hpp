@@ -9,7 +9,7 @@
 
 namespace kvo {
 
-// What the calling thread may run on, ascending. Empty: unknown.
+// The processors that the calling thread may run on, ascending. Empty if they are not known.
 std::vector<unsigned> thread_cpus();
 
 // The processors of the NUMA nodes that these bytes lie on, ascending; addresses without memory are left out. Empty:
@@ -19,13 +19,13 @@ std::vector<unsigned> cpus_near(std::span<const std::uint64_t> addresses, const 
 // The processors of these NUMA nodes, ascending. A node of memory alone has none.
 std::vector<unsigned> cpus_of_nodes(const std::vector<unsigned>& nodes, const std::filesystem::path& sysfs = "/sys");
 
-// Those of `own` that are near, or all of them if none is or nothing is known. Pure.
+// Returns the processors of `own` that are near, or all of `own` if none is near or nothing is known. A pure function.
 std::vector<unsigned> choose_cpus(const std::vector<unsigned>& own, const std::vector<unsigned>& near);
 
 // The numbers in a line such as "0-3,8,10-11". Pure; empty if the line is of another kind.
 std::vector<unsigned> parse_cpu_list(std::string_view line);
 
-// From now on the calling thread runs on these alone. False if the kernel refuses, and then nothing changes.
+// Restricts the calling thread to these processors. Returns false, and changes nothing, if the kernel refuses.
 bool keep_thread_on(const std::vector<unsigned>& cpus);
 
 }  // namespace kvo

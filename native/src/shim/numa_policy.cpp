@@ -14,7 +14,7 @@
 namespace kvo {
 namespace {
 
-// From the kernel's linux/mempolicy.h, which build machines need not have.
+// Constants of the kernel's linux/mempolicy.h, which build machines need not have.
 constexpr int kModePreferred = 1;
 constexpr int kModeInterleave = 3;
 constexpr unsigned long kFlagMemsAllowed = 4;

@@ -21,7 +21,8 @@ struct PlacementWish {
     unsigned node = 0;  // of one_node
 };
 
-// What is asked of the kernel. Nodes are preferred, not insisted on: a full node must slow the copies, not kill.
+// The placement to ask the kernel for. Nodes are preferred, not required: a full node must slow the copies, not kill
+// the process.
 struct PlacementPlan {
     bool is_needed = false;
     int mode = 0;                 // the kernel's MPOL_ number
@@ -29,8 +30,8 @@ struct PlacementPlan {
     std::string reason;           // why nothing is asked
 };
 
-// Pure. `allowed`: the nodes this process may use, ascending; empty: unknown, with `why_unknown`.
-// Code::invalid: one_node names a node that is not allowed.
+// A pure function. `allowed`: the nodes this process may use, ascending. If they are not known it is empty, and
+// `why_unknown` says why. Code::invalid: one_node names a node that is not allowed.
 Result<PlacementPlan> plan_placement(PlacementWish wish, const std::vector<unsigned>& allowed, unsigned current_node,
                                      const std::string& why_unknown);
 

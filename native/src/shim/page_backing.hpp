@@ -28,9 +28,10 @@ Status populate_pages(void* start, std::size_t length);
 void touch_pages(const void* start, std::size_t length);
 
 // Turns those aligned 2 MiB pieces of a range into huge pages that the kernel is able to (Linux 6.1), whatever the
-// machine's setting for huge pages of shared memory is, unless that is "deny". What cannot be turned stays as it is:
-// ask huge_bytes_mapped. One call of the kernel's, since each begins with waiting for all processors, one caller of the
-// machine after the other and with the process's memory map locked: on a busy machine up to seconds.
+// machine's setting for huge pages of shared memory is, unless that is "deny". Pieces that the kernel cannot turn stay
+// as they are; huge_bytes_mapped shows the result. Makes a single system call: each one first waits for all processors,
+// for one caller of the machine at a time and with the process's memory map locked. On a busy machine that takes up to
+// seconds.
 void collapse_into_huge_pages(void* start, std::size_t length);
 
 // Bytes of a mapping that are mapped by huge pages, hugetlb pages included. Reads /proc/self/smaps: slow with thousands

@@ -39,7 +39,8 @@ std::uint64_t unique_number(int pidfd) noexcept {
     return is_told ? facts.st_ino : 0;
 }
 
-// What the kernel shows of a pidfd: the process's number, 0 if it is not visible from here. Nothing for other files.
+// Reads the process's number from the kernel's facts about a pidfd: 0 if the process is not visible from here. Returns
+// nothing for other files.
 std::optional<pid_t> read_pid_of(int file) {
     std::ifstream stream("/proc/self/fdinfo/" + std::to_string(file));
     std::string line;
@@ -82,7 +83,8 @@ Result<ProcessIdentity> identify_process(pid_t pid, const std::filesystem::path&
     std::array<char, 4096> text;
     const ssize_t length = file.is_open() ? read(file.number(), text.data(), text.size()) : -1;
     if (length < 0) {
-        // Whatever else it is, too few descriptors or a /proc that hides others, says nothing about the process.
+        // Any other error, such as too few descriptors or a /proc that hides other users' processes, does not show that
+        // the process is gone.
         return errno == ENOENT || errno == ESRCH ? gone(pid) : system_fault("reading " + path.string(), errno);
     }
     const std::string_view stat(text.data(), static_cast<std::size_t>(length));
@@ -98,7 +100,7 @@ Result<ProcessHandle> ProcessHandle::open(const ProcessIdentity& identity) {
     if (!pidfd.is_open()) {
         return errno == ESRCH ? gone(identity.pid) : system_fault("pidfd_open", errno);
     }
-    // Compared after opening: what has the right start time now had the number when the descriptor was made.
+    // Compared after opening: a process that has the right start time now had the number when the descriptor was made.
     const Result<ProcessIdentity> seen = identify_process(identity.pid);
     ProcessHandle handle(std::move(pidfd), identity.pid);
     if (!seen.ok()) {

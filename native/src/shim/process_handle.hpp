@@ -1,5 +1,5 @@
-// A process that can be asked whether it has exited, however its number is used again. For memory that may be given to
-// others only when nobody can be copying from it any more.
+// A process that can be asked whether it has exited, even if its number is used again. The server needs this before it
+// gives memory to others: no process may still be copying from it.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@
 
 namespace kvo {
 
-// Names a process over time: a number alone is given again after its owner's end.
+// Identifies a process for good; a number alone may be given to another process later.
 struct ProcessIdentity {
     pid_t pid = 0;
     std::uint64_t start_ticks = 0;  // after boot, /proc/<pid>/stat field 22
@@ -28,8 +28,8 @@ struct ProcessIdentity {
 // The number in field 22 of a line of /proc/<pid>/stat. Pure. Names in field 2 may hold spaces and brackets.
 std::optional<std::uint64_t> parse_start_ticks(std::string_view stat);
 
-// Of a process that can be seen from here; a dead one that its parent has not waited for is still seen.
-// Code::unavailable: no such process.
+// Returns the identity of a process that is visible from here. A dead one that its parent has not waited for is still
+// visible. Code::unavailable: there is no such process.
 Result<ProcessIdentity> identify_process(pid_t pid, const std::filesystem::path& proc = "/proc");
 
 // Movable. Nothing here blocks but wait_any_exit. Holding a handle does not keep the process from ending, nor its
@@ -44,8 +44,8 @@ public:
     // case. Code::invalid: it is something else.
     static Result<ProcessHandle> adopt(FileDescriptor pidfd);
 
-    // True from the end of the process's last thread on, whether or not its parent has waited for it. A stopped process
-    // has not exited. When in doubt (a poll that fails) the answer is false: memory is kept.
+    // Whether the process's last thread has ended, even if its parent has not waited for it. A stopped process has not
+    // exited. When in doubt (a poll that fails) the answer is false: memory is kept.
     bool has_exited() const noexcept;
 
     // Whether both are of one process. False where the kernel does not tell (before Linux 6.9).

@@ -13,14 +13,13 @@ namespace kvo {
 
 enum class Access : std::uint8_t { read_only, read_write };
 
-// What a child of fork() finds at the mapping's address.
+// Whether a child of fork() has the mapping, too.
 enum class ForkRule : std::uint8_t {
-    // Nothing: a touch ends the child with SIGSEGV, in its own process. For a server's structures, as two processes
-    // that
-    // both believe to own them would destroy them. For an engine's segments too: nobody announced the child to the
-    // server, so slots it still copies from would be given to others once the processes that are known have ended.
+    // Nothing is mapped: touching it ends the child with SIGSEGV. For a server's structures, since two processes that
+    // both believe to own them would destroy them. For an engine's segments too: the server does not know the child, so
+    // it would give away slots that the child still copies from once the processes that it knows have ended.
     drop,
-    // The same pages. For read-only mappings whose readers check what they read.
+    // The same pages are mapped. For read-only mappings whose readers check what they read.
     keep,
 };
 

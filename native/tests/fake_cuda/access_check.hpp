@@ -27,7 +27,7 @@ public:
     std::vector<std::uint8_t*> admit(const Operation& operation, const std::vector<Use>& uses);
     // Any access to host memory, known to the driver or not; false: it was reported.
     bool check_range(AccessRange range, AccessKind kind, const Accessor& accessor, const VectorClock& known);
-    // New memory, which nobody has touched.
+    // Adds new memory, which no thread or stream has touched yet.
     Region& allocate(MemoryKind kind, std::uint64_t bytes);
 
     void report(const std::string& text);

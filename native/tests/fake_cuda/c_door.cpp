@@ -13,7 +13,7 @@
 
 using kvo::fake::Driver;
 
-// In C++ the same door.
+// The same interface for callers in C++.
 FAKE_DOOR kvo::fake::Control* fake_cuda_control();
 
 FAKE_DOOR void fake_cuda_reset(std::uint64_t seed) {

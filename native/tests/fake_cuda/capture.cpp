@@ -8,7 +8,7 @@ namespace kvo::fake {
 namespace {
 
 // CUDA names cudaMalloc and cudaEventQuery as examples and has no list. These take or give memory, load or unload code,
-// or ask how far the device is. Nobody should call one in a thread that a capture may forbid it to.
+// or ask how far the device is. No thread that a capture may forbid it to should make such a call.
 constexpr std::array<std::string_view, 12> kUnsafe = {
     "cuMemAlloc",        "cuMemFree",           "cuMemAllocHost", "cuMemFreeHost",
     "cuMemHostRegister", "cuMemHostUnregister", "cuEventQuery",   "cuEventSynchronize",

@@ -25,7 +25,7 @@ struct Capture {
 
 class CaptureTable {
 public:
-    // Of the calling thread.
+    // Begins a capture by the calling thread.
     std::shared_ptr<Capture> begin();
     void end(Capture& capture);
     // Whether the calling thread, in this mode, may not make this call; then every capture is broken.

@@ -16,7 +16,7 @@
 
 namespace kvo::fake {
 
-// What a thread is to the driver. Of an earlier life of the driver it is nothing.
+// The driver's state of one thread. State of an earlier life of the driver does not count.
 struct HostThread {
     std::uint64_t life = 0;
     std::vector<int> contexts;  // a stack of devices' ordinals; the last one is current
@@ -44,7 +44,8 @@ public:
     // Counts a call and takes its turn; a slow one without the lock.
     Entry enter(const char* function, bool needs_context, std::unique_lock<std::mutex>& lock);
     void lose(int status);
-    // Whoever hears that the device is lost may free what it touched.
+    // Waits until the device has stopped, because a caller that hears of the loss may free memory that the device
+    // touches.
     void wait_if_lost(std::unique_lock<std::mutex>& lock);
 
     // Handles are numbers that are not used twice. Null: not one of ours any more.
@@ -55,8 +56,8 @@ public:
     void close_stream(void* handle);
     void close_event(void* handle);
 
-    // What the calling thread submits and sees: 0, or the status of a stream that takes nothing. `function` for
-    // reports.
+    // Calls of the calling thread that submit work or see results. They return 0, or the status of a stream that takes
+    // nothing. `function` is named in reports.
     int submit(Stream& stream, const char* function, decltype(Operation::work) work, int failure = 0);
     int record(Stream& stream, const std::shared_ptr<Event>& event);
     int wait(Stream& stream, const std::shared_ptr<Event>& event);
@@ -66,7 +67,7 @@ public:
     void hear_others();
     void release(std::uint64_t token);
     void acquire(std::uint64_t token);
-    // Retires the region, whoever still uses it being reported.
+    // Retires the region. An operation that still uses it is reported.
     void give_back(Region& region, const char* function);
 
     const Settings& settings() const { return settings_; }

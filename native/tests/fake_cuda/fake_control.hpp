@@ -1,5 +1,5 @@
-// What a test can do to the driver made for tests, beside calling it: choose its habits, break it, and tell it what the
-// driver cannot see. The library is opened through the shim as libcuda would be; this interface is its one other door.
+// Control of the driver made for tests: a test chooses the driver's habits, breaks it, and tells it what it cannot see.
+// The library is opened through the shim as libcuda would be; this interface is its one other door.
 //
 // Streams run on threads of their own, with seeded delays. Every operation says which bytes it reads and writes; two
 // that touch the same byte, one of them writing, without an order between them end the process with a line that names
@@ -49,13 +49,13 @@ struct Settings {
     int patience_ms = 60000;  // a call that waits for longer waits for what will not come, and is reported
 };
 
-// What a real driver guarantees of its errors, as far as we know, and what this one therefore does:
+// Guarantees of a real driver about its errors, as far as we know, which this driver keeps:
 //
 // * A code that a call gives for itself (1, 2, 201, 400, 801, 900 to 908 and most others) says nothing about the work
 //   that streams have. It goes on, and memory that it touches stays in use until an event or a stream tells otherwise.
 // * A sticky code is of an operation that failed while it ran. It leaves the context lost: CUDA documents that every
 //   later call gives the same code. Which call gives it first is left open, and so is how much the failed operation and
-//   those beside it in other streams had moved. No event comes any more.
+//   those under way in other streams had moved. No event comes any more.
 // * That nothing moves any more once a call has given a sticky code is nowhere promised in so many words. It has to be
 //   relied on all the same: no later call could ever tell when memory that the device may touch is free again. So a
 //   call here gives the code when everything that was under way has stopped, and what had not begun never runs.
@@ -70,8 +70,8 @@ enum class FaultKind : std::uint8_t {
     operation_fails,  // a copy or kernel fails when it runs, partly done, and the context is lost: `status` is sticky
 };
 
-// What goes wrong. Of operations, the calls that ask for them are counted: "cuMemcpyAsync", "cuMemcpyBatchAsync" and
-// "cuLaunchKernel".
+// A fault that is planted in calls. Operations are counted by the calls that ask for them: "cuMemcpyAsync",
+// "cuMemcpyBatchAsync" and "cuLaunchKernel".
 struct Fault {
     std::uint64_t call = 0;  // counted from 1 since arm_fault; 0: by chance alone
     int per_mille = 0;       // every call, with this chance
@@ -97,7 +97,7 @@ struct Live {
     bool operator==(const Live&) const = default;
 };
 
-// What launch_compute writes at `offset` of a range.
+// The byte that launch_compute writes at `offset` of a range.
 inline std::uint8_t pattern_byte(std::uint64_t pattern, std::uint64_t offset) {
     return static_cast<std::uint8_t>((pattern + offset) * 0x9e3779b97f4a7c15u >> 56);
 }
@@ -107,7 +107,7 @@ class __attribute__((visibility("default"))) Control {
 public:
     virtual ~Control() = default;
 
-    // Waits for what runs, forgets everything and starts anew. No other thread may be in the driver.
+    // Waits for running work, forgets everything and starts again. No other thread may be in the driver.
     virtual void reset(const Settings& settings) = 0;
 
     // The calling thread's calls are neither counted nor made to fail, but for a lost device.
@@ -120,10 +120,11 @@ public:
     virtual void lose_device(int sticky_status) = 0;
     virtual void stall(bool is_stalled) = 0;  // no operation begins while it is
 
-    // What is put into `stream` is taken down and never run, as in a capture (of the global mode) whose graph nobody
-    // launches; the calling thread is the one that captures.
+    // Work put into `stream` is recorded and never run, as in a capture (of the global mode) whose graph is never
+    // launched. The calling thread is the one that captures.
     virtual void begin_capture(void* stream) = 0;
-    // True: somebody broke it, and the real driver's call gives CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+    // Returns true if another call broke the capture; the real driver's call gives
+    // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
     virtual bool end_capture(void* stream) = 0;
 
     // A kernel of a model on `stream`: reads and writes device memory.
@@ -145,7 +146,7 @@ public:
     virtual void release(std::uint64_t token) = 0;
     virtual void acquire(std::uint64_t token) = 0;
 
-    // What the calling thread is doing, for reports.
+    // Names the calling thread's current step, for reports.
     virtual void name_step(const std::string& step) = 0;
     // Reports are kept instead of ending the process; what was reported is not carried out.
     virtual void keep_reports(bool keeps) = 0;

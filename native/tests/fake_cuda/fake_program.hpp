@@ -64,7 +64,7 @@ public:
         CHECK_EQUAL(api_.cuStreamWaitEvent(stream, event, 0), kCudaSuccess);
     }
     void synchronize(CudaStream stream) { CHECK_EQUAL(api_.cuStreamSynchronize(stream), kCudaSuccess); }
-    // What the driver says of the event when it no longer says that it is not ready.
+    // Returns the driver's status of the event, once that is no longer "not ready".
     CudaStatus ask(CudaEvent event) {
         const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(patience_ms_);
         CudaStatus status = kCudaNotReady;

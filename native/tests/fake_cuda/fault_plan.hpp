@@ -1,4 +1,4 @@
-// Which calls fail.
+// Decides which calls fail.
 #pragma once
 
 #include <algorithm>

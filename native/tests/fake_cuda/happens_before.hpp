@@ -26,7 +26,7 @@ private:
     std::vector<std::uint64_t> counts_;
 };
 
-// Who accesses, and what of the others is known to have happened before.
+// The actor that accesses memory, and how far its own clock is.
 struct Accessor {
     Actor actor = 0;
     std::uint64_t count = 0;  // the actor's own clock at the access

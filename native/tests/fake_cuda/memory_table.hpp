@@ -42,7 +42,7 @@ struct Region {
         const auto begin = reinterpret_cast<std::uint64_t>(content);
         return {begin, begin + bytes};
     }
-    // What a registration locks: a page belongs to one registration or pinned allocation at most.
+    // The pages that a registration locks: a page belongs to one registration or pinned allocation at most.
     AccessRange pages() const;
 
     std::shared_ptr<AddressRange> reserved;
@@ -64,12 +64,13 @@ public:
     Region& allocate(MemoryKind kind, std::uint64_t bytes);
     // Code::invalid: no such memory. Code::unavailable: a page of it is registered already.
     Result<Region*> register_host(void* address, std::uint64_t bytes);
-    // Of the address that was given out (the host's for host memory); null: no such region, or gone.
+    // Returns the region that begins at an address as it was given out (the host's for host memory). Null: there is
+    // none, or it is gone.
     Region* lookup_base(MemoryKind kind, std::uint64_t address);
     // Its bytes stay until the table ends: what still uses them must find nothing but them there.
     void retire(Region& region);
 
-    // What `address` means to a copy (any known address) or to a kernel (the device's only).
+    // Returns the place that `address` stands for in a copy (any known address) or in a kernel (the device's only).
     Result<Place> locate(std::uint64_t address, std::uint64_t length, bool is_kernel) const;
     // Whether these bytes begin in one region and run on in the one right behind it, which no operation may do.
     bool crosses_border(std::uint64_t address, std::uint64_t length) const;

@@ -1,4 +1,4 @@
-// What waits in a stream.
+// Operations that wait in a stream.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ struct Move {
     std::uint64_t length = 0;
 };
 
-// In any order. Sources may be read before what the stream did before it, if so asked.
+// The moves happen in any order. Unless `reads_in_stream_order`, sources may be read before the stream's earlier work
+// is done.
 struct Transfer {
     std::vector<Move> moves;
     bool reads_in_stream_order = true;

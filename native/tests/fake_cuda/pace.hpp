@@ -1,5 +1,5 @@
 // Seeded delays. They are measured in turns, which calls to the driver and operations make, so that an operation can be
-// late by many calls on any machine; and they end by themselves when nobody makes any, or when others have the
+// late by many calls on any machine. A delay ends by itself when no thread makes turns, or when others have the
 // processor.
 #pragma once
 

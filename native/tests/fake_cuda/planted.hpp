@@ -33,7 +33,7 @@ struct Scene {
         page = program.allocate_device(kBlock);
         slot = program.allocate_host(kBlock);
     }
-    // Whatever is still on its way has to be checked too.
+    // Waits for all operations, so that those still on their way are checked too.
     void finish() {
         program.synchronize(compute);
         program.synchronize(copies);
@@ -92,7 +92,7 @@ public:
         list_[1] = destination;
         list_[2] = length;
     }
-    // With the list at this address of the device's.
+    // Launches the kernel with a list at this address of the device.
     void launch(CudaAddress list, CudaStream stream) {
         std::array<std::uint64_t, 4> runs = {list, list + 8, list + 16, 1};
         std::uint32_t team_size = 32;

@@ -15,7 +15,7 @@ struct Overloaded : Cases... {
     using Cases::operator()...;
 };
 
-// What an operation comes to of `count` parts.
+// Returns how many of the operation's `count` parts are done: all, or a random number if the operation fails.
 std::size_t parts_done(const Operation& operation, std::size_t count, Pace& pace) {
     return operation.failure == 0 ? count : pace.chance().below(count + 1);
 }

@@ -14,7 +14,7 @@
 
 namespace kvo::fake {
 
-// What all streams of the driver share. The mutex guards everything here, in every stream, and in the driver.
+// State that all streams of the driver share. The mutex guards everything here, in every stream, and in the driver.
 struct StreamState {
     std::mutex mutex;
     std::condition_variable changed;

@@ -8,7 +8,7 @@
 namespace kvo::fake {
 namespace {
 
-// What is captured will be run by graphs, if at all, so nobody can ask how far it is.
+// Captured work runs later in a graph, or never, so a call that asks how far it is breaks the capture.
 int refuse_captured(const std::shared_ptr<Capture>& capture, int status) {
     capture->is_broken |= capture->is_under_way;
     return status;
@@ -21,7 +21,8 @@ int stream_create(void** stream, unsigned flags, int priority) {
         return call.status();
     }
     if (flags != kNonBlocking) {
-        // It would wait for the legacy stream and be waited for, which is not modelled here and which nobody wants.
+        // Such a stream and the legacy stream would wait for each other, which is not modelled here and which no user
+        // wants.
         return call.refuse("a stream that is not CU_STREAM_NON_BLOCKING", kInvalidValue);
     }
     *stream = call.driver.open_stream(priority);

@@ -1,1 +1,1 @@
-"""Of what the proving ground is made of."""
+"""Tests of the proving ground's parts."""

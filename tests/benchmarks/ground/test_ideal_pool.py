@@ -1,4 +1,4 @@
-"""What a pool of some bytes could hold: the default policy's choice, without slots, leases or messages."""
+"""The blocks that a pool of some bytes could hold: the default policy's choice, without slots, leases or messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loads that wait for no step rely on: vLLM frees a block when no step that it launched touches it any more."""
+"""Loads that wait for no step rely on this: vLLM frees a block when no step that it launched touches it any more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class StepTables:
 
 
 def list_blocks(engine: VirtualEngine, output: SchedulerOutput) -> set[int]:
-    """What the step writes, and what its tokens see: of a window, what is not before that of the first of them."""
+    """Lists the blocks that the step writes, and those that its tokens see: of a window, those not before the first
+    token's."""
     scheduler, found = engine.scheduler, set()
     for name, tokens in output.num_scheduled_tokens.items():
         first = scheduler.requests[name].num_computed_tokens - tokens

@@ -30,7 +30,7 @@ def engine(link: Link) -> VirtualCopyEngine:
 
 
 def page_map() -> PageMap:
-    """Of a group with 80 runs of 8 KiB."""
+    """Makes the page map of a group with 80 runs of 8 KiB."""
     numbers = np.arange(RUNS, dtype=np.int64)
     length = np.full(RUNS, RECORD // RUNS, np.int64)
     pages = GroupPages(

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.bench` share."""
+"""Shared parts of the tests of `kvoffload.bench`."""

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.cache` share."""
+"""Shared parts of the tests of `kvoffload.cache`."""

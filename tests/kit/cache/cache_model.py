@@ -1,4 +1,4 @@
-"""What a cache must do, in plain Python, and the values that tests of caches share."""
+"""The rules of a cache in plain Python, and values that tests of caches share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = CacheTerms(memory_bytes=MIB, segment_bytes=512 * KIB, extent_bytes=16 * 
 
 
 def fingerprint(name: str) -> Fingerprint:
-    """Of an identity that has no more to it than a name."""
+    """Makes the fingerprint of an identity that has only a name."""
     return Fingerprint(hashlib.sha256(name.encode()).digest())
 
 
@@ -48,7 +48,7 @@ def block_hashes(chain: bytes, geometry: CacheGeometry, group: int) -> list[byte
 
 
 def record_pattern(space: tuple[int, int], block_hash: bytes, shard: int, size_bytes: int) -> npt.NDArray[np.uint8]:
-    """The bytes that the record of a block must have: a function of its name, so nobody has to remember them."""
+    """The bytes that the record of a block must have: a function of its name, so they need not be remembered."""
     seed = hashlib.sha256(repr((space, shard)).encode() + block_hash).digest()
     return np.resize(np.frombuffer(seed, dtype=np.uint8), size_bytes)
 
@@ -82,13 +82,13 @@ def has_pattern(
 
 @dataclass
 class ModelLease:
-    """What a session reads, and may go on reading whatever happens to the names."""
+    """Slots that a session may read until it releases the lease, even if their names are dropped."""
 
     session: int
     slots: dict[int, tuple[int, int, bytes]]
     """Address -> namespace, group, hash."""
     unnamed: set[tuple[int, int, bytes]] = field(default_factory=set)
-    """What was invalidated since: another copy under such a name is not what is read here."""
+    """Blocks that were invalidated since. Another copy under such a name is not the copy that this lease reads."""
 
 
 @dataclass
@@ -104,7 +104,8 @@ class ModelReservation:
 
 
 class CacheModel:
-    """Which blocks must be readable. Evictions are learned from the cache, and may only hit what is not leased."""
+    """Keeps the blocks that must be readable. The test tells it of evictions, which may only hit blocks without a
+    lease."""
 
     def __init__(self) -> None:
         self.readable: set[tuple[int, int, bytes]] = set()
@@ -122,16 +123,16 @@ class CacheModel:
         )
 
     def drop(self, blocks: set[tuple[int, int, bytes]]) -> None:
-        """They are misses from now on; leases go on."""
+        """Makes blocks misses from now on. Leases on them stay."""
         self.readable -= blocks
         for lease in self.leases.values():
             lease.unnamed |= blocks
 
     def leased_blocks(self) -> set[tuple[int, int, bytes]]:
-        """Blocks whose readable copy somebody reads."""
+        """Lists the blocks whose readable copy is leased."""
         return {block for lease in self.leases.values() for block in lease.slots.values() if block not in lease.unnamed}
 
     def used_addresses(self) -> list[int]:
-        """Slots that nobody else may have, each once for every writer and once for all its readers."""
+        """Lists the slots in use: a slot comes once for each writer, and once for all its readers."""
         leased = {address for lease in self.leases.values() for address in lease.slots}
         return [*leased, *(reservation.address for reservation in self.reservations.values())]

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.cli` share."""
+"""Shared parts of the tests of `kvoffload.cli`."""

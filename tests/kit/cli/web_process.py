@@ -38,7 +38,7 @@ def get(address: str) -> tuple[int, bytes]:
 
 
 def is_there(address: str) -> bool:
-    """Somebody answers there, and has this page."""
+    """Whether a server answers at this address and has the page."""
     try:
         return get(address)[0] == 200
     except urllib.error.URLError:

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.client` share."""
+"""Shared parts of the tests of `kvoffload.client`."""

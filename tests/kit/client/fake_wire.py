@@ -35,7 +35,7 @@ from tests.kit.cache.cache_model import PLAIN
 from tests.kit.server.harness import register_of
 
 NO_FILE = 1 << 20
-"""Descriptors from here on are nobody's."""
+"""Numbers from here on belong to no descriptor."""
 TERMS = LinkTerms()
 
 
@@ -78,12 +78,12 @@ class FakeWire:
         self.hang_ups += 1
 
     def take(self) -> list[Call]:
-        """What was sent on the control channel since the last look."""
+        """Takes the calls that were sent on the control channel since the last look."""
         taken, self.control = self.control, []
         return taken
 
     def take_all(self) -> list[Call]:
-        """Takes what was sent on both channels; each has its own order."""
+        """Takes the calls that were sent on both channels; each has its own order."""
         return [*self.take(), *self.take_express()]
 
     def take_express(self) -> list[Call]:
@@ -99,7 +99,7 @@ class FakeMemory:
         self.ready_bytes = 100
         self.is_closed = False
         self.is_mapped = False
-        """By somebody else, after it was closed."""
+        """Whether another holder still maps the memory after it was closed."""
 
     def watch(self) -> Callable[[], bool]:
         return lambda: self.is_mapped
@@ -182,7 +182,7 @@ class Script:
         return self.wire.take_all()
 
     def tell(self, message: ServerMessage, descriptors: list[int] | None = None) -> None:
-        """Tells the link something on the lifeline."""
+        """Gives the link a message on the lifeline."""
         self.link.on_lifeline(Answer(message, 1, self.boot_id), descriptors or [], self.now_ns)
 
     def open_express(self) -> None:

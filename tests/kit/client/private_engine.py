@@ -43,7 +43,7 @@ class Joined:
 
 
 class Group:
-    """Is an engine: a process group with its leader."""
+    """An engine: a process group with its leader."""
 
     def __init__(self, leader: int, workers: tuple[Joined, ...], end: int) -> None:
         """Takes a descriptor whose end the workers wait for."""
@@ -58,14 +58,14 @@ class Group:
             self._end = -1
 
     def kill(self) -> None:
-        """Whatever is left of it."""
+        """Kills the processes of the group that are left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.leader, signal.SIGKILL)
         self.end()
 
 
 def join(room: Path, *, linger: str) -> tuple[RawClient, Path]:
-    """Joins as every engine does: whoever is not welcomed looks for a server again."""
+    """Joins as every engine does: a process that is not welcomed looks for a server again."""
     settings = Settings(memory="64MiB", linger=linger)  # type: ignore[arg-type]
     for _ in range(ATTEMPTS):
         path = find_or_start(settings, room)
@@ -142,7 +142,7 @@ def serve() -> None:
 def _lead(order: dict[str, object], say: int, ended: int) -> None:
     try:
         os.setpgid(0, 0)
-        # Whoever runs the tests in the background of a shell has it ignored.
+        # Tests that run in the background of a shell ignore the signal by default.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for _ in range(int(str(order["workers"])) - 1):
             if os.fork() == 0:

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.connector` share."""
+"""Shared parts of the tests of `kvoffload.connector`."""

@@ -1,4 +1,4 @@
-"""What tests of the secondary tier share: a CPU tier of random rows, and a real server for it to keep them in."""
+"""Shared parts of the tests of the secondary tier: a CPU tier of random rows, and a real server that keeps them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def register_of(identity: str, *, row_bytes: int = ROW_BYTES) -> Register:
 
 @dataclass
 class SmallTier:
-    """Is one engine's tier: its client, its rows, and their transfers."""
+    """One engine's tier: its client, its rows, and their transfers."""
 
     client: Client
     rows: npt.NDArray[np.uint8]

@@ -27,7 +27,7 @@ def warm_engine(groups: object = TWO_SIZES, *, tokens: int = 30, **changes: int)
 
 
 def leave_free(engine: ScriptedEngine, blocks: int) -> object:
-    """Somebody else holds all other blocks."""
+    """Takes all blocks of the engine but so many."""
     return engine.pool.get_new_blocks(engine.pool.get_num_free_blocks() - blocks)
 
 

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.doctor` share."""
+"""Shared parts of the tests of `kvoffload.doctor`."""

@@ -19,7 +19,7 @@ from kvoffload.types import HASH_BYTES
 U64 = 2**64
 LIVE_TICKETS = (0x4B56_4F54_494B_0001, 0x4B56_4F54_494B_0002)
 LIVE_LEASES = (0x4B56_4F4C_4541_0001, 0x4B56_4F4C_4541_0002)
-"""Whoever says a message has its own tickets and leases of the moment in the place of these."""
+"""The process that sends a message puts its own present tickets and leases in the place of these."""
 HEAD = ("op", "number", "session", "expires_ns")
 _ITEMS = 2
 """Of right blobs and lists, so that those that belong together fit."""
@@ -46,7 +46,7 @@ _LINES = ("", "\n", "a\nb", "\x00", "\u2028", "%s%n", "../../etc/passwd", "\u00e
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What a process has seen: its own, and what is another's."""
+    """Values that a process has seen, its own and those of others."""
 
     numbers: tuple[int, ...] = ()
     """Tickets, leases, addresses, sessions, boot ids, inodes."""
@@ -181,7 +181,7 @@ def _right(kind: FieldKind, known: Known) -> Any:
 
 
 def _fill(kind: Blob, count: int, known: Known) -> bytes:
-    """As many items as there may be of these."""
+    """Makes as many items as allowed from these."""
     count = min(count, kind.limit)
     if kind.item_bytes == HASH_BYTES and known.hashes:
         return b"".join((known.hashes * count)[:count])
@@ -244,7 +244,7 @@ def _lies_about_whole(kind: Whole, known: Known) -> Iterator[int]:
 
 
 def _lies_about_blob(kind: Blob, known: Known) -> Iterator[bytes]:
-    """Yields blobs of a right length and of wrong ones; what others have, and what nobody has."""
+    """Yields blobs of a right length and of wrong ones; with values that others have, and values that do not exist."""
     for count in sorted({kind.minimum, 1, _ITEMS, _ITEMS + 1}):
         size = min(count, kind.limit) * kind.item_bytes
         yield bytes(size)

@@ -31,7 +31,7 @@ from tests.kit.server.raw_client import RawClient
 
 
 class HonestClient:
-    """What it saves is there for as long as nobody takes it."""
+    """A client whose saved blocks must all stay."""
 
     def __init__(self, path: Path, blocks: int) -> None:
         self._chain = hashes_of(blocks, seed=os.getuid())

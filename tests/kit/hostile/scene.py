@@ -102,7 +102,7 @@ class Scene:
         return self._server.poll() is None
 
     def read_faults(self) -> str:
-        """What the server takes for its own faults, by its log; what was not read before."""
+        """Reads the new lines of the log of the server's own faults."""
         whole = self._path.with_name("s.faults").read_text()
         new, self._faults_read = whole[self._faults_read :], len(whole)
         return new
@@ -131,10 +131,10 @@ class Scene:
 
 
 class HostileProcess:
-    """The hostile user's, one after the other: a server lets one user have so many sessions, and those that hold
-    something end with their process.
+    """Processes of the hostile user, one after the other: a server gives one user a limited number of sessions, and
+    those that hold something end with their process.
 
-    `begin` and `end` are the halves of `act`: it acts on while whoever has begun it does something else.
+    `begin` and `end` are the halves of `act`: it keeps acting while the test does something else.
     """
 
     def __init__(self, path: Path, known: Known) -> None:
@@ -174,7 +174,7 @@ class HostileProcess:
         return dict(found)
 
     def _begin_anew(self) -> None:
-        """Begins anew if it is time to."""
+        """Starts a new process if it is time to."""
         if self._joined >= JOINED_ONCE:
             self.close()
             self._start()

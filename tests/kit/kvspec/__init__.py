@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.kvspec` share."""
+"""Shared parts of the tests of `kvoffload.kvspec`."""

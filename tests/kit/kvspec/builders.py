@@ -86,7 +86,7 @@ def in_layout(name: str, *, num_layers: int, num_blocks: int) -> KVGeometry:
 
 
 def qwen3next(num_blocks: int) -> KVGeometry:
-    """What vLLM 0.32 hands out for a small Qwen3-Next: three GDN groups and a full one, all on the same bytes."""
+    """The geometry that vLLM 0.32 gives a small Qwen3-Next: three GDN groups and a full one, all on the same bytes."""
     states = (StateSpec("conv", (3, 1024), "bfloat16"), StateSpec("ssm", (4, 128, 128), "float32"))
     recurrent = [recurrent_layer(f"layers.{index}.linear_attn", block_size=640, states=states) for index in range(3)]
     full = attention_layer("layers.3.self_attn", block_size=640, num_kv_heads=2, head_size=64, dtype="bfloat16")
@@ -140,7 +140,7 @@ def view_of(geometry: KVGeometry, placement: Placement, memory: Mapping[str, tor
 
 @dataclass(frozen=True)
 class Owner:
-    """Who claims one byte: what kind of claim, of which group, of which block."""
+    """The claim on one byte: its kind, group and block."""
 
     kind: str
     label: str

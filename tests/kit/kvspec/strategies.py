@@ -146,7 +146,8 @@ def add_rows(b: Builder) -> None:
 
 
 def add_layout(b: Builder) -> None:
-    """Several equal layers in one of the engines' layouts, kernel blocks and scales beside among them."""
+    """Several equal layers in one of the engines' layouts, some with kernel blocks or with scales outside of the
+    pages."""
     b.close_group()
     layout = LAYOUTS[str(b.draw(st.sampled_from(sorted(LAYOUTS))))]
     split = b.pick(1, 2) if layout.is_page_contiguous or "kv" in layout.order else 1

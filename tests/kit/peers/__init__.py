@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.peers` share."""
+"""Shared parts of the tests of `kvoffload.peers`."""

@@ -1,4 +1,4 @@
-"""A server's memory and its links, without a control channel: whoever asks is told a session."""
+"""A server's memory and its links, without a control channel: any caller gets a session."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class OnePeer:
     stored: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     removed: list[tuple[int, bytes]] = field(default_factory=list)
     below: set[bytes] = field(default_factory=set)
-    """Names of blocks that lie below memory; whoever brings them up has to do it himself."""
+    """Names of blocks in a slower tier. The test has to promote them itself."""
     brought: list[tuple[int, bytes, float]] = field(default_factory=list)
     refuses: bool = False
-    """What is introduced."""
+    """Whether the server refuses peers that introduce themselves."""
     introduced: int = 0
     is_stuck: bool = False
     """The loop does nothing in time."""
     coding: Coding = Coding.OFF
-    """Of its client."""
+    """The coding that its client uses."""
     is_lost: bool = False
     """The server has forgotten all sessions."""
 

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.plan` share."""
+"""Shared parts of the tests of `kvoffload.plan`."""

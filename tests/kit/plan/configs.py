@@ -1,4 +1,5 @@
-"""What configs of published models say that matters here, and what their layers keep by the models' own code."""
+"""Configs of published models, as far as they matter here, and the data that their layers keep by the models' own
+code."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.protocol` share."""
+"""Shared parts of the tests of `kvoffload.protocol`."""

@@ -12,7 +12,7 @@ from kvoffload.protocol.message import Message
 from kvoffload.protocol.shape import Shape
 
 MOST_ITEMS = 3
-"""Of random lists and blobs; limits have tests of their own."""
+"""Most items of random lists and blobs; limits have tests of their own."""
 _LINE = st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Cs"])
 
 

@@ -1,4 +1,4 @@
-"""What a released protocol version is, as text: every message, its fields, one example and its bytes.
+"""A released protocol version as text: every message, its fields, one example and its bytes.
 
 `python -m tests.kit.protocol.golden` writes the file of a new version. It never writes over one: a released version
 does not change.

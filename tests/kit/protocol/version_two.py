@@ -27,7 +27,7 @@ class LeasedSlots(blocks.LeasedSlots):
 
 @dataclass(frozen=True, kw_only=True)
 class Acquired(blocks.Acquired):
-    """As before; its rows have grown."""
+    """The message of version 1 with rows that have grown."""
 
     groups: Annotated[tuple[LeasedSlots, ...], Several(Shape(LeasedSlots), 64), "one for each group"] = ()
 

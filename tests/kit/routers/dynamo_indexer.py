@@ -20,12 +20,12 @@ from tests.kit.server.tiers import await_that
 IS_THERE = importlib.util.find_spec("dynamo") is not None
 MISSING = "Dynamo's indexer is not installed: requirements/routers.txt"
 SALT_PREFIX = "dynamo-cache-salt:"
-"""What its own workers put before a salt, so that it knows one among a block's extra keys."""
+"""Prefix that Dynamo's own workers put before a salt, so that it recognises one among a block's extra keys."""
 MODEL, ENGINE = "m", 1
 
 
 class DynamoIndexer:
-    """Of one engine."""
+    """Dynamo's indexer, fed by one engine."""
 
     def __init__(self, port: int) -> None:
         self._address = f"http://127.0.0.1:{port}"

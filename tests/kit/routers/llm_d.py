@@ -1,4 +1,4 @@
-"""What llm-d's router makes of vLLM's events: its decoder and its index, written anew by what its source says.
+"""The decoder and index of llm-d's router for vLLM's events, rewritten after its source.
 
 The source: github.com/llm-d/llm-d-router, pkg/kvevents/engineadapter/vllm_msgpack.go and common.go (a batch is an array
 of a time, events and a rank; an event is a map with its tag under `type`, or as vLLM wrote it until June 2026, an array
@@ -86,7 +86,7 @@ _REQUIRED = {"BlockStored": {"block_hashes", "token_ids", "block_size"}, "BlockR
 
 
 def _read_event(event: object) -> Event | None:
-    """None: one that nobody knows yet."""
+    """Reads an event. None: its kind is not known."""
     if isinstance(event, list):
         if not event:
             raise Refused("an event has a tag")
@@ -159,14 +159,14 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
 
 
 class Index:
-    """Which blocks one pod has, by the keys that requests are asked with: made of tokens, whatever an engine hashes."""
+    """Blocks that one pod has, by the keys of requests, which are made of tokens whatever an engine hashes."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._keys: dict[int, RequestKey] = {}
-        """By an engine's hash."""
+        """Request keys by an engine's hash."""
         self._there: dict[RequestKey, set[tuple[str, int | None]]] = {}
-        """By medium and group."""
+        """Medium and group of each copy, by request key."""
 
     def take(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -179,7 +179,7 @@ class Index:
                 self._there.clear()
 
     def count_tokens(self, tokens: Sequence[int], *, extra: str = "", adapter: str = "", medium: str = "cpu") -> int:
-        """How many of a prompt's first tokens are there. `extra`: what its first block has beside tokens."""
+        """How many of a prompt's first tokens are there. `extra`: the first block's key in addition to its tokens."""
         found = 0
         for key in self._name((), tokens, adapter, [[extra]] if extra else None):
             if not any(place == medium for place, _ in self._there.get(key, ())):

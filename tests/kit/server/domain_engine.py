@@ -36,7 +36,7 @@ from tests.kit.server.raw_client import RawClient
 
 
 def open_inodes() -> list[int]:
-    """Of every descriptor that this process has of any memory."""
+    """Lists the inode of every descriptor that this process has of any memory."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -25,7 +25,7 @@ class ExpressPeer:
         self._came: dict[int, ServerMessage] = {}
         """Answers to requests, by number."""
         self._refused: list[Error] = []
-        """Of what was told."""
+        """Errors that answered one-way messages."""
         self.goes_on = True
 
     def fileno(self) -> int:
@@ -42,12 +42,12 @@ class ExpressPeer:
         return self._came.pop(self._requests)
 
     def tell(self, message: OneWay, *, number: int | None = None, expires_ns: int = 0) -> None:
-        """Tells something with the next number, or another."""
+        """Sends a one-way message with the next number, or with another."""
         drawn = self.draw_one_way()
         self._send(message, drawn if number is None else number, expires_ns)
 
     def draw_one_way(self) -> int:
-        """The number of a one-way message that is sent next, here or by whoever asks."""
+        """Draws the number of the next one-way message, which the caller may send itself."""
         self._one_way += 1
         return self._one_way
 

@@ -22,7 +22,7 @@ _NUMBERS = count(1)
 
 
 class Visitor:
-    """Is one TCP connection."""
+    """A client over one TCP connection."""
 
     def __init__(self, server: Server, domain: str = "main", *, is_operator: bool = False) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""Another thread that has a cache's writers' lock, beside whoever must not wait for it."""
+"""Another thread that holds a cache's writers' lock while the tested code must not wait for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from kvoffload import native
 
 HELD_MS = 20_000
-"""At most: whoever waits for it waits so long, and the test fails."""
+"""Longest hold, in milliseconds. Code that waits for the lock waits so long, and the test fails."""
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def hint(client: Client, action: HintAction, chain: bytes = b"", **said: Any) ->
 
 
 def list_retained(operator: Client) -> list[RetainedPrefix]:
-    """What is retained, with what gives way first coming first."""
+    """Lists the retained prefixes. The one that gives way first comes first."""
     told = operator.ask(ListRetained())
     assert told.total == len(told.prefixes)
     return list(told.prefixes)
@@ -51,6 +51,6 @@ def watch(server: Server) -> Client:
 
 
 def counts(operator: Client) -> tuple[dict[str, int], dict[str, int]]:
-    """Hints by action and outcome, and their tokens by what came of them."""
+    """Hints by action and outcome, and their tokens by outcome."""
     told = operator.ask(Inspect())
     return {one.name: one.count for one in told.hints}, {one.name: one.count for one in told.hint_tokens}

@@ -57,7 +57,7 @@ class RemoteClient:
         return answer.message
 
     def is_refused(self) -> bool:
-        """Says whether its key is not known; waits until that is certain."""
+        """Whether the server does not know its key; waits until that is certain."""
         self._await(self.events)
         event = int.from_bytes(self.events.recv_multipart()[0][:2], "little")
         return event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -70,7 +70,7 @@ class RemoteClient:
                 self._turn()
 
     def _await(self, source: zmq.Socket[bytes]) -> None:
-        """Until something has come there."""
+        """Waits until something has come at `source`."""
         if self._turn is None:
             assert source.poll(int(TIMEOUT_S * 1000))
         else:

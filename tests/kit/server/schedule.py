@@ -43,13 +43,13 @@ from tests.kit.server.harness import BOOT_ID, Client, Server, numbers, register_
 STEPS = 80
 ENGINES = 3
 TINY = replace(SMALL, memory_bytes=384 * KIB, segment_bytes=192 * KIB)
-"""So that there is never enough."""
+"""A pool so small that there is never enough memory."""
 GEOMETRIES = {"engine 0": HYBRID, "engine 1": PLAIN, "engine 2": HYBRID}
 
 
 @dataclass
 class Slot:
-    """Is reserved: a session writes here, and nobody else may read or write."""
+    """A reserved slot: a session writes here, and no other may read or write."""
 
     geometry: CacheGeometry
     space: tuple[int, int]
@@ -64,12 +64,12 @@ class Slot:
 
 @dataclass
 class Holding:
-    """What one session of the cache must have."""
+    """The slots and leases that one session of the cache must have."""
 
     members: set[int]
-    """Pidfds."""
+    """Pidfds of the session's processes."""
     slots: dict[int, Slot] = field(default_factory=dict)
-    """By ticket."""
+    """Slots by ticket."""
     leases: dict[int, list[Slot]] = field(default_factory=dict)
 
     def size(self) -> int:
@@ -183,7 +183,7 @@ class Schedule:
             slot = Slot(process.geometry, (process.name_space, group), addresses[at], names[at])
             self.holding(process).slots[tickets[at]] = slot
         if self.random.random() < 0.05:
-            return  # The answer is lost: nobody knows these tickets but the server.
+            return  # The answer is lost: only the server knows these tickets.
         process.known_tickets += [tickets[at] for at in granted]
         parents = [bytes(32), *names] if group == 0 else names
         for shard in range(process.geometry.groups[group].shards):

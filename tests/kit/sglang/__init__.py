@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.sglang` share."""
+"""Shared parts of the tests of `kvoffload.sglang`."""

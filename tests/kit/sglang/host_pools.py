@@ -12,7 +12,7 @@ PAGES = 9
 
 
 class HostPool:
-    """What both kinds have; a test may set anything else."""
+    """The part that both kinds have; a test may set anything else."""
 
     stores_page_envelope = False
     storage_format_tag = None

@@ -51,7 +51,8 @@ MEMORY = CacheTerms(
 
 
 class SessionCache:
-    """As a client has it. A test says whether a server answers, how many slots there are, and where copies may go."""
+    """A cache as a client has it. A test decides whether a server answers, how many slots there are, and where copies
+    may go."""
 
     def __init__(self, groups: Sequence[GroupSpec]) -> None:
         self._record_bytes = [group.record_bytes for group in groups]
@@ -82,7 +83,7 @@ class SessionCache:
         return self.session.stats()
 
     def record(self, name: bytes, group: int = 0) -> npt.NDArray[np.uint8]:
-        """To be looked at and damaged."""
+        """Returns a record's bytes, which a test may read and damage."""
         address = self.addresses[group, name]
         return self.session.memory(self.session.memory_id).view(address, self._record_bytes[group])
 
@@ -206,5 +207,5 @@ def link(
 
 
 def make_keys(count: int, *, seed: int = 0) -> list[str]:
-    """As SGLang has them."""
+    """Makes keys of pages as SGLang has them."""
     return [hashlib.sha256(f"{seed} {at}".encode()).hexdigest() for at in range(count)]

@@ -10,7 +10,7 @@ PAGE = 4
 
 
 class Pool:
-    """What both kinds have; a test may set anything else."""
+    """The part that both kinds have; a test may set anything else."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class SWAKVPool:
 
 
 class MambaPool:
-    """A slot holds the states of all recurrent layers at one length; slot 0 is nobody's."""
+    """A slot holds the states of all recurrent layers at one length; slot 0 is unused."""
 
     class State:
         """Layer by layer, slot by slot."""

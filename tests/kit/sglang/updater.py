@@ -1,4 +1,4 @@
-"""As SGLang's SchedulerWeightUpdaterManager is: what changes weights calls one method first."""
+"""A stand-in for SGLang's SchedulerWeightUpdaterManager: every change of weights calls one method first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def make_updater_class(on_select: Callable[[str], None] = lambda _: None) -> Any:
-    """A class of its own for each call, since it is changed by whoever watches it."""
+    """Makes a new class at each call, because the code that watches it changes it."""
 
     class Updater:
         __slots__ = ("_session",)

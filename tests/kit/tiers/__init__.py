@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.tiers` share."""
+"""Shared parts of the tests of `kvoffload.tiers`."""

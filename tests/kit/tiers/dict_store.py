@@ -9,7 +9,8 @@ from kvoffload.tiers.record_store import StoreFacts, StoreFaultError, Value
 
 
 class Place:
-    """What all connections share. `fault`: said by whatever is asked. `gate`: whatever is asked waits for it."""
+    """State that all connections share. `fault`: the error that answers every request. `gate`: every request waits for
+    it."""
 
     def __init__(self, capacity_bytes: int = 32 << 20) -> None:
         self.capacity_bytes = capacity_bytes
@@ -20,9 +21,9 @@ class Place:
         self.gate.set()
         self.opened = self.closed = self.waiting = 0
         self.asked: list[tuple[str, int]] = []
-        """Verbs, and how many keys."""
+        """The requests: verb and number of keys."""
         self.change: Callable[[bytes], bytes] = bytes
-        """What is made of a value on its way back."""
+        """Changes each value on its way back."""
 
     def open(self) -> DictStore:
         if self.fault:
@@ -36,7 +37,7 @@ class Place:
 
 
 class DictStore:
-    """Is a RecordStore over a dictionary."""
+    """A RecordStore over a dictionary."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -23,7 +23,7 @@ from kvoffload.tiers.base import (
 )
 
 Decide = Callable[[str, int], RecordOutcome | None]
-"""Of a verb and a record's place in its batch: how it ends instead of being asked for; None to ask."""
+"""Decides, by verb and place in a batch, how a record ends instead of being asked for. None: it is asked for."""
 
 
 class FaultyTier:

@@ -40,7 +40,7 @@ class Stored:
 
 
 class MemoryTier:
-    """Is a tier for one thread."""
+    """A tier for one thread."""
 
     knows_all = True
 

@@ -53,7 +53,7 @@ class S3Server:
     """It checks signatures."""
 
     def terms(self, **changes: Any) -> S3Terms:
-        """Of a place in its bucket that nobody else uses, unless they say which."""
+        """Terms of a place in its bucket that no other test uses, unless the test names one."""
         given: dict[str, Any] = {
             "address": S3Address(bucket=BUCKET, prefix=f"test-{next(_numbers)}"),
             "endpoint": self.endpoint,
@@ -108,7 +108,7 @@ def await_state(tier: RemoteTier, state: TierState) -> None:
 
 @contextmanager
 def serve_moto() -> Iterator[S3Server]:
-    if find_spec("moto") is None:  # not imported here: it makes objects that nobody may look at
+    if find_spec("moto") is None:  # not imported here: it makes objects that must not be looked at
         pytest.skip("moto[server] is not installed")
     import obstore
 
@@ -146,7 +146,7 @@ def serve_weed(folder: Path, *options: str) -> Iterator[S3Server]:
     parts = ["master", "volume", "filer", "s3"]
     ports = free_ports(2 * len(parts))
     command = [program, "-logtostderr", "server", "-dir", str(folder), "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
-    # It tells nobody that it runs.
+    # It sends no telemetry.
     command += ["-master.telemetry=false", "-master.volumeSizeLimitMB", "256", "-volume.max", "16", "-filer", "-s3"]
     command += ["-s3.config", str(folder / "users.json"), "-s3.port.iceberg", "0", "-s3.port.lance", "0"]
     # A master that has no other elects itself when this is over.

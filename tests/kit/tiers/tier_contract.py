@@ -1,4 +1,4 @@
-"""What every tier must do: one list of tests, run on each kind by a class that makes one."""
+"""The contract of every tier: one list of tests, run on each kind by a class that makes one."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ class TierContract:
     """Whether records that are found again are such as a tier may code."""
 
     knows_parents = True
-    """Else nobody knows of what was found what came before it."""
+    """False: the tier does not know the parents of blocks that it finds."""
     is_listed = True
-    """Else a scan says that it cannot be."""
+    """False: a scan reports that it is not possible."""
     drops_the_oldest = True
-    """Else it may be any: what was used in the same second is of one age to Valkey."""
+    """False: any record may be dropped, because Valkey gives records used in the same second one age."""
 
     @pytest.mark.parametrize("record_bytes", [1, 4096, 65536, 300_001])
     def test_what_is_put_is_found(self, tier: Tier, record_bytes: int) -> None:
@@ -201,7 +201,7 @@ class TierContract:
 
     def test_more_than_the_capacity_is_never_there(self, tier: Tier) -> None:
         if not tier.capacity_bytes:
-            return  # Its bound is somebody else's business.
+            return  # The tier does not set its own bound.
         count, record_bytes = 16, 65536
         last = tier.capacity_bytes * 2 // (count * record_bytes)
         for first in range(last):

@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.top` share."""
+"""Shared parts of the tests of `kvoffload.top`."""

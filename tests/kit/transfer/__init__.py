@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.transfer` share."""
+"""Shared parts of the tests of `kvoffload.transfer`."""

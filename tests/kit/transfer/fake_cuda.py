@@ -57,7 +57,7 @@ class FakeCuda:
         self._door.fake_cuda_poke(ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 
     def compute(self, stream: int, address: int, size_bytes: int, pattern: int) -> None:
-        """What a model's kernel in the stream writes, at some time."""
+        """Starts a model's kernel in the stream, which writes at some later time."""
         self._door.fake_cuda_write_pages(
             ctypes.c_uint64(stream), ctypes.c_uint64(address), ctypes.c_uint64(size_bytes), ctypes.c_uint64(pattern)
         )

@@ -107,7 +107,7 @@ class _HeldPlan:
 
 
 class HeldEngine(PassingEngine):
-    """From `hold` to `release` nothing that is submitted begins. Its tickets are its own."""
+    """An engine that begins no submitted plan from `hold` to `release`. It numbers its tickets itself."""
 
     def __init__(self, inner: CopyEngine) -> None:
         super().__init__(inner)
@@ -131,7 +131,7 @@ class HeldEngine(PassingEngine):
                 self._pass_on(plan)
 
     def fail_held(self) -> None:
-        """What is held now does not begin when it is released: it fails."""
+        """Makes the plans that are held now fail at their release, instead of beginning."""
         self._held = deque(replace(plan, fails=True) for plan in self._held)
 
     def submit(
@@ -150,7 +150,7 @@ class HeldEngine(PassingEngine):
         return ended + [replace(one, ticket=self._tickets.pop(one.ticket)) for one in super().poll()]
 
     def fence(self, timeout_s: float) -> bool:
-        """Held plans do not end by themselves, so nobody waits for them."""
+        """Waits for plans that were passed on. Held plans do not end by themselves."""
         return super().fence(timeout_s) and not self._held
 
     def _pass_on(self, plan: _HeldPlan) -> None:

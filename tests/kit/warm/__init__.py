@@ -1,1 +1,1 @@
-"""What `kvoffload warm` asks, played."""
+"""Stand-ins for the engine and the server that `kvoffload warm` asks."""

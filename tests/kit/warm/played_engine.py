@@ -15,7 +15,7 @@ MODEL, ROOT = "served-name", "made-up/model"
 
 
 def make_tokens(text: str) -> list[int]:
-    """So many for a letter that texts of a few letters have several blocks."""
+    """Makes several tokens of each letter, so that texts of a few letters have several blocks."""
     return [ord(letter) for letter in text for _ in range(LETTER_TOKENS)]
 
 

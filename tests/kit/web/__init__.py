@@ -1,1 +1,1 @@
-"""What tests of `kvoffload.web` share."""
+"""Shared parts of the tests of `kvoffload.web`."""

@@ -52,7 +52,7 @@ class PromptLoad:
         self._tokens = 0
 
     def turn(self, *, conversations: int = 40, session: str = "") -> None:
-        """Somebody goes on with a conversation: an agent, if it names a session."""
+        """Plays the next turn of a conversation: of an agent, if it names a session."""
         who = self._random.randrange(conversations)
         blocks = self._lengths[who] = min(self._lengths.get(who, 3) + self._random.randint(1, 4), 24)
         chain = make_chain(who, blocks)

@@ -20,7 +20,7 @@ from tests.kit.server.tiers import await_that
 BLOCK = PLAIN.hash_block_size
 SEED = "7"
 PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0)
-"""What a busy machine answers late is no miss, and its server is not taken for one that hangs."""
+"""Waits so long that a busy machine's late answer is no miss, and that its server does not seem to hang."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ def read_windows_in_order(module: ModuleType) -> None:
     """Corrects `torch_native` attention on models with windows.
 
     It writes a window layer's keys where the pool of windows has room for them, and reads them at the numbers that the
-    same tokens have in the other pool. Here both numbers are one for whoever reads: a layer's buffer comes in the order
+    same tokens have in the other pool. Here both numbers are the same for a reader: a layer's buffer comes in the order
     of the other pool. Without it an engine's own hits differ from its computations, and there is nothing to compare
     with.
     """
@@ -48,7 +48,7 @@ def norm_on_processors(module: ModuleType) -> None:
 
 
 def add_shared_experts_on_processors(module: ModuleType) -> None:
-    """Of mixtures of experts: the same."""
+    """Adds the shared experts of mixtures of experts in plain torch."""
 
     def add(hidden_states: Any, gate_weight: Any, shared_output: Any, final_hidden_states: Any) -> None:
         gate = (hidden_states.float() @ gate_weight.float()).sigmoid()
@@ -58,14 +58,14 @@ def add_shared_experts_on_processors(module: ModuleType) -> None:
 
 
 def copy_on_processors(module: ModuleType) -> None:
-    """Of HiCache's host pools."""
+    """Replaces the copies of HiCache's host pools."""
     from host_copies import correct
 
     correct(module)
 
 
 def scan_on_processors(module: ModuleType) -> None:
-    """Of Mamba 2."""
+    """Replaces the scan of Mamba 2."""
     from state_spaces import correct
 
     correct(module)

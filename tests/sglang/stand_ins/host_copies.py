@@ -55,7 +55,7 @@ def allocate(dims: Any, *, dtype: torch.dtype, device: str, allocator: Any, **_:
 
 
 def correct(module: ModuleType) -> None:
-    """In a module of SGLang's host pools."""
+    """Replaces the copies in a module of SGLang's host pools."""
     functions: Any = module
     if hasattr(module, "ALLOC_MEMORY_FUNCS"):
         functions.ALLOC_MEMORY_FUNCS["cpu"] = allocate

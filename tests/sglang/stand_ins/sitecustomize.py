@@ -1,4 +1,4 @@
-"""Stands in for torchvision, whose build for a torch with CUDA breaks imports beside a CPU torch, and corrects modules
+"""Stands in for torchvision, whose build for a torch with CUDA breaks imports with a CPU torch, and corrects modules
 of SGLang when they are imported (`corrections`).
 
 An engine for text imports torchvision's names and calls nothing of it: classes are empty, and everything else is

@@ -12,7 +12,7 @@ from kvoffload.kvspec import build_page_map
 
 
 class Engine:
-    """Has ended or not, and says so."""
+    """An engine whose copies have ended or not."""
 
     def __init__(self, *, has_ended: bool, fault: str = "") -> None:
         self.has_ended = has_ended

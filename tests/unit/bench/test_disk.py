@@ -14,7 +14,7 @@ def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(disk, "DATA_BYTES", 4 << 20)
     monkeypatch.setattr(disk, "SEGMENT_BYTES", 2 << 20)
-    # What was put last is among the newer half of the segments, none of which is given up.
+    # The latest records are in the newer half of the segments, none of which is given up.
     monkeypatch.setattr(disk, "SEGMENTS", 12)
     monkeypatch.setattr(disk, "time_file_load", lambda load: 1.0 if load.path.name == "limit" else 0.0)
     monkeypatch.setattr(tiered, "measure_engine", lambda name, folder, progress: iter(()))

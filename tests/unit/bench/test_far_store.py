@@ -1,4 +1,4 @@
-"""What is measured of a remote tier: all its records there and back, in turn with the store's own client."""
+"""The measurement of a remote tier: all its records there and back, in turn with the store's own client."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from kvoffload.bench.measure import MIN_PAIRS, measure_pair, measure_timed_pair
 
 
 class FakeClock:
-    """Time that passes only when somebody works."""
+    """A clock that moves only when the measured code works."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The benchmark of the Mooncake tier measures what it says, beside a real master and store."""
+"""The benchmark of the Mooncake tier measures a real master and store."""
 
 from __future__ import annotations
 

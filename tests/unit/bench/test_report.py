@@ -16,7 +16,7 @@ def result(name: str = "toy", value: float = 1.0, limit: float = 2.0, goal: Goal
 
 
 class Reader(HTMLParser):
-    """What a browser would show, and where it would go for more."""
+    """Reads the text that a browser would show, and the addresses that it would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whoever reads the metrics, reads them as often as it is told."""
+"""The scraper reads the metrics as often as it is told."""
 
 from __future__ import annotations
 

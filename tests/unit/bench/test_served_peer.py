@@ -49,7 +49,7 @@ def test_a_server_that_is_killed_while_coded_records_travel_costs_misses_alone(v
     with serve_peer(256 * MIB, PeerPlace(is_sealed=False, compress=Coding.ON)) as (tier, spaces, child):
         teach(spaces, FINGERPRINT, RECORD_BYTES)
         records = Records(0, 64, RECORD_BYTES, filled=True, has_numbers=True)
-        # What an identity is has been said before.
+        # The identity has been introduced before.
         put(tier, Records(100, 1, RECORD_BYTES, filled=True) if verb == "put" else records)
         read = Records(0, 64, RECORD_BYTES, filled=False)
         ticket = (

@@ -1,4 +1,4 @@
-"""What benchmarks of tiers move, and how they notice that it did not move."""
+"""Records that benchmarks of tiers move, and how they notice that a record did not move."""
 
 from __future__ import annotations
 

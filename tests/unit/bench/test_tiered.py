@@ -1,4 +1,4 @@
-"""What an engine notices of a disk: two questions, of real servers, a little of everything."""
+"""The effect of a disk on an engine: two questions to real servers, with little data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the Valkey tier measures what it says, beside a real server."""
+"""The benchmark of the Valkey tier measures a real server."""
 
 from __future__ import annotations
 

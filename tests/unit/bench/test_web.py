@@ -1,4 +1,4 @@
-"""Acquires beside somebody who reads the metrics, and without."""
+"""Acquires with and without a reader of the metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hits are worth: arithmetic that a reader can do again by hand."""
+"""The worth of hits: arithmetic that a reader can repeat by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_token_costs_more_the_later_it_is() -> None:
 
 
 def test_the_default_cost_is_that_of_the_measured_model() -> None:
-    """In `docs/benchmarks.md`: 207 ms for 8,192 tokens, 1,190 for 32,768."""
+    """`docs/benchmarks.md` has 207 ms for 8,192 tokens and 1,190 for 32,768."""
     assert PrefillCost().total_s(blocks=8192, squares=8192**2, block_tokens=1) == pytest.approx(0.207, rel=0.01)
     assert PrefillCost().total_s(blocks=32768, squares=32768**2, block_tokens=1) == pytest.approx(1.19, rel=0.01)
 

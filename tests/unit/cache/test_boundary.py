@@ -36,7 +36,7 @@ NOTHING = GroupRule(block_size=4, reuse=ReuseRule.NOTHING)
 
 
 def tokens_needed(rule: GroupRule, boundary: int) -> range:
-    """What the next token, at `boundary`, reads of this group: the definition, without blocks."""
+    """The tokens of this group that the token at `boundary` reads: the definition, without blocks."""
     if rule.reuse is ReuseRule.NOTHING:
         return range(0)
     if rule.reuse is ReuseRule.EXACT_BOUNDARY:
@@ -199,7 +199,7 @@ def test_equals_the_longest_boundary_by_definition(cache: tuple[list[GroupRule],
 
 @given(caches())
 def test_every_block_of_a_found_boundary_is_present(cache: tuple[list[GroupRule], int, int, int, Present]) -> None:
-    """What `longest_boundary` accepts, `needed_blocks` can load: the two never disagree."""
+    """`needed_blocks` can load every boundary that `longest_boundary` accepts."""
     chosen, local, limit, alignment, present = cache
     found = longest_boundary(
         chosen, local=local, limit=limit, is_present=lambda group, index: (group, index) in present, alignment=alignment

@@ -53,7 +53,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(session=sessions, name_space=st.integers(0, 1), group=st.integers(0, 2), count=st.integers(1, 6))
     def reserve_slots(self, session: int, name_space: int, group: int, count: int) -> None:
-        """Slots are nobody else's, whoever has to go for them."""
+        """A reserved slot belongs to no other session, whichever block was evicted for it."""
         owner = self.sessions_open[session]
         reservation = self.cache.reserve(owner, name_space, group, count=count)
         for ticket, address in zip(reservation.tickets, reservation.addresses, strict=True):
@@ -89,7 +89,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.reservations)
     @rule(data=st.data(), conversation=conversations, position=st.integers(0, 13), is_someone_else=st.booleans())
     def commit_one(self, data: st.DataObject, conversation: int, position: int, is_someone_else: bool) -> None:
-        """One shard of one reservation, under a name that may be taken, by its owner or by somebody else."""
+        """One shard of one reservation, under a name that may be taken, by its owner or by another session."""
         reservation = self.model.reservations[data.draw(st.sampled_from(sorted(self.model.reservations)))]
         name_space, group = reservation.space
         shards = HYBRID.groups[group].shards
@@ -123,7 +123,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.reservations)
     @rule(data=st.data())
     def abort_one(self, data: st.DataObject) -> None:
-        """Aborts one reservation. Once is enough; the second time it is nobody's."""
+        """Aborts one reservation. A second abort of it has no effect."""
         ticket = data.draw(st.sampled_from(sorted(self.model.reservations)))
         session = SessionId(self.model.reservations.pop(ticket).session)
         assert self.cache.abort(session, np.array([ticket], np.uint64)) == 1
@@ -224,14 +224,14 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def check_bytes(self) -> None:
-        """What is leased keeps its bytes, whatever became of its name."""
+        """Leased slots keep their bytes, whatever became of their names."""
         for lease in self.model.leases.values():
             for address, (name_space, group, name) in lease.slots.items():
                 assert has_pattern(self.cache, HYBRID, (name_space, group), name, address)
 
     @invariant()
     def check_slots(self) -> None:
-        """No slot is used twice, and none is counted that nobody has."""
+        """No slot is used twice, and the counts have no slot that is not in use."""
         addresses = self.model.used_addresses()
         assert len(addresses) == len(set(addresses))
         stats = self.cache.stats
@@ -267,7 +267,7 @@ class PrefixCacheMachine(CacheMachine):
     policy = "prefix"
 
     def unevictable_blocks(self) -> set[tuple[int, int, bytes]]:
-        """What is leased, and the attention blocks up to there."""
+        """Lists leased blocks, and the attention blocks up to them."""
         leased = self.model.leased_blocks()
         kept = set(leased)
         for conversation in range(6):

@@ -27,7 +27,7 @@ from kvoffload.types import HASH_BYTES, Fingerprint
 TOKENS = 16
 POOL_BYTES = 16 << 20
 BLOCK_BYTES = 24 << 10
-"""Of all groups together: the pool has room for some 680 blocks."""
+"""Bytes of a block in all groups together: the pool has room for some 680 blocks."""
 PROMPTS, REQUESTS = 400, 2000
 PIECE = 8
 """Blocks that are saved at once."""

@@ -1,4 +1,4 @@
-"""What a cache is asked to be."""
+"""Terms by which a cache is made."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, said: str) -> None:
 
 
 def test_a_value_nested_as_deep_as_can_be_read_is_refused_like_others(tmp_path: Path) -> None:
-    """What is wrong with it is shown by a writer of JSON, which goes less deep than the reader."""
+    """The refusal shows the value by a writer of JSON, which goes less deep than the reader."""
     for depth in itertools.count(800):
         path = write(tmp_path / "deep.jsonl", json.dumps(GOOD).replace(": 5", f": {'[' * depth}{']' * depth}"))
         with pytest.raises(ConfigError) as caught:

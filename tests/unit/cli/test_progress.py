@@ -1,4 +1,4 @@
-"""A bar is for terminals: whoever reads a pipe gets nothing of it."""
+"""A bar is for terminals: nothing of it goes into a pipe."""
 
 from __future__ import annotations
 

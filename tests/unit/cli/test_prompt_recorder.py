@@ -1,4 +1,4 @@
-"""A recorded trace says which blocks were asked for, within a bound, and stops nobody."""
+"""A recorded trace says which blocks were asked for, within a bound, and recording never blocks the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines ask of a real server is recorded, and replayed."""
+"""A real server records the requests of engines, and the record can be replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server tells of its memory while it starts."""
+"""A server reports the state of its memory while it starts."""
 
 from __future__ import annotations
 

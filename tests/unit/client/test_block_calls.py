@@ -1,4 +1,4 @@
-"""What is asked for an engine's blocks; the contract on a real server is in test_client.py."""
+"""Requests for an engine's blocks; the contract on a real server is in test_client.py."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STOCKED = LinkTerms(stock_slots=(16,))
 
 
 class FakeIndex:
-    """Says how far a chain is there."""
+    """An index that has a chain up to a given length."""
 
     ready_bytes = 1 << 30
     used_bytes = 0
@@ -163,7 +163,7 @@ def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
     (call,) = setting.wire.take_all()
     assert call.message == Acquire(name_space=4, chain=CHAIN, limit=128)
     assert pending.in_memory == 64
-    # What memory has whole is not asked for below.
+    # A chain that memory has whole is not asked for in slower tiers.
     setting.acquire(shards=(), far=far)
     assert [type(call.message) for call in setting.wire.take_all()] == [Acquire]
 
@@ -229,7 +229,7 @@ def test_a_request_that_is_lost_with_its_connection_is_a_miss() -> None:
     pending = setting.acquire()
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     assert pending.found.outcome is AcquireOutcome.MISS
-    # What is mapped is looked up all the same.
+    # Mapped memory can be looked up all the same.
     assert setting.mapped.lookup(0, CHAIN).sum() == 4
 
 

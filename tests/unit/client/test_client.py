@@ -225,7 +225,7 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         server.kill()
         server.wait()
         wait_for(lambda: not client.is_served)
-        # What is leased is read, what is looked up is found; nobody is asked, and nobody waits.
+        # Leased blocks are read and look-ups find their blocks, without a request to the server and without a wait.
         assert has_patterns(client, memory_id, 0, leased.groups[0].addresses, CHAIN)
         assert client.lookup(0, CHAIN).all()
         assert not client.acquire(Ask(CHAIN)).is_hit
@@ -234,7 +234,8 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
     with child(["-c", SERVER, str(path), "60"], says="serves"):
         assert client.wait_until_served(WAIT_S), client.fault
         assert (client.memory_id, client.boot_id != boot_id) == (memory_id, True)
-        # What was said while nobody listened is done: no lease is open, and only what is held ready is reserved.
+        # Messages sent while the server was away have been served: no lease is open, and only the slots held ready are
+        # reserved.
         assert client.stats().leases == 0
         again = client.acquire(Ask(CHAIN))
         assert again.boundary == TOKENS
@@ -328,7 +329,7 @@ async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
 
 
 async def test_an_upgrade_loses_nothing(tmp_path: Path) -> None:
-    """The old server ends when nobody holds anything; the new one adopts what it had."""
+    """The old server ends when no engine holds anything; the new one adopts its memory."""
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path)

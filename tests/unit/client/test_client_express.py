@@ -78,7 +78,7 @@ async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path
 
 
 async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_path: Path) -> None:
-    """Nobody waits for a hint or a release, whose sender may never come back."""
+    """No caller waits for a hint or a release to be sent, and its sender may never call again."""
     with served(socket_path) as client:
         await save(AsAwaited(client))
         woken = threading.Event()

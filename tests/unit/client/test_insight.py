@@ -1,4 +1,4 @@
-"""What a server says of itself becomes plain values."""
+"""A server's `insight` becomes plain values."""
 
 from __future__ import annotations
 

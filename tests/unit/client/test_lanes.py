@@ -88,7 +88,7 @@ def lease(number: int) -> Release:
 
 
 def tell(lane: Lane, message: OneWay) -> bool:
-    """Tells something as the link does."""
+    """Sends a one-way message as the link does."""
     lane.log.add(message, lane.pending.last_number)
     return lane.tell(message, SESSION)
 
@@ -199,7 +199,7 @@ def test_a_mark_of_a_lost_connection_is_awaited_no_more(lanes: Lanes, express: L
 
 
 def test_what_is_told_while_requests_end_comes_last(lanes: Lanes, express: Lane) -> None:
-    """Whoever waited may give something back at once."""
+    """A caller whose request ended may give something back at once."""
     tell(express, lease(1))
 
     def give_back() -> None:
@@ -254,7 +254,7 @@ def test_a_lost_connection_ends_all_and_numbers_begin_anew() -> None:
     waiting = [make(10), make(20)]
     for pending in waiting:
         calls.add(pending)
-    # Whoever hears of it may ask again at once.
+    # The listener may ask again at once.
     waiting[0].when_over(lambda: calls.add(make(30)) and None)
     calls.end_all()
     assert all(pending.is_over for pending in waiting)

@@ -196,7 +196,8 @@ def test_other_memory_hears_nothing_of_the_old_one(link: Link, script: Script) -
 
 @pytest.mark.parametrize("boot_id", [1, 2])
 def test_another_session_of_the_same_memory_is_not_the_old_one(link: Link, script: Script, boot_id: int) -> None:
-    """Whatever the welcome says. What was told is told again: it may be of slots that the new session has given."""
+    """This holds whatever the welcome says. One-way messages are sent again: they may name slots that the new session
+    has given."""
     told: list[bool] = []
     link.on_joined = told.append
     script.join(session=0x70005)
@@ -321,7 +322,7 @@ def test_a_server_that_does_not_read_is_left_without_a_hole(link: Link, wire: Fa
 
 
 def test_many_one_way_messages_are_followed_by_a_request(link: Link, wire: FakeWire, script: Script) -> None:
-    """Else nothing would ever say that they arrived."""
+    """Without the request the client would never know that they arrived."""
     script.join()
     for number in range(256):
         link.tell(lease(number), script.now_ns)

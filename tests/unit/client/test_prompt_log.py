@@ -1,4 +1,4 @@
-"""What became of prompts is told in few messages, without a hash more than is needed, and nobody waits."""
+"""The outcomes of prompts are reported in few messages, without needless hashes and without a wait."""
 
 from __future__ import annotations
 

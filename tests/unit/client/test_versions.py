@@ -66,7 +66,7 @@ def test_without_a_common_version_both_are_named(
 
 
 def _speak(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> None:
-    """What a client of these versions says of itself."""
+    """Makes clients say that they have these versions."""
     monkeypatch.setattr(joining, "PROTOCOL_MIN", first)
     monkeypatch.setattr(joining, "PROTOCOL_MAX", last)
 

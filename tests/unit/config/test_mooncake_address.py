@@ -1,4 +1,4 @@
-"""What users write for a Mooncake store, as tables."""
+"""Tables of addresses that users write for a Mooncake store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users write for a bucket and its store, as tables."""
+"""Tables of addresses that users write for a bucket and its store."""
 
 from __future__ import annotations
 

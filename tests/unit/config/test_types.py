@@ -1,4 +1,4 @@
-"""What values look like where users write them, type by type."""
+"""Forms of values that users may write, type by type."""
 
 from __future__ import annotations
 

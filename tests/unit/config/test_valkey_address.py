@@ -1,4 +1,4 @@
-"""What users write for a Valkey server, as tables."""
+"""Tables of addresses that users write for a Valkey server."""
 
 from __future__ import annotations
 

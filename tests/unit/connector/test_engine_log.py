@@ -58,7 +58,7 @@ CASES: dict[str, tuple[dict[str, object] | None, str]] = {
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What a process of vLLM's prints when our loggers say something, before and after it configures its own.
+    """The lines that a process of vLLM prints when our loggers log, before and after it configures its own.
 
     One imports vLLM, which takes seconds, and becomes a process for each case."""
     folder = tmp_path_factory.mktemp("logging")

@@ -123,7 +123,7 @@ def test_a_producer_saves_later_what_it_could_not_pin_at_once() -> None:
 
 
 def test_a_producer_tells_of_no_more_than_it_could_pin() -> None:
-    """What is to be kept for a while has to be pinned at once."""
+    """Blocks that must be kept for a while have to be pinned at once."""
     engine = ScriptedEngine(*DENSE, role="kv_producer", num_blocks=8)
     request = engine.arrive("first", range(24), pin_s=5)
     engine.admit(request)

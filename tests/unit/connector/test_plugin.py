@@ -137,7 +137,7 @@ def test_factory_that_moved_is_a_warning(plugin: Any, install_vllm: Any, caplog:
 
 
 def test_module_import_brings_no_other_module_of_kvoffload() -> None:
-    """What it may bring of others is in tests/house/test_light_imports.py."""
+    """The modules of others that it may import are in tests/house/test_light_imports.py."""
     script = "import json, sys, kvoffload.connector.plugin; print(json.dumps(sorted(sys.modules)))"
     printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     ours = [name for name in json.loads(printed.stdout) if name.startswith("kvoffload")]

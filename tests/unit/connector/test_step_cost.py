@@ -1,4 +1,4 @@
-"""What a step costs in the scheduler's process, in bytecode instructions of the connector: they are the same on any
+"""The cost of a step in the scheduler's process, in bytecode instructions of the connector: they are the same on any
 machine. `benchmarks/vllm_connectors.py` has the time, with the client and on a real engine."""
 
 from __future__ import annotations
@@ -121,5 +121,5 @@ def cost_of_backlog(requests: int) -> float:
 
 
 def test_a_backlog_costs_a_step_nothing_however_long_it_is() -> None:
-    """32 requests with 100 blocks each that could not be saved, beside one."""
+    """Compares 32 requests with 100 blocks each that could not be saved with one such request."""
     assert cost_of_backlog(REQUESTS) < 1.2 * cost_of_backlog(1)

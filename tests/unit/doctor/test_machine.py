@@ -1,4 +1,4 @@
-"""What is read of this machine, and of limits that a child was given."""
+"""Facts of this machine, and of limits that a child process was given."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from kvoffload.engines.degrade import degrade
 
 
 class Side:
-    """Has one hook, which fails or not."""
+    """A side with one hook, which fails or not."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[str, str]] = []

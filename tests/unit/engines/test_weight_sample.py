@@ -1,4 +1,4 @@
-"""What a sample of weights sees, and that it is bounded."""
+"""Changes of weights that a sample sees, and the bound of its work."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_tensors_without_elements_or_memory_are_told_apart_by_their_shape() -> N
 
 
 class Packed:
-    """Is as vLLM's shared weights: a tensor that is none, over others."""
+    """Shared weights as vLLM has them: no tensor itself, but a wrapper of several."""
 
     def __init__(self, **partitions: torch.Tensor) -> None:
         self.partitions = partitions
@@ -180,7 +180,7 @@ class LargestResult(TorchDispatchMode):
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_of_a_huge_tensor_no_more_is_read_than_of_a_large_one(is_transposed: bool) -> None:
-    """It has 2 TB of address space and one page of memory behind all of it: whoever read it all would not return."""
+    """It has 2 TB of address space and one page of memory behind all of it: reading all of it would never end."""
     huge = torch.zeros(1, dtype=torch.bfloat16).expand(1 << 20, 1 << 20)
     huge, large = huge.t() if is_transposed else huge, torch.zeros(1 << 20)
     with LargestResult() as seen:

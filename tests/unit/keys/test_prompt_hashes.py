@@ -41,7 +41,7 @@ def test_they_are_vllms(tokens: list[int], algorithm: str, size: int, seed: str 
     function = hashing.get_hash_fn_by_name(algorithm)
     parent, expected = function(VLLM_SEED if seed is None else seed), []
     for at in range(len(tokens) // size):
-        # Whoever asks has the salt from elsewhere than the engine has the key's name.
+        # The salt comes from the caller, the name of its key from vLLM.
         extra = (("cache_salt", salt),) if salt and not at else None
         parent = utils.hash_block_tokens(function, parent, tokens[at * size : (at + 1) * size], extra)
         expected.append(parent)

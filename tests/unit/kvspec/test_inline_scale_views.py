@@ -25,8 +25,8 @@ CONTENT = 2 * (HEAD_SIZE + 4)
 
 
 def inline_scales(num_blocks: int) -> tuple[KVGeometry, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """What vLLM's Triton backend has for int8_per_token_head: content [K | scale | V | scale] per head and token, and
-    two strided fp32 views over the scales (`_k_scale_cache`, `_v_scale_cache`)."""
+    """The layout of vLLM's Triton backend for int8_per_token_head: content [K | scale | V | scale] per head and token,
+    and two strided fp32 views over the scales (`_k_scale_cache`, `_v_scale_cache`)."""
     layer = attention_layer(
         "l", block_size=TOKENS, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype="int8_per_token_head"
     )

@@ -140,7 +140,7 @@ class Cache:
 )
 @pytest.mark.parametrize("num_blocks", [2, 100_000])
 def test_runs_are_merged_where_they_touch(layout: str, runs: int, length: int, num_blocks: int) -> None:
-    """In memory and in the record; how many there are does not depend on the number of blocks."""
+    """Runs touch in memory and in the record. Their number does not depend on the number of blocks."""
     (pages,) = build_page_map(in_layout(layout, num_layers=3, num_blocks=num_blocks)).groups
     assert (pages.num_runs, pages.record_bytes) == (runs, 3 * 65536)
     assert (pages.length == length).all()

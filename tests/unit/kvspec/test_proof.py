@@ -111,7 +111,7 @@ def test_qwen3next_without_its_overlay_is_refused() -> None:
 
 
 def test_groups_overlay_each_other_block_by_block() -> None:
-    """vLLM #37236 as bytes: (2, blocks, ...) keys and values beside a recurrent group's block-major pages."""
+    """vLLM #37236 as bytes: (2, blocks, ...) keys and values on the bytes of a recurrent group's block-major pages."""
     full = attention("full", block_size=2)
     state = recurrent_layer("state", block_size=2, states=(StateSpec("s", (full.page_bytes,), "int8"),))
     half = full.page_bytes // 2

@@ -79,7 +79,7 @@ def test_registering_checks_proves_and_holds() -> None:
 
 
 def test_scale_views_are_saved_and_restored_with_their_pages() -> None:
-    """vLLM #39224: the views were forgotten beside the pages. Here a record has both."""
+    """vLLM #39224: the pages were saved without the views. Here a record has both."""
     geometry = scales_beside(3)
     tensors = allocate(geometry)
     registration = register(geometry, tensors)

@@ -53,7 +53,7 @@ def test_units_depend_on_the_models_heads_alone(heads: int, count: int) -> None:
 
 
 def test_ranks_that_share_a_head_hold_one_unit() -> None:
-    """As vLLM gives them out: neighbours have the same head."""
+    """Neighbouring ranks have the same head, as vLLM gives heads out."""
     units = HeadUnits(heads=2, ranks=8)
     assert [list(units.of_rank(rank)) for rank in range(8)] == [[0]] * 4 + [[1]] * 4
     assert (units.replicas, units.local) == (4, 1)
@@ -72,7 +72,7 @@ def test_a_rank_with_a_part_of_a_unit_is_refused(heads: int, ranks: int, count: 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model keeps, whatever engine runs it."""
+    """The KV that a model keeps, whatever engine runs it."""
 
     layout: str
     heads: int
@@ -88,7 +88,7 @@ class Shape:
 
     @property
     def page_order(self) -> list[str]:
-        """What a page consists of, outermost first."""
+        """The dimensions of a page, outermost first."""
         return [name for name in LAYOUTS[self.layout].order if name not in ("layer", "block")]
 
     def draw(self) -> torch.Tensor:
@@ -98,7 +98,7 @@ class Shape:
         return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=torch.Generator().manual_seed(1))
 
     def record(self, numbers: torch.Tensor, block: int, heads: Sequence[int]) -> bytes:
-        """What a unit's record has to be, by plain indexing."""
+        """Builds the record that a unit must have, by plain indexing."""
         names = ["kernel", "head", "token", "kv", "content"]
         order = [name for name in self.page_order if self.has_kv or name != "kv"]
         # Entries of the block dimension are further apart than what lies in one of them, unless keys and values are.

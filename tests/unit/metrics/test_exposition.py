@@ -1,4 +1,4 @@
-"""What is written is what Prometheus's own parsers read."""
+"""Prometheus's own parsers read the written metrics."""
 
 from __future__ import annotations
 

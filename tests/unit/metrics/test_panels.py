@@ -1,4 +1,4 @@
-"""What panels ask is about metrics of the right kind, and each says what it is for."""
+"""Panels query metrics of the right kind, and each has a help text."""
 
 from __future__ import annotations
 

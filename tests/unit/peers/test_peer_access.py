@@ -1,4 +1,4 @@
-"""What a peer may do with a memory: nothing that it could break, and nothing without a bound."""
+"""A peer's access to a memory can break nothing, and has bounds."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_blocks_whose_other_shards_do_not_come_are_given_up(sharded: Setting) ->
     sharded.now_s += 2
     sharded.access.tick()
     assert sharded.cache.stats.reserved == 3
-    # Their late half begins anew.
+    # The late half of a block starts a new reservation.
     assert sharded.put(sharded.names(0, 3, shard=1)) == [RecordOutcome.WRITTEN] * 3
     assert sharded.access.look(sharded.names(0, 3)).tolist() == [RecordOutcome.MISSING] * 3
 

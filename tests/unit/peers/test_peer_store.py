@@ -331,7 +331,7 @@ def coded(count: int = 4, *, filled: bool = True) -> Records:
 def test_records_are_coded_where_both_sides_do_it_and_are_the_same_in_any_case(
     is_sealed: bool, here: Coding, there: Coding
 ) -> None:
-    """With `auto` nothing is coded before the link's speed is known, and whoever is asked to code does so."""
+    """With `auto`, nothing is coded before the link's speed is known, and a server that is asked to code does so."""
     written, read = coded(), coded(filled=False)
     with (
         one_peer(is_sealed=is_sealed, coding=here, there=there) as peer,
@@ -410,7 +410,7 @@ def test_a_record_whose_code_is_spoiled_is_a_miss_and_the_others_are_found() -> 
 
 
 def test_a_spoiled_record_is_removed_from_its_peer_and_counted(is_sealed: bool) -> None:
-    """As one that comes as it is."""
+    """A coded record is treated like a plain one."""
     with (
         one_peer(is_sealed=is_sealed, coding=Coding.ON, there=Coding.ON) as peer,
         tier_of(peer, is_sealed=is_sealed) as tier,
@@ -472,7 +472,7 @@ def test_a_code_that_nobody_asked_for_costs_its_link(asked: Coding, answered: in
 def test_a_first_coded_get_that_is_late_teaches_to_ask_for_plain_records(
     said: bytes, ends_by: str, is_learned: bool
 ) -> None:
-    """Whoever gives may be at coding, before it answers or after it; whoever says that its records are plain is not."""
+    """A giving server may be coding before or after its answer; one that answers that its records are plain is not."""
     ticks = itertools.count()
     coder = RecordCoder(Coding.AUTO, clock=lambda: next(ticks) * 1e-9)
     with coder.reading():

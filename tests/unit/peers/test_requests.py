@@ -105,7 +105,7 @@ def test_a_refusal_has_no_records() -> None:
 
 
 OLD_HEAD = struct.Struct("<4sHxxIIIIQ32s")
-"""As servers read and write requests that know nothing of coded records."""
+"""The head of requests as servers without coded records read and write it."""
 
 
 def test_servers_from_before_coded_records_read_requests_and_ask_for_none() -> None:

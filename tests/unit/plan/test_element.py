@@ -1,4 +1,4 @@
-"""Types as vLLM names them, and the scales beside their numbers."""
+"""Types as vLLM names them, and the scales of their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits, and when a load pays."""
+"""How many tokens fit, and when a load pays."""
 
 from __future__ import annotations
 

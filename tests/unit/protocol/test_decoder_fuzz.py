@@ -1,4 +1,4 @@
-"""Whatever the bytes: a message or a ProtocolFault comes out, and memory stays bounded by the frame."""
+"""Any bytes become a message or a ProtocolFault, and memory stays bounded by the frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was released stays: names, numbers, limits, defaults and bytes of every version."""
+"""Released versions do not change: names, numbers, limits, defaults and bytes."""
 
 from __future__ import annotations
 

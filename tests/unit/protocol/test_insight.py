@@ -1,4 +1,5 @@
-"""What is told of prompts has names of blocks at most, and every reason that an engine gives is one of the wire's."""
+"""Reports of prompts have names of blocks at most, and every reason that an engine gives has a number in the
+protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What messages have in common."""
+"""Rules of all messages."""
 
 from __future__ import annotations
 

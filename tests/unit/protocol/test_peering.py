@@ -1,4 +1,4 @@
-"""What servers say to each other reveals no secret by accident."""
+"""Messages between servers reveal no secret by accident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask for has a place for their token, and nothing in the answers is a token of a prompt."""
+"""Requests of operators have a field for their token, and no answer has a token of a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever has docs/protocol.md can write a client: one that knows nothing of kvoffload saves, another loads."""
+"""docs/protocol.md suffices to write a client: one that knows nothing of kvoffload saves, another loads."""
 
 from __future__ import annotations
 

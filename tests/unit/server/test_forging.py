@@ -33,7 +33,7 @@ def test_every_field_of_every_message_is_forged_in_turn() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Is a row of a message of tomorrow."""
+    """A row of a later version's message."""
 
     count: Annotated[U32, "how many"]
 
@@ -57,7 +57,7 @@ def test_a_new_message_is_forged_by_its_declaration() -> None:
 
 
 def test_what_is_not_forged_is_right() -> None:
-    """Else nothing that is forged would be looked at."""
+    """If these messages were wrong, the server would not look at forged fields."""
     for message in MESSAGES:
         if issubclass(message, ClientMessage):
             right = next(iter(forge_in_turn([message], KNOWN)))

@@ -43,7 +43,7 @@ def test_a_broken_order_quarantines_the_session_and_says_so(
         assert isinstance(told, Quarantine)
         assert told.code is ErrorCode.OUT_OF_ORDER
         assert code_of(process.ask(Stats())) is ErrorCode.NO_SESSION
-    # It keeps what it holds: nobody knows whether its copies still run.
+    # It keeps what it holds, because its copies may still run.
     server.core.tick()
     assert server.cache.stats.reserved == 1
 

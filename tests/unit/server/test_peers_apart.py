@@ -58,7 +58,7 @@ async def await_stats(client: AsyncClient, state: str, *, written: int = 0) -> C
 
 
 async def save_on(server: SharedServer, *, is_lossless: bool = True) -> None:
-    """What lives with the other one has gone there."""
+    """Saves the chain, and waits until the other server has the blocks whose home it is."""
     async with client_of(server) as client:
         assert await client.wait_until_served(WAIT_S)
         await await_stats(client, "ready")
@@ -79,7 +79,7 @@ async def test_a_slow_network_that_loses_packets_brings_the_right_bytes(servers:
     async with client_of(other) as client:
         assert await client.wait_until_served(WAIT_S)
         await await_stats(client, "ready")
-        # What was lost for too long is a miss; what comes is right, which `load` looks at.
+        # Records that were lost for too long are misses; `load` checks that those that come are right.
         assert await load(client) in range(TOKENS + 1)
         network.wire.delay_s, network.wire.loss = 0.0, 0.0
         await await_stats(client, "ready")
@@ -97,7 +97,7 @@ async def test_a_peer_that_is_cut_off_is_a_miss_and_comes_back(servers: Servers,
         network.wire.loss = 1.0
         assert await load(client) < TOKENS
         await await_stats(client, "absent")
-        # Nobody waits for it any more: what this server has not, is not there.
+        # The absent server is not waited for: blocks that this server lacks are misses.
         assert await load(client) < TOKENS
         await save(client)
         assert await load(client) == TOKENS

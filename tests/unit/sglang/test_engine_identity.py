@@ -172,7 +172,7 @@ def test_an_argument_that_nobody_knows_is_told() -> None:
 
 
 class RawArguments(Arguments):
-    """What somebody gave; the engine has decided the rest."""
+    """Arguments as a user gave them; the engine has decided the rest."""
 
     def resolved_dict(self) -> dict[str, object]:
         return {**vars(self), "model_path": "m", "attention_backend": self.attention_backend or "chosen", "new": 1}

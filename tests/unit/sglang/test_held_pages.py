@@ -1,4 +1,4 @@
-"""Which lengths of a prompt can be restored from the pages that are held."""
+"""Lengths of a prompt that can be restored from the pages that are held."""
 
 from __future__ import annotations
 

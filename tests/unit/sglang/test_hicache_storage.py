@@ -24,14 +24,14 @@ KEYS = make_keys(2)
 
 
 class PoolName(Enum):
-    """As SGLang names pools."""
+    """The names that SGLang gives pools."""
 
     KV = "kv"
     SWA = "swa"
 
 
 class Base:
-    """In the place of HiCacheStorage."""
+    """A stand-in for HiCacheStorage."""
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         self.mem_pool_host = mem_pool_host
@@ -42,7 +42,7 @@ class Base:
 
 @dataclass
 class Result:
-    """As PoolTransferResult is made."""
+    """A stand-in for PoolTransferResult."""
 
     kv_hit_pages: int
     extra_pool_hit_pages: dict[str, int]

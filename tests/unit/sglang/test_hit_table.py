@@ -1,4 +1,4 @@
-"""What requests were told of is leased until they come for it, end, or are not heard of any more."""
+"""Pages promised to requests are leased until the requests load them, end, or are not heard of any more."""
 
 from __future__ import annotations
 

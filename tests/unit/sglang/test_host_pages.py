@@ -173,7 +173,7 @@ def test_after_an_update_of_weights_nothing_is_saved_or_found(
 
 
 def in_new_thread(act: Callable[[], int]) -> int:
-    """As HiCache asks after a flush, with which it begins its threads anew."""
+    """Acts in a new thread, as HiCache does after a flush, with which it restarts its threads."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(act).result()
 

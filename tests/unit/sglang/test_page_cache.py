@@ -1,4 +1,4 @@
-"""What a linker asks of its cache, a client has."""
+"""A client has every call that a linker makes of its cache."""
 
 from __future__ import annotations
 

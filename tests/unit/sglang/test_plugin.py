@@ -23,18 +23,18 @@ KEYS = make_keys(2)
 
 
 class PoolName(Enum):
-    """As SGLang names pools."""
+    """The names that SGLang gives pools."""
 
     KV = "kv"
     SWA = "swa"
 
 
 class Base:
-    """In the place of UnifiedCacheLinker."""
+    """A stand-in for UnifiedCacheLinker."""
 
 
 class Counter:
-    """As LayerWiseLoadCounter is asked."""
+    """A stand-in for LayerWiseLoadCounter."""
 
     def __init__(self, num_layers: int) -> None:
         self.num_layers = num_layers

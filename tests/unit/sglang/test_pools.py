@@ -237,7 +237,7 @@ def test_a_tensor_of_the_pool_of_pools_that_was_not_placed_is_named() -> None:
 
 
 def test_states_that_do_not_lie_one_behind_the_other_are_refused_by_name() -> None:
-    """As SGLang lays them out for a processor with AMX."""
+    """SGLang lays states out so for a processor with AMX."""
     pool = HybridLinearKVPool()
     states = pool.mamba_pool.mamba_cache
     states.conv[0] = states.conv[0].transpose(-1, -2).contiguous().transpose(-1, -2)

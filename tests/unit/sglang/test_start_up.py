@@ -1,4 +1,4 @@
-"""What an SGLang rank is refused for at its start, and that it comes to a real server as what it is."""
+"""Refusals of an SGLang rank at its start, and how it joins a real server."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_stocks_are_for_what_a_step_computes(told: int | None, expected: int) ->
 
 
 class RawArguments(Arguments):
-    """What somebody gave; the engine has decided the rest."""
+    """Arguments as a user gave them; the engine has decided the rest."""
 
     def __init__(self, *, decided: dict[str, object], **given: object) -> None:
         super().__init__(**given)

@@ -17,7 +17,7 @@ from tests.kit.sglang.updater import make_updater_class
 
 
 def make_class(signatures: dict[str, str]) -> type:
-    """With methods of these names and parameters."""
+    """Makes a class with methods of these names and parameters."""
     return type("Made", (), {name: make_method(signature) for name, signature in signatures.items()})
 
 

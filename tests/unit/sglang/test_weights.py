@@ -1,4 +1,4 @@
-"""Equal weights have equal masks, and of weights that nobody can look at each mask is new."""
+"""Equal weights have equal masks, and weights that cannot be read get a new mask each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.sglang.updater import make_updater_class
 
 
 class RadixAttention(torch.nn.Module):
-    """As SGLang's layers are called; it has no weights of its own."""
+    """A layer with the name of SGLang's layers; it has no weights of its own."""
 
 
 class Model(torch.nn.Module):

@@ -19,7 +19,7 @@ GB = 1e9
 
 
 def read(choice: CodingChoice, *, plain: float | None = None, coded: float | None = None, times: int = 8) -> None:
-    """Is told of reads at such rates."""
+    """Reports reads at these rates to the choice."""
     for _ in range(times):
         if plain is not None:
             choice.told_read(KNOWN_BYTES, 0, KNOWN_BYTES / plain)
@@ -88,7 +88,7 @@ def test_nothing_is_coded_before_enough_was_moved() -> None:
 def test_before_coded_records_were_read_decoding_must_keep_up(
     link: float, ratio: float, codes: bool, is_read: bool
 ) -> None:
-    """A server that only sends takes its link for that of whoever reads."""
+    """A server that only sends assumes that readers have the same link."""
     choice = CodingChoice()
     if is_read:
         read(choice, plain=link * GB)

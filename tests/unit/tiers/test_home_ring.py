@@ -96,7 +96,7 @@ def test_a_hash_has_its_home_in_any_batch() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 8, 64])
 def test_equal_members_have_shares_within_an_eighth(count: int) -> None:
-    """The ring's own shares; beside them is the chance of the records."""
+    """The ring's own shares, to which the chance of the records is added."""
     homes = HomeRing(equal_fleet(count)).homes(_spread(200_000))
     shares = np.bincount(homes, minlength=count) * count / len(homes)
     assert shares.min() > 7 / 8

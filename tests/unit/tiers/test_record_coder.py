@@ -17,7 +17,7 @@ from tests.kit.tiers.tier_contract import Records
 NUMBERS = Records(0, 1, 100_000, filled=True, has_numbers=True).memory[0].tobytes()
 NOISE = np.random.default_rng(5).bytes(100_000)
 CODE_S = 1e-4
-"""What coding or decoding takes here: 1 GB/s."""
+"""Seconds that coding or decoding of a record takes here, at 1 GB/s."""
 SLOW, FAST = 1e-8, 1e-9
 """Seconds a byte of a link: 0.1 and 1 GB/s."""
 

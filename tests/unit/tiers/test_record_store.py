@@ -1,4 +1,4 @@
-"""What all stores have from their room."""
+"""Parts that all stores share."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_it_ends_with_the_last_of_its_jobs_in_the_order_of_its_records() -> None
 
 
 class MetStore(DictStore):
-    """Is a store whose gets wait for each other."""
+    """A store whose gets wait for each other."""
 
     together = threading.Barrier(4, timeout=TIMEOUT_S)
 

@@ -1,4 +1,4 @@
-"""A batch ends once, whoever ends it; its slots are touched by nobody afterwards."""
+"""A batch ends once, whichever thread ends it, and its slots are not touched afterwards."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_job_that_ends_while_values_come_takes_no_more() -> None:
 
 @pytest.mark.parametrize("verb", [Verb.PUT, Verb.GET])
 def test_a_store_that_moves_records_itself_is_interrupted(verb: Verb) -> None:
-    """And the job ends as whoever interrupted it has said, whichever thread is first afterwards."""
+    """The job ends with the interrupter's outcome, whichever thread is first afterwards."""
     store, records = HangingStore(), Records(0, 2, 100, filled=True)
     job = make_job(verb, records)
     faults: list[str] = []

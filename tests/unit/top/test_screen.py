@@ -1,4 +1,4 @@
-"""What is drawn fits a terminal, however small, and says what matters."""
+"""The screen fits a terminal, however small, and shows what matters."""
 
 from __future__ import annotations
 

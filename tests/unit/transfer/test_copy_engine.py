@@ -1,4 +1,4 @@
-"""What copy engines have in common: pages as addresses, memory that is checked, items that are refused."""
+"""The common part of copy engines: pages as addresses, memory that is checked, items that are refused."""
 
 from __future__ import annotations
 

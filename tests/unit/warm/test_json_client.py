@@ -1,4 +1,4 @@
-"""What is asked over HTTP, how often, and what is made of faults."""
+"""Requests over HTTP, their repetitions, and the handling of faults."""
 
 from __future__ import annotations
 

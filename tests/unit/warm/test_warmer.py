@@ -33,7 +33,7 @@ class Engine:
 
 
 class Cache:
-    """Says these hits, one after the other, and the last one from then on."""
+    """Answers these hits, one after the other, and the last one from then on."""
 
     def __init__(self, *hits: Any, block: int = 0) -> None:
         self.asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""What is answered at each path, for a real server that comes and goes."""
+"""Answers at each path, for a real server that comes and goes."""
 
 from __future__ import annotations
 

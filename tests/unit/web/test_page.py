@@ -24,7 +24,7 @@ SHOWN = """Object.fromEntries([...document.querySelectorAll('[data-told]')]
 
 
 def read_told(stats: dict[str, Any]) -> dict[str, str]:
-    """What the page should show of it, by the page's own names."""
+    """Makes the texts that the page should show, by the page's own names."""
     memory = dict(stats["memory"], fill=stats["memory"]["used_bytes"] / stats["memory"]["capacity_bytes"])
     told: dict[str, Any] = {f"memory.{name}": memory[name] for name in MEMORY}
     told |= {f"prompts.{name}": stats["prompts"][name] for name in ("hit_rate", "hit_ceiling", "saved_seconds")}

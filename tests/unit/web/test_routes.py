@@ -91,5 +91,5 @@ def test_only_who_has_the_token_may_send_more() -> None:
     assert limit_of("/find", LONG, authorization=f"Bearer {TOKEN}") == LONG
     with pytest.raises(HttpError, match="Authorization: Bearer"):
         limit_of("/find", MAX_BODY_BYTES + 1)
-    # What is short is refused where it is answered, and the connection goes on.
+    # A short body is refused with the answer, and the connection goes on.
     assert limit_of("/find", MAX_BODY_BYTES) == LONG

@@ -1,4 +1,4 @@
-"""What a server tells of its blocks, as vLLM's routers hear it."""
+"""A server's news of its blocks, as events for vLLM's routers."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_what_slower_tiers_have_is_told_by_their_medium(medium: Medium, place: t
     events.note_tokens(saving(range(16)), 0, range(2), A + B)
     events.hear(stored(), 2)
     events.hear(stored(medium=medium), 3)
-    # What memory loses the tier has still, and an inventory is of memory alone.
+    # The tier still has a block that memory loses, and an inventory is of memory alone.
     events.hear(removed(), 4)
     for mark in (InventoryBegun(), InventoryEnded()):
         events.hear(mark, 0)
@@ -188,7 +188,7 @@ def test_without_an_inventory_it_goes_on_with_what_comes_next(monkeypatch: pytes
 
 
 def test_what_nobody_takes_is_not_made_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks: a page of an inventory has thousands."""
+    """The limit counts blocks: a page of an inventory has thousands."""
     monkeypatch.setattr(cache_events, "MADE_BLOCKS", 2)
     events = hearing()
     for names in (A + B, C + D):
@@ -376,7 +376,7 @@ def test_blocks_of_others_are_told_once_more_when_their_tokens_are_known() -> No
     events.note_found(found, 32)
     [last] = take(events)
     assert (last.block_hashes, last.parent_block_hash) == ([told(C)], told(B))
-    # What is not there yet is told so at once when it comes.
+    # A block that comes later is told at once, placed behind its parent.
     events.hear(stored(hashes=D, parents=C), 3)
     [new] = take(events)
     assert new.token_ids == list(range(24, 32))

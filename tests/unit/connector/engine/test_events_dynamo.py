@@ -38,7 +38,7 @@ def await_agreement(traffic: EventTraffic, publisher: Publisher, indexer: Dynamo
 
 @pytest.mark.parametrize("seed", range(2))
 def test_its_overlap_is_what_the_server_hits(tmp_path: Path, seed: int) -> None:
-    """Blocks are saved, used, evicted and saved again; messages are lost on the way, and the indexer starts anew."""
+    """Blocks are saved, used, evicted and saved again; messages are lost on the way, and the indexer is restarted."""
     chance = Random(seed)
     traffic = EventTraffic(tmp_path / "s", seed)
     with (
@@ -98,6 +98,6 @@ def test_what_is_lost_before_it_is_told_is_told_after_all(tmp_path: Path, monkey
             indexer.register(publisher.endpoint, publisher.replay_endpoint, block_size=BLOCK)
             for _ in range(3):
                 for _ in range(60):
-                    # Nobody takes what is made meanwhile.
+                    # Events made meanwhile are not taken.
                     traffic.turn()
                 assert any(await_agreement(traffic, publisher, indexer))

@@ -71,7 +71,7 @@ def test_what_goes_on_from_a_block_that_was_not_told_is_told_after_it() -> None:
     # The server knows no more what was before it, but its request did.
     events.hear(stored(hashes=B, parents=B), 6)
     assert [type(one) for one in take(events)] == [BlockRemoved]
-    # What was there once more before the inventory says so is held as long as nobody hears of the block before it.
+    # A block that came back before the inventory names it is held until the block before it is told.
     events.hear(InventoryBegun(), 0)
     events.hear(stored(hashes=B + A, parents=A + bytes(32)), 0)
     events.hear(InventoryEnded(), 0)

@@ -50,7 +50,7 @@ class Subscriber:
                 self.batches.append(self._decode(payload))
 
     def ask_again(self, first: int) -> dict[int, KVEventBatch]:
-        """What is still kept from that number on."""
+        """Asks for the batches that are still kept, from that number on."""
         told: dict[int, KVEventBatch] = {}
         self._asking.send_multipart([b"", first.to_bytes(8, "big")])
         while self._asking.poll(WAIT_MS):
@@ -110,7 +110,7 @@ def test_a_subscriber_that_loses_messages_has_all_fields_of_all_events(tmp_path:
     )
     keys = {key for event in stored for one in event.extra_keys or [] for key in one or ()}
     assert keys == {"poet", SALT_PREFIX + "own"}
-    # Whatever follows something is told after it, and what goes was there.
+    # A block is told after its parent, and every removed block was told before.
     known: set[Any] = set()
     for event in stored:
         assert event.parent_block_hash is None or event.parent_block_hash in known

@@ -89,7 +89,7 @@ DRAFT = SimpleNamespace(kv_cache_dtype="auto", draft_model_config=DRAFT_MODEL)
         # The draft model has a choice of its own.
         (wishes("fp8", draft=DRAFT), full(dtype=torch.float32), make_layer("auto")),
         (wishes("fp8", draft=DRAFT), full(**FP8), make_layer("fp8")),
-        # What no table of ours knows is the engine's business.
+        # A format that is in none of our tables is left to the engine.
         (wishes(scheme="static"), full(), make_layer("auto")),
         (wishes("a_new_format"), full(**FP8), make_layer("a_new_format")),
         # These decide by themselves.
@@ -112,7 +112,7 @@ def test_an_engine_that_is_right_is_served(config: Any, spec: Any, layer: Any) -
         (wishes(), full(**FP8), make_layer("fp8"), "hold fp8_e4m3, .* bfloat16 .model dtype"),
         (wishes(), full(dtype=torch.float16), make_layer("auto"), "hold float16, .* bfloat16 .model dtype"),
         (wishes("fp8", skip=("3",)), full(**FP8), make_layer("fp8"), "hold fp8_e4m3, .* bfloat16 .skip list"),
-        # What the layer says is not what its pages were allocated for.
+        # The layer's dtype differs from the one that its pages were allocated for.
         (wishes("bfloat16"), full(dtype=torch.uint8), make_layer("bfloat16"), "hold uint8, .* bfloat16 .explicit"),
         (wishes("fp8", draft=DRAFT), full(), make_layer("auto"), "hold bfloat16, .* fp8_e4m3 .explicit"),
     ],

@@ -1,4 +1,4 @@
-"""What is told of a hybrid model's blocks is what a load can bring, over any history."""
+"""Events of a hybrid model name the blocks that a load can bring, over any history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def name_of(prompt: int, tokens: int, fork: int = 0) -> bytes:
 
 
 class Pool:
-    """What is stored, and what a router hears of it."""
+    """The stored blocks, and those that a router is told of."""
 
     def __init__(self, rules: dict[int, GroupRule], *, fork: int = 0, limit: int = 1 << 18) -> None:
         self.rules = rules
@@ -77,7 +77,7 @@ class Pool:
         return find_reach(list(self.rules.values()), present, local=0, limit=limit, alignment=8)
 
     def overlap(self, prompt: int) -> int:
-        """What a router takes for that which counts the leading blocks that it knows."""
+        """The tokens that a router expects, which counts the leading blocks that it knows."""
         names = self.names(prompt, FULL)
         return 8 * next((at for at, name in enumerate(names) if name not in self.known), len(names))
 
@@ -147,7 +147,7 @@ def test_a_block_whose_beginning_is_not_known_is_of_no_use() -> None:
 
 
 def test_small_windows_count_where_they_end_with_a_block() -> None:
-    """Of the others nobody says which block they are in."""
+    """For other windows it is not known in which block they are."""
     rules = {FULL: PREFIX, SMALL: GroupRule(block_size=4, reuse=ReuseRule.WINDOW, window=16)}
     loadable = LoadableBlocks(rules, first_prefix=FULL, alignment=8)
     full = [name_of(1, end) for end in (8, 16)]

@@ -1,4 +1,4 @@
-"""What is recorded in any process is what vLLM logs and what Prometheus reads, through everything in between."""
+"""Figures recorded in any process reach vLLM's log and Prometheus unchanged."""
 
 from __future__ import annotations
 

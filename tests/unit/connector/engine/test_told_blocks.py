@@ -1,4 +1,4 @@
-"""What is held of the blocks that nobody can place yet."""
+"""Blocks are held while their parents have not been told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between vLLM versions, and the scale views that must exist before anything is restored."""
+"""Differences between vLLM versions, and the scale views that must exist before anything is restored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Impl:
-    """As much of vLLM's attention implementation as makes scale views: its own method, and nothing else of it."""
+    """The part of vLLM's attention implementation that makes scale views: its own method, and nothing else."""
 
     _k_scale_cache: torch.Tensor | None = None
     _v_scale_cache: torch.Tensor | None = None

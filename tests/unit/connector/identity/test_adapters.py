@@ -41,7 +41,7 @@ def contents() -> Iterator[AdapterContents]:
 
 
 def settle(contents: AdapterContents) -> None:
-    """Until the reader has done what it was asked for."""
+    """Waits until the reader has done all that it was asked for."""
     contents.close()
     contents.start()
 
@@ -282,7 +282,7 @@ def test_a_folder_without_weights_is_not_offloaded(
 def test_with_one_adapter_too_many_none_is_offloaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_new_place: bool
 ) -> None:
-    """Whatever is forgotten may be what was in doubt."""
+    """The adapter that is forgotten could be the one in doubt."""
     contents = AdapterContents(limit=2)
     contents.start()
     folder = write_adapter(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""What an engine computes with: revisions, and the settings that change numbers."""
+"""The identity of a model: revisions, and the settings that change numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks' answers prove, and when they are asked."""
+"""Proofs from the ranks' answers, and when ranks are asked."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """Is what vLLM puts around a layer for adapters."""
+    """A wrapper as vLLM puts it around a layer for adapters."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The guard against the engine's deadlock: nobody is admitted unless all admitted ones can finish their prompts."""
+"""The guard against the engine's deadlock: no request is admitted unless all admitted ones can finish their prompts."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def make_engine(
 
 
 def own_and_restored(engine: ScriptedEngine, prompt: range | list[int]) -> tuple[int, int]:
-    """Tokens of the engine's own hit, with what is loaded beside it, and of a hit when it has forgotten all."""
+    """Tokens of the engine's own hit, with those loaded after it, and of a hit when it has forgotten all."""
     found = []
     for name in ("own", "restored"):
         request = engine.arrive(name, prompt, skip_save=True)

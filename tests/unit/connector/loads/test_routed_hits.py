@@ -1,4 +1,4 @@
-"""What a router promised of a request is compared with what the request had before its first step."""
+"""The tokens that a router expected of a request are compared with those that it had before its first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step takes: its own time, whatever else is under way, and told apart from what only decodes."""
+"""The time of a step, whatever else is under way, kept apart from the time of steps that only decode."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from kvoffload.types import Fingerprint
 NAME = Fingerprint(b"f" * 32)
 HASHES = b"a" * 32 + b"b" * 32
 SIZES = ((64, 128), (64, 96))
-"""By node and group: machines may have stages of other layers."""
+"""Record sizes by node and group: machines may have stages of other layers."""
 
 
 def make_terms(nodes: int) -> SaveTerms:
@@ -29,7 +29,7 @@ def make_terms(nodes: int) -> SaveTerms:
 
 @pytest.mark.parametrize(("nodes", "shards"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_every_shard_is_told_by_the_name_and_the_number_that_its_node_has(nodes: int, shards: int) -> None:
-    """A group with fewer shards than another has rows that nobody reads."""
+    """A group with fewer shards than another has unused rows."""
     sums = np.zeros((2 * nodes, 2, 2), np.uint64)
     sums[:, :, 0] = np.arange(4 * nodes).reshape(2 * nodes, 2)
     named = NamedBlocks(1, HASHES, b"", np.array([3, 4]))

@@ -1,4 +1,4 @@
-"""What requests are told of chunks: at once where memory has them, after a question where something below might."""
+"""Answers to requests about chunks: at once if memory has them, after a look-up if a slower tier might."""
 
 from __future__ import annotations
 

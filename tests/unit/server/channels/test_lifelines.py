@@ -101,7 +101,7 @@ class Loop:
 
 
 class Process:
-    """Is a client's end."""
+    """A client's end of a lifeline."""
 
     def __init__(self, loop: Loop) -> None:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

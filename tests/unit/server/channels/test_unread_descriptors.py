@@ -16,7 +16,7 @@ FIRST, SECOND = 1001, 1002
 
 
 class Line:
-    """Has both ends of a connection."""
+    """Both ends of a connection."""
 
     def __init__(self, number: int, unread: UnreadDescriptors, uid: int) -> None:
         self.number, self.uid, self._unread = number, uid, unread

@@ -1,4 +1,4 @@
-"""What is retained stays, within bounds and until it gives way by the stated order; nobody touches another's."""
+"""Retained prefixes stay, within bounds and until they give way in the stated order; no engine can touch another's."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_turn_replaces_the_one_before() -> None:
         fill(engine)
         assert has(engine, chain[: 2 * 32])
         assert not has(engine, chain)
-        # What is not there any more replaces nothing.
+        # A prefix that is gone replaces nothing.
         assert hint(engine, RETAIN, make_chain(9, 2), session="s").outcome is HintOutcome.NOTHING
         assert hint(engine, RETAIN, session="s", ttl_ms=7000, priority=9).ttl_ms == 7000
         [row] = list_retained(operator)
@@ -131,7 +131,7 @@ def test_without_a_session_a_prefix_is_its_own_name() -> None:
 
 
 def test_names_alone_let_go_of_prefixes_of_sessions_too() -> None:
-    """As an engine says it that remembers the last names of each prefix, and no more."""
+    """An engine that remembers only the last names of each prefix sends such a hint."""
     with Server(terms=TERMS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         first, second = make_chain(1, 4), make_chain(2, 4)

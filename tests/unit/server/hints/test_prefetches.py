@@ -1,4 +1,4 @@
-"""What a prefetch brings up comes from the tiers, within a bound; what nobody loads is counted."""
+"""A prefetch promotes blocks from the tiers, within a bound; blocks that are never loaded are counted."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_nobody_has_all_places(server: Server, engine: Client, monkeypatch: pyte
     chains = [make_chain(number, 1) for number in range(6)]
     for chain in chains:
         bring_down(engine, chain)
-    # What comes is on its way for as long.
+    # No record arrives from now on, so promotions stay under way.
     monkeypatch.setattr(MemoryTier, "poll", lambda _: [])
     told = [hint(engine, PREFETCH, chain).outcome for chain in chains[:4]]
     assert told == [HintOutcome.DONE] * 3 + [HintOutcome.OVER_LIMIT]

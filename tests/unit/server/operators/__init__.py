@@ -1,1 +1,1 @@
-"""What operators are told of a server."""
+"""Answers of a server to its operators."""

@@ -1,4 +1,4 @@
-"""What a server warns of, to whom it is told and how often."""
+"""A server's warnings, the processes that get them, and how often."""
 
 from __future__ import annotations
 

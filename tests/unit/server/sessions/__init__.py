@@ -1,1 +1,1 @@
-"""Who is joined to a server, and whose memory it serves."""
+"""Sessions of a server, and the memory that it serves them."""

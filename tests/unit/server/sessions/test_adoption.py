@@ -1,4 +1,4 @@
-"""Whose old memory a new server takes."""
+"""Old memory that a new server takes over, and whose offer it takes."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_what_was_no_use_is_not_asked_for_again(server: Server, why: AdoptVerdic
     first, second, others = holder(server, "a"), holder(server, "b"), holder(server, "c", uid=UID + 1)
     verdict(first, offer())
     assert server.core.count_offered(first.lifeline) == 2
-    refuse(server, second, why)  # nobody asked it
+    refuse(server, second, why)  # it was not asked
     assert server.core.is_offer_wanted(first.lifeline, OLD_BOOT)
     refuse(server, first, why)
     assert verdict(second, offer()) is why
     assert server.core.count_offered(first.lifeline) == 0
     assert verdict(second, offer(boot_id=78)) is AdoptVerdict.WANTED
-    # What one user said of it says nothing of another's.
+    # One user's bad offer does not spoil another user's.
     assert verdict(others, offer()) is AdoptVerdict.WANTED
     server.attach("main", CacheWithoutProcesses.create(SMALL))
     assert not server.core.is_offer_wanted(second.lifeline, 78)

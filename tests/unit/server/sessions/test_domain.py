@@ -1,4 +1,4 @@
-"""Who may use which domain, and who pays."""
+"""Users of a domain, and the tenant that pays."""
 
 from __future__ import annotations
 

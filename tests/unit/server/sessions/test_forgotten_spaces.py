@@ -108,7 +108,7 @@ def test_what_waits_to_be_written_and_has_left_memory_waits_no_more(rule: WriteR
         assert setting.traffic.is_idle
         assert setting.traffic.waiting_bytes == 0
         assert setting.traffic.counts.dropped_gone > 0
-        # What is told of it after all is nobody's.
+        # Late news about the forgotten namespace has no effect.
         setting.chain.note_stored(setting.name_space, StoredBlocks(0, CHAIN, bytes(len(CHAIN))))
         setting.chain.forget(setting.name_space, 0, CHAIN)
         assert setting.traffic.is_idle

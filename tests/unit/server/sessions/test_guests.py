@@ -177,7 +177,8 @@ def test_every_kind_of_message_of_a_guest_is_answered(server: Server) -> None:
 
 @pytest.mark.parametrize(("uid", "is_allowed"), [(1, True), (2, False), (-1, False), (None, True)])
 def test_a_session_is_for_connections_of_its_user(uid: int | None, is_allowed: bool) -> None:
-    """Whoever learns or guesses its number. Without users to tell apart, None, there is one domain."""
+    """Another user cannot use a session by learning or guessing its number. None: there are no users to tell apart, and
+    one domain."""
     with Server() as server:
         process = server.process(uid=1)
         process.greet()

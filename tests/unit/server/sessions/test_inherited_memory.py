@@ -251,7 +251,7 @@ def test_a_successor_that_sees_no_engine_takes_back_what_the_dead_held_and_no_mo
             assert again.joining.keeps_former
             assert again.index.lookup(again.name_space, 0, hashes).all()
             await_reserved(again, 5 + 3)
-            # Who lives and does not come back may be writing still; a few looks more change nothing.
+            # A process that lives and does not come back may still be writing; a few more looks change nothing.
             for _ in range(50):
                 await_reserved(again, 5 + 3)
             living.kill()

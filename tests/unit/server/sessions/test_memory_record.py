@@ -1,4 +1,4 @@
-"""Whose memory a successor may take: what servers of the same path have recorded, and nothing that was guessed."""
+"""A successor may take memory that servers of the same path have recorded, and none whose number was guessed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_is_new_until_a_server_has_recorded_something(file: int) -> None:
 
 
 def test_a_shorter_line_over_a_longer_one_is_read_whole(file: int) -> None:
-    """As a server leaves it that is killed before it has cut the file."""
+    """A server that is killed before it has cut the file leaves such a line."""
     os.pwrite(file, b'{"main": [5]}\n, 6, 7, 8]}\n', 0)
     record = MemoryRecord(file)
     assert (record.admits("main", 5), record.admits("main", 6)) == (True, False)

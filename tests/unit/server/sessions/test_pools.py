@@ -1,4 +1,4 @@
-"""Memory that is taken beside the loop, and what becomes of it when it is not wanted any more."""
+"""Memory that is taken outside of the loop, and its end when it is not wanted any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two domains, processes of two users, one server: nobody is given, finds or speaks for what is another domain's."""
+"""Two domains, processes of two users, one server: no process gets, finds or acts on anything of another domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Blocks that come up for a request: all of them, some in time, none; whoever waits, and what of it stays."""
+"""Blocks that are promoted for a request: all of them, some in time, none; the waiting requests, and the blocks that
+stay."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ def test_a_prefix_that_comes_partly_in_time_is_used_as_far_as_it_came() -> None:
         assert [one.outcome for one in answers] == [PromotionOutcome.PARTLY]
         assert setting.load(CHAIN) == 8 * 16
         assert setting.traffic.counts.late == 1
-        # What nobody waits for any more is not read.
+        # Records that no request waits for any more are not read.
         setting.tier.takes = 100
         setting.turn()
         assert setting.traffic.counts.promoted == 8

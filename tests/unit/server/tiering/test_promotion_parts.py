@@ -1,4 +1,4 @@
-"""What a promotion is made of."""
+"""Parts of a promotion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tiers have goes first: noted as it is written or comes up, and no longer once a tier has lost it."""
+"""Blocks that tiers have are evicted first: noted when they are written or promoted, until a tier has lost them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NotedSetting(TierSetting):
     cache_terms = replace(SMALL, policy=DEFAULT_POLICY)
 
     def save_unwritten(self, chain: bytes) -> None:
-        """In memory alone."""
+        """Saves a chain that stays in memory alone."""
         self.faults = {("put", place): RecordOutcome.FAILED for place in range(BLOCKS)}
         self.save(chain)
         self.turn(times=16)
@@ -46,7 +46,7 @@ class NotedSetting(TierSetting):
         assert ended.count(RecordOutcome.REMOVED) == BLOCKS
 
     def evict_one_of(self, *chains: bytes) -> list[int]:
-        """As much as one prompt has goes; how many blocks of each are left."""
+        """Evicts as many blocks as one prompt has. Returns how many of each chain are left."""
         assert self.cache.evict(BLOCKS * 4096) == BLOCKS * 4096
         return [int(self.cache.lookup(self.name_space, 0, chain).sum()) for chain in chains]
 
