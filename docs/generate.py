@@ -12,10 +12,12 @@ from kvoffload.config.sources import SettingRow, describe_settings
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN
+from kvoffload.protocol.shape import name_of
+from kvoffload.server.prices import PRICES
 
 DOCS = Path(__file__).parent
 ROOMS = DOCS.parent / "kvoffload"
-NOTE = "<!-- Made by docs/generate.py from {source}; `make docs` writes it anew. -->"
+NOTE = "<!-- Made by docs/generate.py from {source}; `make docs` rewrites it. -->"
 
 
 def render_pages() -> dict[str, str]:
@@ -27,7 +29,28 @@ def render_pages() -> dict[str, str]:
         "metrics.md": _metrics(),
         "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
         "../examples/monitoring/grafana.json": render_dashboard(),
+        "security.md": _security(),
     }
+
+
+def _security() -> str:
+    """Renders the table of prices into a page that is written by hand."""
+    text = (DOCS / "security.md").read_text()
+    note, end = NOTE.format(source="kvoffload/server/prices.py"), "<!-- The end of the table. -->"
+    before, behind = text.split(note)
+    _, after = behind.split(end)
+    rows = [
+        [
+            f"`{name_of(message)}`",
+            price.work,
+            price.place.value,
+            "" if price.marks is None else f"{price.marks:,}",
+            "" if price.marks is None else f"{price.memory_mib} MiB",
+        ]
+        for message, price in PRICES.items()
+    ]
+    columns = ["message", "largest work", "done by", "loop is away, in marks", "memory"]
+    return "\n".join([f"{before}{note}", "", *render_table(columns, rows), "", f"{end}{after}"])
 
 
 def _configuration() -> str:

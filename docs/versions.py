@@ -19,10 +19,10 @@ PAGE = Path(__file__).with_name("versions.md")
 FOLDER = "tests.vllm"
 INTRO = """# vLLM versions
 
-<!-- Made by docs/versions.py from test runs; `make versions` writes it anew. -->
+<!-- Made by docs/versions.py from test runs; `make versions` rewrites it. -->
 
-Which of the real engine's tests ran on which vLLM, all on a CPU: the CPU build of `requirements/tests.txt`, that of the
-oldest version (`make oldest`), and the newest release's Python over the former's compiled parts (`make newest`). A
+Which of the real engine's tests ran on which vLLM, all on a CPU: the CPU build of `requirements/engine.txt`, that of
+the oldest version (`make oldest`), and the newest release's Python over the former's compiled parts (`make newest`). A
 dash: the file was not run there, so nothing is known. Tests that `make campaign` adds are not counted.
 """
 Outcomes = Mapping[str, Counter[str]]
@@ -47,7 +47,7 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def render_versions(reports: Mapping[str, Outcomes], files: list[str]) -> str:
-    """The page: all files, those that nobody has run too."""
+    """Renders the page, with a row for each file, even one that was never run."""
     versions = sorted(reports, key=lambda version: [int(part) for part in re.findall(r"\d+", version)])
     rows = [[f"`{file}`", *(_cell(reports[version].get(file)) for version in versions)] for file in files]
     return "\n".join([INTRO, *render_table(["tests/vllm", *versions], rows)]) + "\n"

@@ -2,6 +2,7 @@
 
     KVOffloadError                    internal
     ├── ConfigError                   config
+    │   └── TakenFolderError          config.taken_folder
     ├── UnsupportedError              unsupported
     ├── NativeError                   native
     ├── IdentityError                 identity
@@ -66,8 +67,14 @@ class ConfigError(KVOffloadError):
     exit_code = 2
 
 
+class TakenFolderError(ConfigError):
+    """A private server's folder cannot be made, because another user has taken its name."""
+
+    code = "config.taken_folder"
+
+
 class UnsupportedError(KVOffloadError):
-    """What was asked for does not exist in this version, on this machine, or with this engine."""
+    """The requested feature does not exist in this version, on this machine, or with this engine."""
 
     code = "unsupported"
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvoffload.types import HASH_BYTES
+
+_KEYS = np.frombuffer(os.urandom(HASH_BYTES), "<u8") | np.uint64(1)
+"""Factors by which parts of hashes are mixed: they are random, so no hashes can be chosen that become equal."""
 
 Rows = npt.NDArray[np.uint8]
 """A hash each."""
@@ -29,3 +34,13 @@ def count_hashes(hashes: Buffer) -> int:
     if size % HASH_BYTES:
         raise ValueError(f"hashes have {HASH_BYTES} bytes each, not {size} in all")
     return size // HASH_BYTES
+
+
+def find_first(rows: Rows) -> npt.NDArray[np.intp] | None:
+    """Returns the places at which hashes come for the first time, in rising order. None: no hash comes twice."""
+    mixed = (np.ascontiguousarray(rows).view("<u8") * _KEYS).sum(axis=1, dtype=np.uint64)
+    if len(np.unique(mixed)) == len(rows):
+        return None
+    _, first, same = np.unique(mixed, return_index=True, return_inverse=True)
+    # Where different hashes have become equal by chance, none is left out.
+    return np.sort(first) if np.array_equal(rows[first][same.ravel()], rows) else None

@@ -67,6 +67,21 @@ def read_pair(file: Path) -> KeyPair:
     return pair
 
 
+def read_pair_for(key_file: str, *, setting: str, address: str) -> KeyPair:
+    """Reads the pair without which a server does not listen at `address`, which `setting` names.
+
+    ConfigError: `key_file` is empty, or `read_pair` refuses the file. A loopback address needs keys, too: the kernel
+    does not report which user connects over TCP, so the mode of the server's Unix socket would protect nothing.
+    """
+    if not key_file:
+        raise ConfigError(
+            f"setting {setting!r} = {address!r} without key_file: everyone who reaches that address could connect, "
+            "other users of this machine included",
+            remedy="make keys with `kvoffload keys new NAME`, and set key_file to NAME.key",
+        )
+    return read_pair(Path(key_file))
+
+
 def read_public_key(file: Path) -> str:
     """Reads the public key from either file of a pair. ConfigError: it cannot be read, or is no key."""
     try:
@@ -83,7 +98,7 @@ def read_public_key(file: Path) -> str:
 def read_private_text(file: Path) -> str:
     """Reads a file that holds a secret. ConfigError: it cannot be read, or is for others to read too."""
     try:
-        # A pipe that nobody writes to must not stop us.
+        # Without O_NONBLOCK, opening a pipe that has no writer would block.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as fault:
         raise _refuse(file, f"cannot be read: {fault.strerror}", "give a file of this user") from fault

@@ -25,7 +25,7 @@ except ImportError as _fault:
     raise _missing_extension(_fault) from _fault
 
 HASH_ALGORITHM = "sha256"
-"""What hash_blocks and sha256 compute; part of every identity, since other digests are other names."""
+"""The algorithm of hash_blocks and sha256; part of every identity, since other digests are other names."""
 
 hash_blocks = _native.hash_blocks
 sha256 = _native.sha256
@@ -67,7 +67,6 @@ RecordLink = _native.RecordLink
 receive_resp_values = _native.receive_resp_values
 seal_library = _native.seal_library
 time_sealing = _native.time_sealing
-use_seal_library = _native.use_seal_library
 
 DiskStore = _native.DiskStore
 create_disk_store = _native.create_disk_store
@@ -121,14 +120,14 @@ class HugePagePool:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What this build and this machine can do. A problem is one line of text, empty where there is none."""
+    """The abilities of this build and this machine. A problem is one line of text, empty where there is none."""
 
     architecture: str
     cpu_features: tuple[str, ...]
     sha256_path: str
     """The instructions that hashing uses: `sha_ni`, `armv8_sha2` or `portable`."""
     kernel_archs: tuple[str, ...]
-    """What the embedded kernels were compiled for, such as `sm_90` and `ptx_80`; empty if the build had no nvcc."""
+    """Architectures of the embedded kernels, such as `sm_90` and `ptx_80`; empty if the build had no nvcc."""
     cuda_version: tuple[int, int] | None
     """Newest CUDA that the driver library knows; None where there is no driver library that we can use."""
     cuda_problem: str
@@ -179,7 +178,7 @@ class Capabilities:
 
 
 def capabilities(*, probe_devices: bool = False) -> Capabilities:
-    """Looks at the machine anew. Takes a millisecond or so, more if devices are probed; the GIL is released.
+    """Looks at the machine again. Takes a millisecond or so, more if devices are probed; the GIL is released.
 
     Without `probe_devices` CUDA is not initialised, so the process may still fork workers that use it. With it, cuInit
     is called (no context is made), and children forked afterwards cannot use CUDA.

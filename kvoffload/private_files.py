@@ -1,19 +1,27 @@
-"""What a private server has in the file system while it lives, and by which name its engines find it."""
+"""The files of a private server while it lives, and the name by which its engines find it."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from kvoffload.errors import ConfigError
+from kvoffload.errors import ConfigError, TakenFolderError
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_PATH = 107 - len(".control")
-"""What the kernel takes, for the longer one of the server's two sockets."""
+"""Longest path of the server's first socket. The kernel takes 107 bytes, and the second socket's path is longer by
+`.control`."""
+
+OWN_ROOMS = ("/run/user/{user}", "~")
+"""Folders that are made for one user alone: by systemd, and the home."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,33 @@ class PrivateFiles:
             )
         return cls(socket)
 
+    @classmethod
+    def settled(cls, room: Path, *parts: str) -> Self:
+        """The same, in a folder that is there. Where another user has taken its name in `room`, which anyone may write
+        to, it is made in a folder that is this user's alone, so that every process finds it there.
+
+        ConfigError: no folder can be used.
+        """
+        files = cls.named(room, *parts)
+        try:
+            files.make_folder()
+        except TakenFolderError as taken:
+            for own in _own_rooms():
+                with contextlib.suppress(ConfigError):
+                    elsewhere = cls.named(own, *parts)
+                    elsewhere.make_folder()
+                    logger.warning("%s: private servers are in %s instead", taken.message, elsewhere.folder)
+                    return elsewhere
+            raise
+        return files
+
     @property
     def folder(self) -> Path:
         return self.socket.parent
 
     @property
     def start_lock(self) -> Path:
-        """Who holds it may start the server; the server takes it before it ends by itself."""
+        """The holder of this lock may start the server; the server takes it before it ends by itself."""
         return self.socket.with_name(self.socket.name + ".start")
 
     @property
@@ -65,10 +93,10 @@ class PrivateFiles:
                 found = self._find_folder()
         except OSError as fault:
             raise self._refuse(f"cannot be made: {fault.strerror}") from fault
+        if found.st_uid != os.getuid():
+            raise self._refuse(f"belongs to user {found.st_uid}, not to {os.getuid()}", TakenFolderError)
         if not stat.S_ISDIR(found.st_mode):
             raise self._refuse("is no folder")
-        if found.st_uid != os.getuid():
-            raise self._refuse(f"belongs to user {found.st_uid}, not to {os.getuid()}")
         if found.st_mode & 0o077:
             raise self._refuse(f"has mode {stat.S_IMODE(found.st_mode):04o}, allowed is 0700")
 
@@ -84,9 +112,21 @@ class PrivateFiles:
         except FileNotFoundError:
             return None
 
-    def _refuse(self, reason: str) -> ConfigError:
-        return ConfigError(
+    def _refuse(self, reason: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
+        return kind(
             f"the folder {self.folder} for private servers {reason}",
             remedy="remove it, or let TMPDIR name another place",
             path=str(self.folder),
         )
+
+
+def _own_rooms() -> Iterator[Path]:
+    """Yields those of OWN_ROOMS that are there, belong to this user, and to which no other user may write."""
+    user = os.getuid()
+    for name in OWN_ROOMS:
+        # RuntimeError: the user has no home.
+        with contextlib.suppress(OSError, RuntimeError):
+            room = Path(name.format(user=user)).expanduser()
+            found = room.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022:
+                yield room

@@ -65,11 +65,11 @@ class Target:
 
     @property
     def tags(self) -> str:
-        """What its name has behind the version."""
+        """The part of its name behind the version."""
         return f"{BUILD_TAGS[self.has_kernels]}-{self.tag}"
 
     def environment(self) -> dict[str, str]:
-        """What makes a Python for this machine build for another one."""
+        """Returns variables with which a Python of this machine builds for another one."""
         suffix = f".cpython-3{self.minor}-{self.machine}-linux-gnu.so"
         return {"_PYTHON_HOST_PLATFORM": self.platform, "SETUPTOOLS_EXT_SUFFIX": suffix}
 
@@ -117,8 +117,8 @@ def write_compilers(folder: Path, zig: Path) -> Path:
 
 def list_pins() -> tuple[str, str]:
     """Lines of requirements files: what builds a wheel in its Python, and what compiles and checks it."""
-    tests, wheels = ((ROOT / f"requirements/{name}.txt").read_text() for name in ("tests", "wheels"))
-    builders = [line for line in tests.splitlines(keepends=True) if line.startswith(BUILDERS)]
+    engine, wheels = ((ROOT / f"requirements/{name}.txt").read_text() for name in ("engine", "wheels"))
+    builders = [line for line in engine.splitlines(keepends=True) if line.startswith(BUILDERS)]
     return "".join(builders), wheels
 
 
@@ -150,7 +150,7 @@ class Tools:
 
 
 def run(*command: object, environment: Mapping[str, str] | None = None) -> str:
-    """What it prints. WheelError, with all of that, if it fails."""
+    """Runs a command, and returns its output. WheelError: it has failed; the error has the output."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=ROOT,
@@ -206,7 +206,7 @@ def commit_time() -> str:
 
 
 def write_sums(folder: Path) -> None:
-    """As `sha256sum --check` reads it."""
+    """Writes a file of digests that `sha256sum --check` reads."""
     lines = [
         f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
         for file in sorted([*folder.glob("*.whl"), *folder.glob("*.tar.gz")])

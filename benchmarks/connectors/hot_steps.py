@@ -29,9 +29,9 @@ from kvoffload.bench.child import answer_commands, say_ready
 from kvoffload.cache import GroupRule
 from kvoffload.client import Client
 from kvoffload.config.sources import load_settings
+from kvoffload.connector.common.step_plan import GroupFacts, Place, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
-from kvoffload.connector.step_plan import GroupFacts, Place, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import ReuseRule
@@ -104,7 +104,7 @@ class HotScheduler:
         self._plan = StepPlan()
 
     def measure_steps(self, seed: int, requests: int) -> list[Sample]:
-        """As `measure_engine_steps`."""
+        """Measures the same as `measure_engine_steps`, for the scheduler side alone."""
         samples: list[Sample] = []
         arrivals, number = make_arrivals(seed, requests), 0
         while (now := next(arrivals, None)) is not None or self._running or self._side.has_pending_work:
@@ -167,7 +167,7 @@ class HotScheduler:
         return scheduled
 
     def _report(self) -> None:
-        """What the step before handed to the worker is done."""
+        """Reports that the worker has done the jobs of the step before."""
         jobs = self._plan.saves
         digests = {job.job: {0: bytes(DIGEST_BYTES * len(job.moves))} for job in jobs}
         report = WorkerReport(dict.fromkeys((job.job for job in jobs), 1), digests=digests) if jobs else None
@@ -190,7 +190,7 @@ class HotScheduler:
 
 
 def main() -> None:
-    """Until the end of the input."""
+    """Serves commands until the end of the input."""
     side = HotScheduler()
     say_ready()
     answer_commands({"measure_steps": side.measure_steps})

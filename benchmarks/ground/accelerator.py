@@ -27,7 +27,7 @@ class Share:
 
 
 class StepCost:
-    """Of one model."""
+    """Computes how long the steps of one model take."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -53,7 +53,7 @@ class StepCost:
             return 0.0
         model, tokens = self._model, sum(share.tokens for share in shares)
         flops = 2 * model.active_parameters * tokens + sum(self._attend(share) for share in shares)
-        read = self._weights(tokens) + sum(self._sizing.hit_bytes(share.context + share.tokens) for share in shares)
+        read = self._weights(tokens) + sum(self._read(share.context + share.tokens) for share in shares)
         computing_s = flops / (model.ranks * model.gpu.flops)
         reading_s = read / (model.ranks * model.gpu.memory_rate)
         drafting_s = drafts * (self._weights(tokens) / self._layers) / (model.ranks * model.gpu.memory_rate)
@@ -67,6 +67,10 @@ class StepCost:
         seen = share.context + share.tokens / 2
         layers = self._full_layers * seen + sum(min(seen, window) for window in self._windows)
         return self._attention_flops * share.tokens * layers
+
+    def _read(self, tokens: int) -> int:
+        """Returns the bytes of so many tokens that all ranks read, each its own copy."""
+        return sum(group.hit_bytes(tokens) * group.copies for group in self._sizing.groups)
 
     def _weights(self, tokens: int) -> float:
         """Bytes of those that some token needs: every token chooses its own experts."""

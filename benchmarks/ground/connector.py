@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.ground.machine import MACHINES, Machine, Stopwatch
 from benchmarks.ground.virtual_copy import AT_ONCE, VirtualCopyEngine
-from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.scheduler_side import SchedulerSide
+from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.kvspec import PageMap
 from kvoffload.transfer import CopyDirection
@@ -23,7 +23,7 @@ class GroundWorker(WorkerSide):
 
     engine: VirtualCopyEngine
     compared_bytes = 0
-    """Counts what saves copied to memory that nobody keeps: its digests alone are compared."""
+    """Bytes that saves copied to memory which is not kept, because their digests alone are compared."""
 
     def mark(self) -> None:
         self._before_forward = self.engine.mark()

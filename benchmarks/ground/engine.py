@@ -115,6 +115,7 @@ class VirtualEngine:
         self.config = config
         self.machine = Machine.of(config.model.ranks)
         self.machine.record_bytes = count_distinct_bytes(config)
+        self.machine.cache = config.worker
         self.between_steps = between_steps
         hash_function = get_hash_fn_by_name(config.vllm.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)

@@ -21,15 +21,19 @@ from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
     resolve_cache_hit_alignment_tokens,
+    resolve_dcp_kv_block_size,
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
+    SparseCacheRole,
     get_kv_quant_mode,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -65,7 +69,7 @@ class EngineTerms:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What the processes of one engine are given."""
+    """The configurations that the processes of one engine are given."""
 
     model: Model
     terms: EngineTerms
@@ -85,7 +89,7 @@ class EngineConfig:
 
 
 def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
-    """As `EngineCore` makes it. `folder` gets the model's config, once."""
+    """Makes a configuration as `EngineCore` makes it, and writes the model's config into `folder`."""
     vllm = _make_vllm_config(model, terms, folder)
     specs = make_layer_specs(model, vllm)
     loaded = LoadedModel(model, specs)
@@ -108,7 +112,7 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
 
 
 def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
-    """What each layer of one rank says of its cache, as vLLM's own layers say it."""
+    """Makes the spec of each layer of one rank, as vLLM's own layers make it."""
     makers = _SpecMakers(model, vllm)
     kinds = _list_kinds(model.config)
     if drafts_by_layer(vllm):
@@ -121,7 +125,12 @@ def count_distinct_bytes(config: EngineConfig) -> list[int]:
     alone = make_layer_specs(replace(config.model, ranks=1, stages=1), config.vllm)
     sizes = []
     for groups in zip(*(stage.kv_cache_groups for stage in config.stages), strict=True):
-        layers = [(name, group.kv_cache_spec.block_size) for group in groups for name in group.layer_names]
+        stripes = config.model.context_ranks
+        layers = [
+            (name, resolve_dcp_kv_block_size(group.kv_cache_spec, stripes))
+            for group in groups
+            for name in group.layer_names
+        ]
         sizes.append(sum(_count_block_bytes(alone[name], block_size) for name, block_size in layers))
     return sizes
 
@@ -133,7 +142,7 @@ def _count_block_bytes(spec: KVCacheSpec, block_size: int) -> int:
 
 
 def _divide(specs: Mapping[str, KVCacheSpec], stages: int) -> list[dict[str, KVCacheSpec]]:
-    """As vLLM gives a model's layers to the stages of a pipeline."""
+    """Divides a model's layers among the stages of a pipeline as vLLM does."""
     names = list(specs)
     bounds = [get_pp_indices(len(names), stage, stages) for stage in range(stages)]
     return [{name: specs[name] for name in names[begin:end]} for begin, end in bounds]
@@ -169,6 +178,7 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
         "tensor_parallel_size": model.tensor_ranks,
         "pipeline_parallel_size": model.stages,
         "nnodes": model.nodes,
+        "decode_context_parallel_size": model.context_ranks,
         "distributed_executor_backend": "mp",
         "kv_cache_dtype": model.kv_dtype,
         "block_size": model.block_size,
@@ -195,6 +205,8 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
 
 def _list_kinds(config: Mapping[str, Any]) -> list[str]:
     count = config["num_hidden_layers"]
+    if "layer_kinds" in config:
+        return list(config["layer_kinds"])
     if "kv_lora_rank" in config:
         return ["latent"] * count
     if "layer_types" in config:
@@ -231,12 +243,29 @@ class _SpecMakers:
                 cache_dtype_str="auto",
                 kv_quant_mode=self._quant,
             )
+        if kind == "index":
+            # fp8 keys, each with a scale.
+            size = config["index_head_dim"] + 4
+            index = {"head_size": size, "dtype": torch.uint8, "cache_role": SparseCacheRole.INDEXER}
+            return MLAAttentionSpec(block_size=self._block_size, num_kv_heads=1, max_tp_shards=1, **index)
+        if kind in ("replayed", "ring"):
+            return self._make_scratch(kind)
         if kind == "window":
             return SlidingWindowSpec(
                 **self._attention(self._block_size),
                 sliding_window=config["sliding_window"],
             )
         return self._make_full(self._block_size)
+
+    def _make_scratch(self, kind: str) -> KVCacheSpec:
+        """A window of latents that the engine computes again after a hit, or a ring of keys that are not compressed
+        yet, as DeepSeek-V4.1 has them."""
+        latent = self._config["kv_lora_rank"] + self._config["qk_rope_head_dim"]
+        given: dict[str, Any] = {"block_size": self._block_size, "num_kv_heads": 1, "dtype": self._dtype}
+        if kind == "ring":
+            return CircularBufferSpec(head_size=latent, head_size_v=0, **given)
+        window = self._config["replayed_tokens"]
+        return SlidingWindowMLASpec(head_size=latent, sliding_window=window, bounded_replay=True, **given)
 
     def _make_full(self, block_size: int) -> FullAttentionSpec:
         return FullAttentionSpec(**self._attention(block_size))

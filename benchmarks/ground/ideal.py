@@ -37,7 +37,7 @@ class IdealPlan(KVConnectorMetadata):
 
 @dataclass
 class _Seen:
-    """Of a request."""
+    """The connector's notes of one request."""
 
     request: Any
     blocks: list[int]
@@ -59,12 +59,14 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         self._in_step = bool(transfer.kv_connector_extra_config.get("in_step"))
         if role is KVConnectorRole.WORKER:
             return
+        assert self._machine.cache is not None
         cache = EngineCache(
-            config=kv_cache_config,
-            tensors=map_tensors(kv_cache_config, LAYOUT),
+            config=self._machine.cache,
+            tensors=map_tensors(self._machine.cache, LAYOUT),
             sharing={},
             layout=LAYOUT.name,
             hash_block_size=kv_cache_config.hash_block_size,
+            context_ranks=vllm_config.parallel_config.decode_context_parallel_size,
         )
         groups = describe_cache(cache).groups
         self._rules = [

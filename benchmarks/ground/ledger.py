@@ -1,4 +1,5 @@
-"""What a run left in the pool, against what was worth it: counted from requests' tokens, not by the connector."""
+"""Compares the blocks that a run left in the pool with those that were worth a place, by requests' tokens and not by
+what the connector says."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 from benchmarks.ground.engine import Served, VirtualEngine
 from benchmarks.ground.server import ask_counts, list_clients
 from kvoffload.cache import needed_blocks
-from kvoffload.connector.block_chain import BlockChain
+from kvoffload.connector.common.block_chain import BlockChain
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import HASH_BYTES
 
@@ -22,7 +23,7 @@ _Key = tuple[int, bytes]
 
 @dataclass
 class EvictionLog:
-    """What an engine's block pool takes of its own cache. vLLM tells it as it tells its metrics."""
+    """Blocks that an engine's pool has evicted from its own cache. vLLM reports them as it reports its metrics."""
 
     taken: list[_Key] = field(default_factory=list)
 
@@ -41,7 +42,7 @@ class EvictionLog:
 
 
 def watch_evictions(engine: VirtualEngine) -> EvictionLog:
-    """From now on."""
+    """Records the evictions of an engine from now on."""
     log: Any = EvictionLog()
     engine.scheduler.kv_cache_manager.block_pool.metrics_collector = log
     return log  # type: ignore[no-any-return]
@@ -49,7 +50,7 @@ def watch_evictions(engine: VirtualEngine) -> EvictionLog:
 
 @dataclass(frozen=True)
 class Share:
-    """Of blocks."""
+    """A part of a number of blocks."""
 
     count: int
     of: int
@@ -60,7 +61,7 @@ class Share:
 
 
 class PoolLedger:
-    """Of one engine with our connector. Asks the index that the engine itself looks into."""
+    """The ledger of one engine with our connector. It asks the index that the engine itself reads."""
 
     def __init__(self, engine: VirtualEngine) -> None:
         connector: Any = engine.scheduler.connector
@@ -116,7 +117,7 @@ class PoolLedger:
 
     def _count_present(self, keys: Iterable[_Key]) -> int:
         for client in self._clients:
-            # What a run's last step committed is on its way in reality, whatever the engine's clock says.
+            # Blocks that the last step of a run committed are still on their way, whatever the engine's clock says.
             ask_counts(client)
         by_table: dict[int, list[bytes]] = {}
         for key in keys:

@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec, SparseCacheRole
 
 from benchmarks.ground.models import Model
 
@@ -36,7 +36,8 @@ class _Backend:
 
 def _make_block(model: Model, spec: KVCacheSpec) -> torch.nn.Module:
     block = torch.nn.Module()
-    if isinstance(spec, MambaSpec):
+    is_index = isinstance(spec, MLAAttentionSpec) and spec.cache_role is SparseCacheRole.INDEXER
+    if isinstance(spec, MambaSpec) or is_index:
         block.attn = _make(torch.nn.Module, kv_cache_dtype=model.kv_dtype)
         return block
     is_latent = isinstance(spec, MLAAttentionSpec)

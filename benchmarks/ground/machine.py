@@ -6,12 +6,16 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from benchmarks.ground.virtual_copy import Link, VirtualCopyEngine
 from benchmarks.ground.virtual_time import Clock, Stream
 
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
 MEETING_S = 60.0
-"""So long ranks wait for each other at most."""
+"""How long ranks wait for each other at most, in seconds."""
 
 
 @dataclass
@@ -76,9 +80,11 @@ class Machine:
     scheduler: Stopwatch = field(default_factory=Stopwatch)
     workers: list[Stopwatch] = field(default_factory=list)
     engines: dict[int, VirtualCopyEngine] = field(default_factory=dict)
-    """By rank."""
+    """The copy engines, by rank."""
     record_bytes: Sequence[int] = ()
     """Of a block in each group of the engine, of all ranks: each byte once."""
+    cache: KVCacheConfig | None = None
+    """The first rank's configuration. The scheduler's has one spec for all layers of a group, whatever their pages."""
     meeting: Meeting = field(default_factory=lambda: Meeting(1))
 
     @classmethod
@@ -89,4 +95,4 @@ class Machine:
 
 
 MACHINES: dict[str, Machine] = {}
-"""By the engine's id: vLLM makes connectors by name and gives them its configuration alone."""
+"""The machines by their engines' ids: vLLM makes connectors by name and gives them its configuration alone."""

@@ -11,14 +11,14 @@ from typing import Any
 
 GB = 10**9
 USABLE_SHARE = 0.9
-"""Of a GPU's memory: vLLM's `gpu_memory_utilization` as most deployments have it."""
+"""The share of a GPU's memory that vLLM may use: its `gpu_memory_utilization`, as most deployments have it."""
 WORKSPACE_BYTES = 8 * GB
 """Of a rank, for activations, CUDA graphs and NCCL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """Of one card. Rates are what kernels achieve, beside what the data sheet says."""
+    """One card. Rates are those that kernels achieve, with those of the data sheet for comparison."""
 
     name: str
     memory_bytes: int
@@ -41,11 +41,11 @@ class Model:
     name: str
     config: Mapping[str, Any]
     ranks: int
-    """Of all stages."""
+    """The number of ranks of all stages together."""
     weight_bytes: float
     parameters: float
     active_parameters: float
-    """Of a token: fewer than all where experts are chosen."""
+    """The parameters that one token uses: fewer than all where experts are chosen."""
     gpu: Gpu = H100
     kv_dtype: str = "auto"
     block_size: int = 16
@@ -54,17 +54,19 @@ class Model:
     """Of a pipeline, which divides the layers; its ranks divide the heads of a stage's layers."""
     nodes: int = 1
     """Machines that the ranks are on, each with a session of its own."""
+    context_ranks: int = 1
+    """Tensor ranks among which the tokens of a block are striped (decode context parallelism)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the engine beside these."""
 
     @property
     def cache_bytes(self) -> int:
-        """Of one rank."""
+        """Returns the size of one rank's KV cache."""
         return int(self.gpu.memory_bytes * USABLE_SHARE - self.weight_bytes / self.ranks - WORKSPACE_BYTES)
 
     @property
     def tensor_ranks(self) -> int:
-        """Of one stage."""
+        """Returns the number of ranks of one stage."""
         return self.ranks // self.stages
 
     @property
@@ -162,6 +164,12 @@ DEEPSEEK_V3 = Model(
     block_size=64,
 )
 """On H200: its weights do not fit 8 x H100. Blocks of 64 tokens, as FlashMLA wants them."""
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    name="DeepSeek-V3.2",
+    config={**DEEPSEEK_V3.config, "index_head_dim": 128, "layer_kinds": ["latent", "index"] * 61},
+)
+"""Each layer has latents and the keys of a sparse index, all in one group."""
 GPT_OSS_120B = Model(
     name="gpt-oss-120b",
     config={
@@ -253,6 +261,7 @@ MODELS: Sequence[Model] = (
     LLAMA_70B,
     LLAMA_70B_FP8,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     GPT_OSS_120B,
     GEMMA_3_27B,
     QWEN3_NEXT_80B,
@@ -266,7 +275,11 @@ SHAPES: Mapping[str, Sequence[Model]] = {
         replace(LLAMA_70B, ranks=16, nodes=2),
         replace(LLAMA_70B, ranks=16, stages=2, nodes=2),
     ),
-    DEEPSEEK_V3.name: (DEEPSEEK_V3, replace(DEEPSEEK_V3, ranks=16, stages=2)),
+    DEEPSEEK_V3.name: (
+        DEEPSEEK_V3,
+        replace(DEEPSEEK_V3, ranks=16, stages=2),
+        replace(DEEPSEEK_V3, context_ranks=8),
+    ),
     GEMMA_3_27B.name: (replace(GEMMA_3_27B, ranks=4, stages=2),),
     QWEN3_NEXT_80B.name: (QWEN3_NEXT_80B, replace(QWEN3_NEXT_80B, stages=2)),
 }

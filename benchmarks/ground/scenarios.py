@@ -405,7 +405,8 @@ def _describe(terms: EngineTerms) -> Params:
 
 
 def _describe_shape(model: Model) -> Params:
-    return {"ranks": model.ranks, "stages": model.stages, "nodes": model.nodes}
+    shape = {"ranks": model.ranks, "stages": model.stages, "nodes": model.nodes}
+    return {**shape, "context_ranks": model.context_ranks} if model.context_ranks > 1 else shape
 
 
 def _serve_beside_ideal(

@@ -48,7 +48,7 @@ def teach(spaces: SpaceTable, fingerprint: bytes, record_bytes: int) -> None:
 
 
 def always_there(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.intp]:
-    """Says of every record that it lives elsewhere."""
+    """Places every record on the other server."""
     there = next((at for at, name in enumerate(members) if name != _HERE), 0)
     return np.full(len(hashes) // HASH_BYTES, there, np.intp)
 
@@ -59,10 +59,10 @@ class PeerPlace:
 
     is_sealed: bool
     compress: Coding = Coding.OFF
-    """On both sides."""
+    """Whether records are coded, at both servers."""
     host: str = "127.0.0.1"
     enter: Sequence[str] = ()
-    """What its command begins with."""
+    """Words that the other server's command begins with."""
 
 
 @contextmanager
@@ -110,12 +110,14 @@ def main(path: str, memory_bytes: str, host: str, links: str, peer_key: str) -> 
     keys = make_keys()
     spaces = SpaceTable()
     place = FleetPlace(
-        FleetTerms(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[]), spaces, always_there
+        FleetTerms(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[], keys=keys),
+        spaces,
+        always_there,
     )
     terms = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
     plan = ServerPlan(
         socket=Path(path),
-        # What came last stays, whether it was used or not.
+        # With LRU the latest records stay, whether they were used or not.
         memory={"": CacheTerms(memory_bytes=int(memory_bytes), segment_bytes=int(memory_bytes), policy="lru")},
         remote=RemoteTerms(
             address=TcpAddress(host, 0), keys=keys, guests={peer_key: Guest(domain="", name="here", is_peer=True)}

@@ -1,4 +1,4 @@
-"""What a cache answers. Misses and refusals are values here, not exceptions."""
+"""Answers of a cache. Misses and refusals are values here, not exceptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SessionId = NewType("SessionId", int)
 LeaseId = NewType("LeaseId", int)
 
 Addresses = npt.NDArray[np.uint64]
-"""Of slots, counted over all segments as if they lay one behind the other."""
+"""Addresses of slots, counted over all segments as if they lay one behind the other."""
 Tickets = npt.NDArray[np.uint64]
 """Rights to write to reserved slots. 0 stands for a block that needs no saving."""
 
@@ -27,23 +27,23 @@ class AcquireOutcome(Enum):
     HIT = 0
     MISS = 1
     OVER_LIMIT = 2
-    """The session is not open, or would hold more than its limit."""
+    """The session is not open, or it, its user or a tenant would hold more than they may."""
     NO_ROOM = 3
     """The index cannot hold another lease."""
 
 
 class LeaseFor(IntEnum):
-    """What a lease on blocks is for. Only use counts for policies, and as hits or misses."""
+    """The purpose of a lease on blocks. Only use counts for policies, and as hits or misses."""
 
     USE = 0
     UPKEEP = 1
     """Their bytes are read all the same, and checked where they have to be."""
     KEEP = 2
-    """They are not to go. No byte is read: whoever acquires them for use checks them."""
+    """The blocks should not be evicted. No byte is read: they are checked when they are acquired for use."""
 
 
 class CommitOutcome(IntEnum):
-    """What became of one committed record; the numbers are those in the array that `commit` returns."""
+    """The outcome of one committed record; the numbers are those in the array that `commit` returns."""
 
     READABLE = 0
     INCOMPLETE = 1
@@ -61,34 +61,34 @@ class Leaving(IntEnum):
 
     EVICTED = 1
     UNTRUSTED = 2
-    """Its bytes were not what they should be, or somebody said so."""
+    """Its bytes did not have their digest, or a caller invalidated it."""
     CLEARED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Departed:
-    """Says what is remembered of a block that was in memory."""
+    """Why and when a block left memory, as far as that is remembered."""
 
     why: Leaving
     seconds_ago: int
     missing_bytes: int
-    """More memory that would have kept it, about."""
+    """Approximate bytes of additional memory that would have kept the block."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FoundEntries:
-    """Of `matches` entries those that were wanted, in parallel columns."""
+    """Those of `matches` entries that were wanted, in parallel columns."""
 
     matches: int
     hashes: bytes
     name_spaces: npt.NDArray[np.uint64]
     groups: npt.NDArray[np.uint64]
     seconds: npt.NDArray[np.uint64]
-    """Since each was stored; 2^64 - 1: by a process before this one."""
+    """Seconds since each was stored; 2^64 - 1: by a process before this one."""
     leases: npt.NDArray[np.uint64]
     tenants: npt.NDArray[np.uint64]
     used: npt.NDArray[np.uint64]
-    """1: it was acquired for use since."""
+    """1: the entry was acquired for use since it was stored."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,7 +117,7 @@ class RemovedBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Residence:
-    """Says how long evicted blocks were in memory: by bucket, the last for those that were there longer than any
+    """Histogram of the seconds that evicted blocks were in memory: counts by bucket, the last for times longer than any
     bound."""
 
     bounds_s: tuple[int, ...] = ()
@@ -171,7 +171,7 @@ class TenantUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceUsage:
-    """One place of a tier below memory, a disk's folder for example."""
+    """One place of a slower tier, such as a disk's folder."""
 
     tier: str
     name: str
@@ -184,9 +184,9 @@ class PlaceUsage:
     """Records that became shorter by a code when they were written there, or came from a peer in one, since the server
     has the place."""
     coded_bytes: int = 0
-    """Of these, as they are in memory."""
+    """Bytes of these records as they are in memory."""
     coded_stored_bytes: int = 0
-    """Of these, as they were written or came."""
+    """Bytes of these records as they were written or came."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,43 +212,41 @@ class CacheStats:
     moved_bytes: int
     lost_touches: int
     evicted_unused: int = 0
-    """Of the evicted entries, those that nobody had loaded."""
+    """Evicted entries that had never been loaded."""
     tenants: tuple[TenantUsage, ...]
     places: tuple[PlaceUsage, ...] = ()
-    """Of tiers below memory, as the server tells them."""
+    """Usage of the slower tiers' places, as the server reports it."""
     traffic: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """With each of them: counts by name."""
+    """Traffic of each slower tier: counts by name."""
     ready_bytes: int = 0
-    """Of the capacity, what has its memory by now."""
+    """Bytes of the capacity that have their memory by now."""
     residence: Residence = field(default_factory=Residence)
-    """Of evicted entries. A server tells it apart."""
-    used_by: Mapping[int, int] = field(default_factory=dict)
-    """Bytes in slots by namespace, where it has any. Likewise."""
+    """How long evicted entries were in memory. A server reports it separately."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """Says what a pool of another size would have had of what was asked for."""
+    """The hits that a pool of another size would have had."""
 
     memory: float
-    """As a multiple of the pool's: 0.5 is half of it."""
+    """Memory as a multiple of the pool's: 0.5 is half of it."""
     hit_blocks: int
     hit_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
-    """Says what less and more memory would bring. What was asked for are blocks that engines loaded, and those that
-    they computed and saved. What is long ago counts less."""
+    """The hits to expect with less and with more memory. Blocks count as asked for if engines loaded them, or computed
+    and saved them. Those of long ago count less."""
 
     asked_blocks: int = 0
-    """Of groups that keep prefixes."""
+    """Number of blocks asked for, in groups that keep prefixes."""
     asked_bytes: int = 0
-    """Of all groups."""
+    """Number of bytes asked for, in all groups."""
     one_in: int = 1
-    """Of so many blocks one is followed."""
+    """Sampling rate: one block in so many is followed."""
     points: tuple[CurvePoint, ...] = ()
-    """From the least memory to the most."""
+    """The curve's points, from the least memory to the most."""
 
     @property
     def hit_rates(self) -> dict[float, float]:
@@ -258,13 +256,13 @@ class MemoryCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptionReport:
-    """What a new process found in the memory of a dead one."""
+    """Counts of the entries that a new process found in the memory of a dead one."""
 
     readable: int
     reserved: int
-    """Of sessions that may still write to them."""
+    """Reserved slots of sessions that may still write to them."""
     dropped: int
-    """Half-written, or in contradiction to others."""
+    """Entries that were half-written, or contradicted others."""
 
 
 class StoredBlocks(NamedTuple):
@@ -273,4 +271,4 @@ class StoredBlocks(NamedTuple):
     group: int
     hashes: bytes
     parents: bytes
-    """As many, or none: nobody knows them."""
+    """One for each hash, or empty if they are not known."""

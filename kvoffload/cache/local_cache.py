@@ -109,10 +109,10 @@ class LocalCache:
         return cache
 
     def grow(self) -> bool:
-        """Takes the next step of memory, beside all other calls. False: there is no more to take, or growing was
+        """Takes the next step of memory, while other calls go on. False: there is no more to take, or growing was
         stopped. Blocks for about half a second per GiB and thread.
 
-        While a step is taken nothing is evicted to make room: who finds none is refused until it has come.
+        While a step is taken nothing is evicted: a reservation that finds no room is refused until the step has come.
 
         CacheMemoryError: memory is short. Nothing has changed, and it may be had later.
         """
@@ -137,7 +137,7 @@ class LocalCache:
 
     @property
     def ready_bytes(self) -> int:
-        """Of the capacity, what has its memory by now."""
+        """Bytes of the capacity that have their memory by now."""
         return self._core.ready_bytes()
 
     @classmethod
@@ -153,12 +153,12 @@ class LocalCache:
         """Takes over the memory of a process that has ended, as far as it had grown, with everything whole in it. Takes
         the descriptors.
 
-        `tenants` share the pool from then on, each with its quota in bytes, 0 for none; blocks of those that are not
-        among them are nobody's. None: whoever shared it before.
+        `tenants` share the pool from then on, each with its quota in bytes, 0 for none; blocks of other tenants belong
+        to none then. None: the tenants stay as they were.
 
-        Of `terms` nothing counts that is the files' own. CacheMemoryError: the process lives, or the files are no use:
-        not this user's, not of the owner's domain, not of the process that is said to have had them (0: any), or had by
-        users who may not have the owner's.
+        Terms that the files determine are ignored. CacheMemoryError: the process lives, or the files are no use: not
+        this user's, not of the owner's domain, not of the process with `former_boot_id` (0: any), or held by users who
+        may not have the owner's.
         """
         try:
             core = native.adopt_cache(
@@ -197,7 +197,7 @@ class LocalCache:
 
     @property
     def files(self) -> CacheFiles:
-        """To be sent to engines, which keep the memory alive beyond this process."""
+        """The descriptors to send to engines, which keep the memory alive beyond this process."""
         lock, index, segments = self._core.files()
         return CacheFiles(lock=lock, index=index, segments=tuple(segments))
 
@@ -216,7 +216,7 @@ class LocalCache:
 
     @property
     def adoption(self) -> AdoptionReport:
-        """Says what was found in adopted memory; zeros where nothing was adopted."""
+        """Counts of the entries found in adopted memory; zeros if no memory was adopted."""
         readable, reserved, dropped = self._core.adoption()
         return AdoptionReport(readable=readable, reserved=reserved, dropped=dropped)
 
@@ -229,21 +229,22 @@ class LocalCache:
         return self._core.open_namespace(fingerprint, geometry.hash_block_size, groups)
 
     def forget_namespaces(self, kept: Iterable[int]) -> list[int]:
-        """Identities without blocks are forgotten, but for the kept ones and those that a call goes on with; which ones
-        were. Nobody has their numbers from then on: what still says one finds no blocks, and leaves none."""
+        """Forgets identities without blocks, except the kept ones and those that a call is still using; returns their
+        numbers. These name no identity from then on: a call with one finds no blocks, and leaves none."""
         return self._core.forget_namespaces(list(kept))
 
     def open_tenant(self, name: str, *, quota_bytes: int = 0) -> int:
         """The number of a tenant. Over its quota, it loses its own entries before others lose theirs."""
         return self._core.open_tenant(name, quota_bytes)
 
-    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
+    def open_session(self, *, held_limit_bytes: int = NO_LIMIT, owner: int | None = None) -> SessionId:
         """An engine, with all the processes that `add_process` names. It holds at most so much in leases and
-        reservations together."""
-        return SessionId(self._core.open_session(held_limit_bytes))
+        reservations together. `owner` is the user whose sessions share a part of the cache, so that something is left
+        for other users; None: there is no need for that."""
+        return SessionId(self._core.open_session(held_limit_bytes, owner))
 
     def add_process(self, session: SessionId, *, pid: int | None = None, pidfd: int | None = None) -> None:
-        """The session lives as long as this process. Takes the pidfd."""
+        """Adds a process to a session, which lives as long as its processes. Takes the pidfd."""
         if (pid is None) == (pidfd is None):
             raise ValueError("a process is named by its number or by a pidfd")
         if pidfd is not None:
@@ -255,9 +256,10 @@ class LocalCache:
         """Its connection is gone: it gets nothing new and keeps what it has until all its processes have exited."""
         return self._core.quarantine(session)
 
-    def reopen_session(self, session: SessionId) -> bool:
-        """The engine of a quarantined session is there again; it names its processes anew."""
-        return self._core.reopen(session)
+    def reopen_session(self, session: SessionId, *, owner: int | None = None) -> bool:
+        """Reopens a quarantined session whose engine is back. The engine names its processes again. `owner`: as for
+        `open_session`, which adopted memory does not tell."""
+        return self._core.reopen(session, owner)
 
     def reclaim_ended(self) -> int:
         """Takes back what sessions held all of whose processes have exited; how many there were."""
@@ -268,7 +270,7 @@ class LocalCache:
         return self._core.held_bytes(session)
 
     def lookup(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """Says which blocks are readable now. Changes nothing."""
+        """Returns which blocks are readable now. Changes nothing."""
         return np.frombuffer(self._core.lookup(name_space, group, hashes), dtype=np.bool_)
 
     def acquire(self, session: SessionId, name_space: int, ask: Ask) -> Acquired:
@@ -293,21 +295,22 @@ class LocalCache:
     def find_used(
         self, name_space: int, group: int, hashes: Buffer, *, since: int | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Which blocks are readable and were acquired for use since they are; or since `use_clock` said `since`."""
+        """Returns which blocks are readable and were acquired for use since they became so; with `since`, since
+        `use_clock` had that value."""
         return np.frombuffer(self._core.find_used(name_space, group, hashes, since), dtype=np.bool_)
 
     @property
     def use_clock(self) -> int:
-        """Grows with every acquire for use."""
+        """A number that grows with every acquire for use."""
         return self._core.use_clock()
 
     @property
     def without_room(self) -> int:
-        """How many reservations found all room in use, so far; but for what tiers bring up."""
+        """Number of reservations so far that found no room, not counting those of promotions from tiers."""
         return self._core.without_room()
 
     def find_departed(self, name_space: int, group: int, hashes: Buffer) -> list[Departed | None]:
-        """What became of blocks that were in memory and are not any more, as far as that is remembered."""
+        """Returns why and when blocks left memory; None for those of which that is not remembered."""
         found = self._core.find_departed(name_space, group, hashes)
         return [
             None if one is None else Departed(why=Leaving(one[0]), seconds_ago=one[1], missing_bytes=one[2])
@@ -315,7 +318,7 @@ class LocalCache:
         ]
 
     def find_stored(self, name_space: int, group: int, hashes: Buffer) -> list[int | None]:
-        """For how many seconds blocks have been readable, where this process made them so."""
+        """Returns for how many seconds blocks have been readable; None where this process did not make them so."""
         return self._core.find_stored(name_space, group, hashes)
 
     def survey(self, prefix: Buffer, *, limit: int) -> FoundEntries:
@@ -379,11 +382,11 @@ class LocalCache:
         shard: int = 0,
         tenant: int | None = None,
     ) -> npt.NDArray[np.uint8]:
-        """One shard's records are written: an outcome for each, numbers of `CommitOutcome`.
+        """Commits the written records of one shard and returns an outcome for each, as numbers of `CommitOutcome`.
 
         `parents` name the block before each, zeros for none; of a window or a state the block of the first prefix group
-        that ends at the same token. Without `digests` the cache makes them, which reads the records once. `tenant`:
-        who pays from here on; without it whoever reserved them pays on.
+        that ends at the same token. Without `digests` the cache makes them, which reads the records once. `tenant`
+        pays from here on; without it, the tenant that reserved them still pays.
         """
         outcomes = self._core.commit(
             session=session,
@@ -454,8 +457,8 @@ class LocalCache:
         self._core.leave_invalidate(name_space, group, hashes)
 
     def leave_tier_notes(self, name_space: int, group: int, hashes: Buffer, has: npt.NDArray[np.bool_]) -> None:
-        """Tells eviction which of these blocks a tier below memory has, too, without waiting, like `leave_reserve`:
-        there is less to lose by them. Blocks that are not readable are passed over."""
+        """Lets eviction know which of these blocks a slower tier also has, without waiting, like `leave_reserve`:
+        losing them costs less. Blocks that are not readable are passed over."""
         self._core.leave_tier_notes(name_space, group, hashes, has.tobytes())
 
     def leave_evict(self, name_spaces: Iterable[int]) -> bool:
@@ -484,7 +487,7 @@ class LocalCache:
         return self._core.view(address, size_bytes)
 
     def pointers(self, addresses: Addresses) -> npt.NDArray[np.uint64]:
-        """Returns where slots lie in this process. They are anybody's unless they are leased or reserved."""
+        """Returns where slots lie in this process. The caller may touch only slots that are leased or reserved."""
         if self._bases is None:
             count = len(self.files.segments)
             self._segment_bytes = os.fstat(self.files.segments[0]).st_size
@@ -496,7 +499,7 @@ class LocalCache:
 
     @property
     def version(self) -> int:
-        """Grows whenever an answer of `lookup` may have changed."""
+        """A number that grows whenever an answer of `lookup` may have changed."""
         return self._core.version()
 
     @property
@@ -511,11 +514,19 @@ class LocalCache:
         )
         bounds, buckets, sum_s = found["residence"]
         residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)
-        return CacheStats(tenants=tenants, residence=residence, used_by=found["used_by"], **counts)
+        return CacheStats(tenants=tenants, residence=residence, **counts)
+
+    def used_by(self, name_space: int) -> int:
+        """Returns the bytes of a namespace's slots."""
+        return self._core.used_by(name_space)
+
+    def used_by_each(self) -> Mapping[int, int]:
+        """Returns the bytes of each namespace that has slots. That takes longer, the more of them there are."""
+        return self._core.used_by_each()
 
     @property
     def memory_curve(self) -> MemoryCurve:
-        """What less and more memory would bring."""
+        """The hits to expect with less and with more memory."""
         return _read_curve(self._core.memory_curve())
 
 

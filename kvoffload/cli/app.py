@@ -45,7 +45,8 @@ def _make_root() -> typer.Typer:
 def main() -> None:
     """Entry point of the console script: no traceback for what the world or a user got wrong."""
     asked = next(iter(sys.argv[1:]), "")
-    # A shell that completes a line asks without an argument too, wants to know options, and shows nobody the answer.
+    # A shell that completes a line also calls us without an argument; it wants to know options, and does not show the
+    # list.
     is_list = asked in ("-h", "--help", "--version") or (not asked and sys.stdout.isatty())
     app = make_list() if is_list else make_app(asked if asked in _COMMANDS else "")
     try:
@@ -138,13 +139,13 @@ def _add_warm(app: typer.Typer) -> None:
 class _Command(NamedTuple):
     add: Callable[[typer.Typer], None]
     short_help: str
-    """What the list of commands says of it."""
+    """The command's line in the list of commands."""
 
 
 _COMMANDS = {
     "bench": _Command(_add_bench, "Measure against this machine's limits."),
     "doctor": _Command(_add_doctor, "Check whether this machine is ready."),
-    "plan": _Command(_add_plan, "Say what a model's tokens take, and how many fit."),
+    "plan": _Command(_add_plan, "Tell the size of a model's tokens, and how many fit."),
     "replay": _Command(_add_replay, "Replay a trace by each eviction policy."),
     "serve": _Command(_add_serve, "Serve cached blocks to this machine's engines."),
     "top": _Command(_add_top, "Watch a cache server; q ends it."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config.mooncake_address import parse_mooncake_address
 from kvoffload.config.s3_address import parse_s3_address
-from kvoffload.config.sources import Settings
+from kvoffload.config.sources import Settings, format_shown
 from kvoffload.config.types import split_folders
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
@@ -38,8 +38,9 @@ def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | No
         return {}
     if len(config.domains) > 1:
         name = next(name for name in ("disk", "peer_listen", "mooncake", "valkey", "s3") if getattr(settings, name))
+        shown = format_shown(name, getattr(settings, name))
         raise ConfigError(
-            f"setting {name!r} = {getattr(settings, name)!r} with {len(config.domains)} domains: blocks of one domain "
+            f"setting {name!r} = {shown!r} with {len(config.domains)} domains: blocks of one domain "
             "could come to another's memory",
             remedy=f"leave {name} empty, or serve each domain by a server of its own",
         )

@@ -1,4 +1,4 @@
-"""`kvoffload bench`: runs benchmarks and prints what they found beside the machine's limit."""
+"""`kvoffload bench`: runs benchmarks and prints each result with the machine's limit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from kvoffload.errors import BenchmarkError, ConfigError
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(help="Which benchmarks; all of them when none is named.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of benchmarks; without names all of them run.")
+    ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML page with bars, too.")] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="With `copy`: which way each plan takes on this GPU, and why.")
+        bool, typer.Option("--explain", help="With `copy`: print the way that each plan takes on this GPU, and why.")
     ] = False,
 ) -> None:
     """Measure against this machine's limits. Exit code 0 whatever is met, 1 where one that was named could not run."""
@@ -104,7 +106,7 @@ def _find(name: str) -> Benchmark:
 
 
 def make_table(results: list[Result]) -> Table:
-    """Makes what is printed where nobody wants JSON."""
+    """Makes the table that is printed without `--json`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("benchmark", "parameters", "value", "limit", "unit", "ratio", "spread", "goal", "met"):
         table.add_column(column, justify="right" if column in ("value", "limit", "ratio", "spread") else "left")

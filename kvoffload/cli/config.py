@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from kvoffload.config.sources import Source, describe_settings, format_value, load_settings
+from kvoffload.config.secrets import mask_secrets
+from kvoffload.config.sources import Source, describe_settings, format_shown, load_settings
 from kvoffload.errors import ConfigError
 
 NAME_COLUMN, VALUE_COLUMN = 24, 24
@@ -41,17 +42,18 @@ def show(
     changed: Annotated[bool, typer.Option("--changed", help="Only those that some source sets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Print every setting with its value and source."""
+    """Print every setting with its value and source, without secrets."""
     loaded = load_settings(file=file, engine=parse_engine_config(engine), flags=parse_assignments(assignments or []))
     rows = [row for row in describe_settings() if not changed or loaded.sources[row.name] is not Source.DEFAULT]
     if as_json:
         for row in rows:
             value = getattr(loaded.settings, row.name)
+            value = mask_secrets(value) if isinstance(value, str) else value
             typer.echo(json.dumps({"name": row.name, "value": value, "source": loaded.sources[row.name].value}))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for row in rows:
-        value = format_value(row.name, getattr(loaded.settings, row.name)) or "(empty)"
+        value = format_shown(row.name, getattr(loaded.settings, row.name)) or "(empty)"
         typer.echo(f"{row.name:<{NAME_COLUMN}} {value:<{VALUE_COLUMN}} {loaded.sources[row.name].value}")
         typer.echo(textwrap.fill(row.description, width, initial_indent="    ", subsequent_indent="    "))
 
@@ -62,7 +64,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, object]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--set {assignment!r}: no '='", remedy="allowed is NAME=VALUE")
+            raise ConfigError(f"--set {mask_secrets(assignment)!r}: no '='", remedy="allowed is NAME=VALUE")
         flags[name.strip()] = value.strip()
     return flags
 

@@ -58,7 +58,7 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
     from kvoffload.doctor.disk_checks import check_disks
     from kvoffload.doctor.engine_checks import check_engine
     from kvoffload.doctor.limit_checks import Wanted, check_limits
-    from kvoffload.doctor.link_checks import look_at_sealing
+    from kvoffload.doctor.link_checks import check_keys, look_at_sealing
     from kvoffload.doctor.machine import look_at_machine
     from kvoffload.doctor.machine_checks import check_machine
     from kvoffload.doctor.place_checks import check_server, check_shapes, check_stores
@@ -79,6 +79,7 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
     )
     yield from check_limits(machine, wanted, given)
     yield from check_disks([Path(folder) for folder in split_folders(settings.disk)], settings.disk_size, given)
+    yield from check_keys(settings.key_file, {"listen": settings.listen, "peer_listen": settings.peer_listen})
     yield check_server(settings.server, given)
     yield from check_shapes(settings.server)
     if settings.peer_listen and settings.peer_link == "sealed":

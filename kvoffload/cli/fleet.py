@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config.sources import Settings
-from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
+from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.errors import ConfigError
-from kvoffload.key_files import KeyPair, read_pair, read_private_text
+from kvoffload.key_files import read_pair_for, read_private_text
 from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
 from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
@@ -28,18 +28,18 @@ MIN_SECRET_LETTERS = 16
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """Is what a server of a fleet is started with."""
+    """The parts with which a server of a fleet is started."""
 
     tier: TierPlan
     place: FleetPlace
-    """The tier's."""
+    """The place that `tier` reads from and writes to."""
     peering: PeeringPlan
     guests: dict[str, Guest]
-    """Who was announced, by key; changes while the server runs."""
+    """Servers that the fleet's registry has announced, by public key. They change while the server runs."""
 
 
 def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
-    """Plans the fleet of this server. None: it is in none. ConfigError: what is said does not fit together."""
+    """Plans the fleet of this server. None: it is in none. ConfigError: its settings do not fit together."""
     if not settings.peer_listen:
         if config.peers or settings.fleet_registry:
             what = "[[peers]] are named" if config.peers else "a fleet_registry is set"
@@ -51,10 +51,9 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
             remedy="set listen: peers meet there before records travel",
         )
     links = parse_tcp_address(settings.peer_listen)
-    keys = read_pair(Path(settings.key_file)) if settings.key_file else None
-    members = [FleetMember(address=parse_tcp_address(peer.address), key=peer.key or "") for peer in config.peers]
-    own = FleetMember(address=parse_tcp_address(settings.listen), key="" if keys is None else keys.public.decode())
-    _check_members(members, keys, links)
+    keys = read_pair_for(settings.key_file, setting="peer_listen", address=settings.peer_listen)
+    members = [FleetMember(address=parse_tcp_address(peer.address), key=peer.key) for peer in config.peers]
+    own = FleetMember(address=parse_tcp_address(settings.listen), key=keys.public.decode())
     named = len({member.name for member in (*members, own)})
     if named > MAX_MEMBERS:
         raise ConfigError(
@@ -94,26 +93,26 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
             spaces=spaces,
             is_sealed=is_sealed,
             compress=compress,
-            is_known=_find_known(config, guests, keys),
+            is_known=_find_known(config, guests),
         ),
         guests=guests,
     )
 
 
 def admit(guests: dict[str, Guest], domain: str, members: Sequence[FleetMember]) -> None:
-    """Admits these guests and no others. Read meanwhile by the server's loop."""
+    """Makes `guests` hold these members and no others, while the server's loop may read it."""
     announced = {member.key: Guest(domain=domain, name=str(member.address), is_peer=True) for member in members}
     guests.update(announced)
     for key in guests.keys() - announced.keys():
         del guests[key]
 
 
-def _find_known(config: ServerConfig, guests: dict[str, Guest], keys: KeyPair | None) -> Callable[[str], bool]:
-    """Returns whether a guest of that name is a peer, always or by the registry. Without keys nobody has a name."""
+def _find_known(config: ServerConfig, guests: dict[str, Guest]) -> Callable[[str], bool]:
+    """Returns a function that says whether a guest of that name is a peer, always or by the registry."""
     named = {peer.address for peer in config.peers}
 
     def is_known(name: str) -> bool:
-        return keys is None or name in named or any(guest.name == name for guest in list(guests.values()))
+        return name in named or any(guest.name == name for guest in list(guests.values()))
 
     return is_known
 
@@ -121,12 +120,6 @@ def _find_known(config: ServerConfig, guests: dict[str, Guest], keys: KeyPair | 
 def _plan_registry(settings: Settings, own: FleetMember) -> RegistryTerms | None:
     if not settings.fleet_registry:
         return None
-    if not own.key:
-        raise ConfigError(
-            f"setting 'fleet_registry' = {settings.fleet_registry!r} without key_file: "
-            "nobody could know who is announced",
-            remedy="make keys with `kvoffload keys new`, and set key_file",
-        )
     if own.address.is_any or not own.address.port:
         raise ConfigError(
             f"setting 'listen' = {settings.listen!r} with a fleet_registry: others have to reach it",
@@ -145,22 +138,3 @@ def _plan_registry(settings: Settings, own: FleetMember) -> RegistryTerms | None
 def links_a_peer(members: int) -> int:
     """Returns how many links one peer may have, of so many members. One of them is the probe's."""
     return max(min(MAX_OF_ONE_PEER, MAX_LINKS // max(members, 1)), 2)
-
-
-def _check_members(members: list[FleetMember], keys: KeyPair | None, links: TcpAddress) -> None:
-    if keys is not None:
-        unknown = next((member for member in members if not member.key), None)
-        if unknown is not None:
-            raise ConfigError(f"the peer at {unknown.address} has no key", remedy="give the public key of each peer")
-        return
-    afar = next(
-        (address for address in (links, *(member.address for member in members)) if not address.is_loopback), None
-    )
-    if afar is not None:
-        raise ConfigError(
-            f"{afar} can be reached from other machines, and there are no keys",
-            remedy="make some with `kvoffload keys new`, set key_file, and give each peer's key in [[peers]]",
-        )
-    known = next((member for member in members if member.key), None)
-    if known is not None:
-        raise ConfigError(f"the peer at {known.address} has a key, and this server has none", remedy="set key_file")

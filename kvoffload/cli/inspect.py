@@ -1,4 +1,4 @@
-"""`kvoffload inspect`: what a cache server knows: who is joined, what they registered, what is retained, blocks."""
+"""`kvoffload inspect`: what a cache server knows: engines and what they registered, retained prefixes, blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0
 ABSENT_S = 0.5
-"""How long a server is looked for where nobody answers at all."""
+"""Seconds for which a server is looked for at an address that does not answer."""
 _LOOK = "see what `kvoffload doctor` says with the same settings"
 MISSING = 1
 _HASH_DIGITS = 64
@@ -34,29 +34,29 @@ TokenOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
-@inspect_app.command(short_help="Who is joined: engines, their processes, observers.")
+@inspect_app.command(short_help="Joined engines, their processes, and observers.")
 def sessions(
     file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
 ) -> None:
-    """Who is joined: engines with their processes, and observers."""
+    """Joined engines with their processes, and observers."""
     with _inspecting(file, assignments, token) as inspector:
-        _show(inspector.list_sessions(), as_json=as_json, nothing="nobody is joined")
+        _show(inspector.list_sessions(), as_json=as_json, nothing="no process has joined")
 
 
 @inspect_app.command(short_help="Agents' sessions: turns, hits, seconds saved.")
 def agents(
     file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
 ) -> None:
-    """What agents' sessions got of the cache: the requests that have the same `session`."""
+    """Agents' sessions (requests with the same `session`), and what each got from the cache."""
     with _inspecting(file, assignments, token) as inspector:
         _show(inspector.list_agents(), as_json=as_json, nothing="no request has named a session yet")
 
 
-@inspect_app.command(short_help="Whose blocks there are, and their geometry.")
+@inspect_app.command(short_help="Models that have blocks, and their geometry.")
 def identities(
     file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
 ) -> None:
-    """Whose blocks there are: models with the geometry of their groups."""
+    """Models that have blocks, with the geometry of their groups."""
     with _inspecting(file, assignments, token) as inspector:
         rows = inspector.list_identities()
     if as_json or not rows:
@@ -66,15 +66,15 @@ def identities(
         typer.echo(draw_identity(row))
 
 
-@inspect_app.command(short_help="What a worker registered, byte by byte.")
+@inspect_app.command(short_help="A worker's KV allocations, byte by byte.")
 def report(
     engine: Annotated[str, typer.Argument(help="An engine of `sessions`; may be left out if there is one.")] = "",
-    rank: Annotated[int, typer.Option("--rank", help="Of its workers.", min=0)] = 0,
+    rank: Annotated[int, typer.Option("--rank", help="Rank of the worker.", min=0)] = 0,
     file: ConfigOption = None,
     assignments: SetOption = None,
     token: TokenOption = None,
 ) -> None:
-    """What a worker registered: every byte of its KV allocations, by owner."""
+    """A worker's registered KV allocations: every byte, by owner."""
     with _inspecting(file, assignments, token) as inspector:
         text = inspector.read_report(engine, rank)
     typer.echo(text)
@@ -82,7 +82,7 @@ def report(
 
 @inspect_app.command(short_help="Blocks in memory, by the beginning of their hashes.")
 def blocks(
-    prefix: Annotated[str, typer.Argument(help="What their hashes begin with, in hexadecimal digits.")] = "",
+    prefix: Annotated[str, typer.Argument(help="First hexadecimal digits of the blocks' hashes.")] = "",
     count: Annotated[int, typer.Option("--count", help="Blocks to show.", min=1, max=65_536)] = 20,
     file: ConfigOption = None,
     assignments: SetOption = None,
@@ -139,11 +139,11 @@ def retained(
         typer.echo(f"{size_bytes:,} bytes of {limit_bytes:,} that may be retained")
 
 
-@inspect_app.command(short_help="What less and more memory would hit.")
+@inspect_app.command(short_help="Hits that less or more memory would have.")
 def memory(
     file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
 ) -> None:
-    """What share of the blocks that were asked for a quarter to four times the memory would have had."""
+    """The share of requested blocks that a quarter to four times the memory would have hit."""
     with _inspecting(file, assignments, token) as inspector:
         rows, asked, one_in = inspector.list_memories()
     basis = say_basis(asked, one_in)
@@ -153,7 +153,7 @@ def memory(
 
 
 def say_basis(asked: int, one_in: int) -> str:
-    """Says of which blocks the shares are, or why there are none."""
+    """Describes the blocks on which the shares are based, or why there are none."""
     if asked:
         followed = "each is followed" if one_in == 1 else f"one of {one_in:,} is followed"
         return f"of {asked:,} blocks that engines loaded, or computed and saved; {followed}"
@@ -210,7 +210,7 @@ def _show(rows: list[Row], *, as_json: bool, nothing: str) -> None:
     if not rows:
         typer.echo(nothing)
         return
-    # Hashes are to be copied: nothing is cut, however wide the terminal is.
+    # Users copy hashes: nothing is cut, however wide the terminal is.
     cells = [list(rows[0]), *([_word(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:

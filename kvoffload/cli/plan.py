@@ -33,11 +33,15 @@ def plan(
     disk: Annotated[str, typer.Option("--disk", help="Size of a disk tier; 0 for none.")] = "0",
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"As vLLM has it: {', '.join(DTYPES)}.")] = "auto",
     state_dtype: Annotated[str, typer.Option("--state-dtype", help="vLLM's mamba_ssm_cache_dtype.")] = "auto",
-    ranks: Annotated[int, typer.Option("--ranks", help="Of tensor parallelism.", min=1, max=1024)] = 1,
-    conversation: Annotated[int, typer.Option("--tokens", help="Of a conversation at its end.", min=1)] = 8000,
-    turns: Annotated[int, typer.Option("--turns", help="Of a conversation.", min=1)] = 8,
-    link: Annotated[str, typer.Option("--link", help="From memory to the accelerators.", metavar="RATE")] = LINK,
-    disk_rate: Annotated[str, typer.Option("--disk-rate", help="From the disk to memory.", metavar="RATE")] = DISK,
+    ranks: Annotated[int, typer.Option("--ranks", help="Number of ranks of tensor parallelism.", min=1, max=1024)] = 1,
+    conversation: Annotated[int, typer.Option("--tokens", help="Tokens of a conversation at its end.", min=1)] = 8000,
+    turns: Annotated[int, typer.Option("--turns", help="Number of turns of a conversation.", min=1)] = 8,
+    link: Annotated[
+        str, typer.Option("--link", help="Bytes a second from memory to the accelerators.", metavar="RATE")
+    ] = LINK,
+    disk_rate: Annotated[
+        str, typer.Option("--disk-rate", help="Bytes a second from the disk to memory.", metavar="RATE")
+    ] = DISK,
     prefill: Annotated[
         float, typer.Option("--prefill", help="Tokens that are computed a second, as measured; 0: unknown.", min=0)
     ] = 0,
@@ -52,7 +56,7 @@ def plan(
     places = [Place(name="memory", size_bytes=_read("memory", memory, parse_size), bytes_per_s=_rate("link", link))]
     disk_bytes = _read("disk", disk, parse_size)
     if disk_bytes:
-        # What comes from the disk goes to memory first, and from there as fast as the link lets it.
+        # Records from the disk go to memory first, and from there as fast as the link lets them.
         slower = min(_rate("disk-rate", disk_rate), places[0].bytes_per_s)
         places.append(Place(name="disk", size_bytes=disk_bytes, bytes_per_s=slower))
     holdings = list(hold(sizing, places, terms, prefill=prefill, fixed_s=FIXED_S))

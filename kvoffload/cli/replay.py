@@ -62,28 +62,36 @@ def replay(
         str, typer.Option("--memory", help="Sizes of pools, instead of --capacity.", metavar="SIZE[,...]")
     ] = "",
     prefill: Annotated[
-        float, typer.Option("--prefill", help="Prompt tokens a second of one GPU: what hits spare, in GPUs.", min=0)
+        float,
+        typer.Option("--prefill", help="Prompt tokens a second of one GPU; shows how many GPUs hits save.", min=0),
     ] = 0,
     prefill_cost: Annotated[
         str,
         typer.Option(
             "--prefill-cost",
-            help="Microseconds to compute a token, and more of them for each 1,000 before it: what hits save. "
-            "As given: 8 billion parameters on an H200.",
+            help="Microseconds to compute a token, and how many more for each 1,000 tokens before it; shows the time "
+            "that hits save. The default is of 8 billion parameters on an H200.",
             metavar="US[,US]",
         ),
     ] = "21.6,0.9",
     own: Annotated[
-        str, typer.Option("--own", help="Engines' own caches, together: what they hit is no benefit.", metavar="SIZE")
+        str,
+        typer.Option(
+            "--own",
+            help="Size of the engines' own caches, all together. Their hits do not count as a benefit.",
+            metavar="SIZE",
+        ),
     ] = "0",
-    price: Annotated[float, typer.Option("--gpu-price", help="Of a GPU for an hour, in your money.", min=0)] = 0,
+    price: Annotated[
+        float, typer.Option("--gpu-price", help="Price of a GPU for an hour, in your currency.", min=0)
+    ] = 0,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", help="Write the hit rates, or with --prefill the GPUs, as lines: an SVG file."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Replay a trace: share of its blocks served, by policy and capacity, beside the offline optimum."""
+    """Replay a trace: the share of its blocks served, by policy and capacity, compared with the offline optimum."""
     policies, percents, cost = parse_policies(policy), parse_capacities(capacity), parse_prefill_cost(prefill_cost)
     own_bytes, pools = _size("own", own), [_size("memory", one) for one in memory.split(",") if memory]
     _check_benefit(token_bytes, is_wanted=bool(pools or own_bytes or prefill or price), is_hybrid=is_hybrid)
@@ -191,7 +199,7 @@ def _find_chosen(policies: Sequence[str]) -> str:
 
 
 def _benefit_table(policy: str, results: list[ReplayResult], benefits: list[Benefit]) -> Table:
-    """Says of one policy how much less is computed than with the engines' own caches alone."""
+    """Makes the table of how much less is computed with one policy than with the engines' own caches alone."""
     table = Table(title=f"\nspared by policy {policy}", title_justify="left", box=None, pad_edge=False)
     is_priced = any(benefit.hour_price for benefit in benefits)
     for column in ("pool", "prompt tokens", "share", "GPU time", "GPUs", *(["money an hour"] if is_priced else [])):

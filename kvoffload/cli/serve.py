@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import json
 import logging
 import os
 import signal
+import sys
 from collections import ChainMap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +17,7 @@ import typer
 
 from kvoffload.cache import CacheTerms, HugePages
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
+from kvoffload.config.secrets import mask_secrets
 from kvoffload.config.sources import (
     SERVER_TABLES,
     Settings,
@@ -27,7 +30,7 @@ from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.cpus import count_cpus
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
-from kvoffload.key_files import read_pair
+from kvoffload.key_files import read_pair_for
 from kvoffload.native import memory_headroom_bytes, memory_total_bytes
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.config import ServerConfig, read_server_config
@@ -45,9 +48,9 @@ MOST_GROWING_THREADS = 8
 AUTO_ENGINE_SHARE = 4
 """`auto` is at most so many times what the engines cache themselves, where that is known."""
 FIRST_ENGINE_S = 60.0
-"""How long a private server waits for its first engine; who started it may have died."""
+"""Seconds that a private server waits for its first engine, because the engine that started it may have died."""
 PREDECESSOR_WAIT_S = 30.0
-"""How long a private server waits for one of the same name that is ending."""
+"""Seconds that a private server waits for one of the same name that is ending."""
 
 
 def serve(
@@ -71,11 +74,14 @@ def serve(
     engine_cache: Annotated[int, typer.Option("--engine-cache", hidden=True, min=0)] = 0,
     first_engine_within: Annotated[float, typer.Option("--first-engine-within", hidden=True, min=0)] = FIRST_ENGINE_S,
 ) -> None:
-    """Serve cached blocks to this machine's engines until SIGTERM, and then until nobody holds any."""
-    # Who starts a private server gives it two descriptors: one that has the start lock, and one that is written to.
+    """Serve cached blocks to this machine's engines until SIGTERM, and then until no engine holds any."""
+    # An engine that starts a private server passes it two descriptors: the start lock, and one to write to when it
+    # listens. The settings that the engine writes to its standard input count, whatever the environment says.
     flags = parse_assignments(assignments or [])
-    # A private server's settings are its engine's, whatever the environment says.
-    loaded = load_shared(file, flags) if private is None else load_settings(environment={}, flags=flags)
+    if private is None:
+        loaded = load_shared(file, flags)
+    else:
+        loaded = load_settings(environment={}, flags=flags | json.load(sys.stdin))
     settings = loaded.settings
     from kvoffload.cli.serve_start import StandardError, StartTeller
 
@@ -116,7 +122,11 @@ def serve(
         on_prompt=None if recorder is None else recorder.note,
     )
     raise_limit()
-    server = CacheServer(plan)
+    try:
+        server = CacheServer(plan)
+    except OSError as fault:
+        remedy = "raise the limit of open files (ulimit -n), or give the machine more memory"
+        raise ConfigError(f"the server cannot start: {fault.strerror or fault}", remedy=remedy) from fault
     teller = StartTeller(server, memory_bytes=memory_bytes, notify=find_service_manager())
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -148,7 +158,7 @@ def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | No
 
 
 def read_tables(file: Path | None) -> ServerConfig:
-    """Reads what a configuration file says beside settings."""
+    """Reads the tables of a configuration file that are not settings."""
     if file is None:
         return ServerConfig()
     tables = {name: value for name, value in read_toml(file).items() if name in SERVER_TABLES}
@@ -169,27 +179,23 @@ def choose_memory(settings: Settings, config: ServerConfig, *, engine_bytes: int
 def choose_remote(
     settings: Settings, config: ServerConfig, announced: dict[str, Guest] | None = None
 ) -> RemoteTerms | None:
-    """Says who comes in over TCP; `announced` ones may come and go. Without keys only loopback may be listened at,
-    which the server sees to."""
+    """Returns who is admitted over TCP, or None if the server does not listen there. Guests in `announced` may come and
+    go. ConfigError: the server has no keys, or no client could connect."""
     if not settings.listen:
         return None
     address = parse_tcp_address(settings.listen)
-    if not settings.key_file:
-        if config.clients:
-            raise ConfigError("clients have keys, and the server has none", remedy="set key_file")
-        stranger = Guest(domain=config.find_open_domain(), is_peer=bool(settings.peer_listen))
-        return RemoteTerms(address=address, stranger=stranger)
-    keys = read_pair(Path(settings.key_file))
+    keys = read_pair_for(settings.key_file, setting="listen", address=settings.listen)
     if not config.clients and not config.peers and not settings.fleet_registry:
         remedy = "name clients with their keys in [[clients]], or servers in [[peers]]"
-        raise ConfigError(f"nobody may connect to {address}", remedy=remedy)
+        raise ConfigError(f"no client may connect to {address}", remedy=remedy)
     return RemoteTerms(
         address=address, keys=keys, guests=ChainMap(config.make_guests(), {} if announced is None else announced)
     )
 
 
 def tell_starter(lock: FileLock, ready: int) -> None:
-    """Tells that the server listens. Others may look for it, whether its starter still lives or not."""
+    """Frees the start lock and lets the engine that started the server know that it listens. Other engines may look for
+    the server from then on, whether that engine still lives or not."""
     lock.close()
     with contextlib.suppress(BrokenPipeError):
         os.write(ready, b"1")
@@ -204,10 +210,11 @@ def find_group(group: str) -> int | None:
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid
-    except KeyError as fault:
+    except KeyError:
         raise ConfigError(
-            f"setting 'socket_group' = {group!r}: there is no such group here", remedy="name one, or give its number"
-        ) from fault
+            f"setting 'socket_group' = {mask_secrets(group)!r}: there is no such group here",
+            remedy="name one, or give its number",
+        ) from None
 
 
 def choose_memory_bytes(settings: Settings, *, engine_bytes: int = 0) -> int:
@@ -223,8 +230,8 @@ def choose_memory_bytes(settings: Settings, *, engine_bytes: int = 0) -> int:
 
 
 def check_memory(memory_bytes: int) -> None:
-    """Raises CacheMemoryError where the machine, or our cgroup, will never have so much. What others have now may be
-    given back."""
+    """Raises CacheMemoryError where the machine, or our cgroup, will never have so much. Memory that other
+    processes use now counts as free, because they may give it back."""
     total_bytes = memory_total_bytes()
     if memory_bytes > total_bytes:
         raise CacheMemoryError(

@@ -27,7 +27,7 @@ def top(
     assignments: SetOption = None,
     interval: Annotated[float, typer.Option("--interval", help="Seconds between two looks.", min=0.1, max=3600)] = 1.0,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print what is so now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state once, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a look.")] = False,
 ) -> None:
     """Watch the cache server of these settings; q ends it."""
@@ -85,7 +85,7 @@ def look_once(client: Client, where: str, *, as_json: bool) -> None:
 
 
 def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> None:
-    """Shows samples until somebody wants to leave, or nobody reads any more."""
+    """Shows samples until the user wants to leave, or the output is closed."""
     from rich.console import Console
     from rich.live import Live
 

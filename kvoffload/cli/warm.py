@@ -53,7 +53,7 @@ def warm(
         str, typer.Option("--cache", help="The `kvoffload web` of its cache server.", metavar="ADDRESS")
     ] = "",
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="What that has as http_token_file.", metavar="FILE")
+        Path | None, typer.Option("--token-file", help="The http_token_file of that `kvoffload web`.", metavar="FILE")
     ] = None,
     key_file: Annotated[
         Path | None, typer.Option("--key-file", help="The engine's API key, if it has one.", metavar="FILE")

@@ -36,14 +36,14 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import Reply, Request
 
-_ANSWERS_S = 0.005
 """How often answers are looked for while some are awaited, whatever the loop hears from the socket."""
 
 
 class AsyncClient(Connection):
-    """Belongs to the loop in which `start` is awaited. A cancelled call gives back what it would have brought.
+    """Must be called only from the loop in which `start` is awaited. A cancelled call gives back what it would have
+    brought.
 
-    It has no budget of a step, since it holds up nobody: its calls end by their deadlines.
+    There is no step budget, since a call blocks no other task: calls end by their deadlines.
     """
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
@@ -108,7 +108,7 @@ class AsyncClient(Connection):
         self.engine.release(lease, time.monotonic_ns())
 
     def prefetch(self, ask: Ask) -> None:
-        """A request that asks so comes soon."""
+        """Sends word to the server that a request with this ask comes soon."""
         self.engine.prefetch(ask, time.monotonic_ns())
 
     async def hint(self, hint: HintTerms) -> Hinted:
@@ -144,16 +144,16 @@ class AsyncClient(Connection):
         return read_stats(await self._ask(Stats()))
 
     def note_prompt(self, note: PromptNote) -> None:
-        """What became of a prompt, for the server's counts; it is told later."""
+        """Records what became of a prompt, for the server's counts. The server is told later."""
         assert self._prompts is not None, "an observer has no prompts"
         self._prompts.note(note, time.monotonic_ns())
 
     async def insight(self) -> ServerInsight:
-        """What came of prompts, and how long what took. ServerError: there is no answer."""
+        """Returns the outcomes of prompts and the timings of calls. ServerError: there is no answer."""
         return read_insight(await self._ask(Inspect()))
 
     async def clear(self, *, token: str = "") -> int:
-        """Memory forgets all blocks; how many there were. ServerError: it refuses."""
+        """Makes the memory forget all blocks and returns how many there were. ServerError: the server refuses."""
         return expect(await self._ask(Clear(token=token)), ClearedBlocks, "clear").blocks
 
     async def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
@@ -170,9 +170,9 @@ class AsyncClient(Connection):
         return expect(await self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
     def subscribe(self, name_spaces: Sequence[int] = (), *, with_inventory: bool = False) -> None:
-        """Events from now on, after every reconnect too. With an inventory of what is there already, of these
-        namespaces or else of the own one: `InventoryBegun`, `Stored` events among the others, `InventoryEnded`; and
-        again after every loss."""
+        """Starts a subscription to events, which is renewed after every reconnect. With an inventory, the blocks that
+        are there already are told as well, for these namespaces or else for the client's own: `InventoryBegun`,
+        `Stored` events among the others, `InventoryEnded`. The inventory is repeated after every loss."""
         message = Subscribe(name_spaces=tuple(name_spaces))
         self.link.subscribe(message, time.monotonic_ns(), with_inventory=with_inventory)
 
@@ -195,7 +195,7 @@ class AsyncClient(Connection):
             try:
                 await over.wait()
                 if not pending.is_over:
-                    # What slower tiers could do is done.
+                    # The slower tiers have done what they could.
                     over.clear()
                     self.engine.go_on(pending, time.monotonic_ns())
                     self._turn()
@@ -241,11 +241,8 @@ class AsyncClient(Connection):
                 loop.add_reader(file, self._turn)
                 self._watched.append(file)
         wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
-        if self.wire.has_unsent:
-            loop.add_writer(self.wire.express_file, self._turn)
-        if self.link.awaits_answers or self.wire.wants_to_write:
-            # The control socket's file tells of the first message only, and of none that came while we read.
-            wait_s = min(wait_s, _ANSWERS_S)
+        for file in self.wire.files_to_write:
+            loop.add_writer(file, self._turn)
         self._timer = loop.call_later(max(wait_s, 0), self._turn)
 
     async def _find_server(self) -> None:

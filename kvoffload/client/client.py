@@ -42,20 +42,20 @@ from kvoffload.protocol.message import Reply, Request
 _SLICE_S = 0.001
 """How long a waiting call sleeps at most before it looks again."""
 _RETURN_NS = 400_000
-"""Of a step's budget, for the way back from a wait that has ended."""
+"""Part of a step's budget that is kept for the return from a wait."""
 _LOOK_S = 0.0002
 """The end of a step's budget, in which a wait looks and does not sleep: a sleep would end when the system lets it."""
 _KEEPER_S = 0.2
 _ANSWERS_S = 0.02
-"""How often answers are looked for that nobody waits for."""
+"""How often the client's thread looks for answers while no caller waits for them, in seconds."""
 
 
 class Client(Connection):
     """Safe to call from any thread of the process that made it; not in a forked child.
 
-    Whatever says that it waits does so within a bound, and never beyond what is left of the step's budget between two
-    `begin_step`. Everything else sends at most, and waits for nobody. Without a server all is a miss; a thread of its
-    own sees to it that there is one again.
+    A call whose docstring says that it waits does so within a bound, and never beyond what is left of the step's budget
+    between two `begin_step`. All other calls only send, and do not wait. Without a server every look-up is a miss; the
+    client's own thread keeps trying to join one.
     """
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
@@ -69,12 +69,12 @@ class Client(Connection):
         budget_ns = int(terms.step_budget_s * SECOND_NS)
         self._step_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
         self.budget_ns = -1
-        """Left of the step; -1: there are no steps."""
+        """Nanoseconds left of the step's budget; -1: there are no steps."""
         self._is_closing = False
         self.wire.on_unsent = lambda: os.eventfd_write(self._wake, 1)
 
     def start(self) -> Self:
-        """Begins to join. Nothing waits for it but `wait_until_served`."""
+        """Begins to join. Only `wait_until_served` waits until that is done."""
         self._keeper.start()
         return self
 
@@ -121,13 +121,15 @@ class Client(Connection):
     # ---- loads ----
 
     def begin_step(self) -> None:
-        """From here on waiting calls share a new step's budget."""
+        """Starts a new step: the calls that follow share a full budget for waiting."""
         self.budget_ns = self._step_ns
 
-    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None) -> PendingAcquire:
-        """An `acquire` to be polled. Its deadline makes it a miss. With `far`, tiers below memory are waited for."""
+    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None, wait_s: float = 0.0) -> PendingAcquire:
+        """Asks for an `acquire`, which the caller polls. It is a miss if the answer takes longer than the acquire
+        deadline and than `wait_s`. With `far`, it waits for slower tiers first."""
+        wait_ns = max(self._acquire_ns, int(wait_s * SECOND_NS))
         with self.lock:
-            return self.engine.start_acquire(ask, time.monotonic_ns(), self._acquire_ns, far=far)
+            return self.engine.start_acquire(ask, time.monotonic_ns(), wait_ns, far=far)
 
     def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
         """Returns the answer. None: there is none yet."""
@@ -145,7 +147,7 @@ class Client(Connection):
         return pending.found
 
     def cancel(self, pending: PendingAcquire) -> None:
-        """Nobody wants the answer any more; a lease that it brought or brings is given back."""
+        """Ends a call whose answer is not wanted any more. A lease that it brought, or still brings, is given back."""
         with self.lock:
             self.engine.cancel(pending, time.monotonic_ns())
 
@@ -166,15 +168,15 @@ class Client(Connection):
             self.engine.release(lease, time.monotonic_ns())
 
     def prefetch(self, ask: Ask) -> None:
-        """A request that asks so comes soon."""
+        """Sends word to the server that a request with this ask comes soon."""
         with self.lock:
             self.engine.prefetch(ask, time.monotonic_ns())
 
     def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> Pending:
-        """Asks for what a hint says, and waits for nobody: `is_over` and `answer` say what came of it.
+        """Sends a hint without waiting: `is_over` and `answer` of the result say what came of it.
 
-        `on_answer` hears it once, on any thread of this process, or None: the server takes no hints, refuses this one,
-        or did not answer in time. It must not call the client.
+        `on_answer` is called once, on any thread of this process. It gets None if the server takes no hints, refuses
+        this one, or did not answer in time. It must not call the client.
         """
         with self.lock:
             pending = self.engine.start_hint(hint, time.monotonic_ns())
@@ -219,7 +221,7 @@ class Client(Connection):
             self.engine.invalidate(group, hashes, time.monotonic_ns())
 
     def note_prompt(self, note: PromptNote) -> None:
-        """What became of a prompt, for the server's counts; it is told later, and by another thread."""
+        """Records what became of a prompt, for the server's counts. Another thread tells the server later."""
         with self.lock:
             assert self._prompts is not None, "an observer has no prompts"
             self._prompts.note(note, time.monotonic_ns())
@@ -235,11 +237,12 @@ class Client(Connection):
         return read_stats(self._ask(Stats()))
 
     def insight(self) -> ServerInsight:
-        """What came of prompts, and how long what took. Waits like `stats`."""
+        """Returns the outcomes of prompts and the timings of calls. Waits like `stats`."""
         return read_insight(self._ask(Inspect()))
 
     def clear(self, *, token: str = "") -> int:
-        """Memory forgets all blocks; how many there were. Waits like `stats`; ServerError: it refuses."""
+        """Makes the memory forget all blocks and returns how many there were. Waits like `stats`; ServerError: it
+        refuses."""
         return expect(self._ask(Clear(token=token)), ClearedBlocks, "clear").blocks
 
     def set_quota(self, tenant: str, quota_bytes: int, *, token: str = "") -> None:
@@ -256,9 +259,9 @@ class Client(Connection):
         return expect(self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
     def subscribe(self, name_spaces: Sequence[int] = (), *, with_inventory: bool = False) -> None:
-        """Events from now on, after every reconnect too. With an inventory of what is there already, of these
-        namespaces or else of the own one: `InventoryBegun`, `Stored` events among the others, `InventoryEnded`; and
-        again after every loss."""
+        """Starts a subscription to events, which is renewed after every reconnect. With an inventory, the blocks that
+        are there already are told as well, for these namespaces or else for the client's own: `InventoryBegun`,
+        `Stored` events among the others, `InventoryEnded`. The inventory is repeated after every loss."""
         with self.lock:
             message = Subscribe(name_spaces=tuple(name_spaces))
             self.link.subscribe(message, time.monotonic_ns(), with_inventory=with_inventory)
@@ -287,11 +290,11 @@ class Client(Connection):
         return pending.answer
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
-        """Until it is over, which its deadline makes it, or the step's budget is spent."""
+        """Waits until the call is over, at its deadline at the latest, or until the step's budget is spent."""
         start_ns = now_ns = time.monotonic_ns()
         budget_ns = self.budget_ns
         while not is_over() and (budget_ns < 0 or now_ns - start_ns < budget_ns):
-            # The link's deadlines end what nobody answers, so an interrupted or useless sleep does no harm.
+            # The link ends unanswered calls at their deadlines, so an interrupted or useless sleep does no harm.
             left_s = _SLICE_S if budget_ns < 0 else (budget_ns - (now_ns - start_ns)) / SECOND_NS
             if left_s > _LOOK_S and budget_ns >= 0:
                 left_s -= _LOOK_S
@@ -303,7 +306,7 @@ class Client(Connection):
             self.budget_ns = max(budget_ns - (now_ns - start_ns), 0)
 
     def _find_server(self) -> None:
-        """A private one is found or started without the lock, whatever that takes."""
+        """Finds or starts a private server. The lock is not held meanwhile, since that can take seconds."""
         find = self.terms.socket
         with self.lock:
             now_ns = time.monotonic_ns()
@@ -322,7 +325,7 @@ class Client(Connection):
                 self.link.cannot_dial(time.monotonic_ns(), line)
 
     def _look(self, now_ns: int) -> None:
-        """On a caller's thread, which may part from the server but never joins: that is the keeper's."""
+        """Receives answers on a caller's thread. It may hang up, but it never joins: the keeper thread does that."""
         was_serving = self.link.state is LinkState.SERVING
         if was_serving and not self.wire.receive_answers(self.link, now_ns):
             # The lifeline may say why.
@@ -333,7 +336,7 @@ class Client(Connection):
             os.eventfd_write(self._wake, 1)
 
     def _keep(self) -> None:
-        """Joins, and joins again; sees to what nobody waits for."""
+        """Joins a server, and joins again after each hang-up. Also handles what no caller waits for."""
         while True:
             self._find_server()
             with self.lock:
@@ -351,12 +354,10 @@ class Client(Connection):
                 if self.link.is_serving and not was_serving:
                     self._changed.notify_all()
                 files = {self.wire.lifeline_file: select.POLLIN}
-                if self.wire.wants_to_write:
-                    files[self.wire.lifeline_file] |= select.POLLOUT
-                if self.wire.has_unsent:
-                    files[self.wire.express_file] = select.POLLOUT
                 if self.link.state is LinkState.JOINING or self.link.hears_events:
                     files[self.wire.control_file] = select.POLLIN
+                for file in self.wire.files_to_write:
+                    files[file] = files.get(file, 0) | select.POLLOUT
                 wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
                 if self.link.awaits_answers:
                     wait_s = min(wait_s, _ANSWERS_S)

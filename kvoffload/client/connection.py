@@ -23,7 +23,8 @@ PARTING_S = 0.2
 
 
 class Connection(MappedBlocks):
-    """What is public here asks nobody and waits for nobody. All else belongs to whoever holds the client's lock."""
+    """The base of both clients. Its public members send nothing and do not wait. For all others, hold the client's
+    lock."""
 
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None) -> None:
         memories = Memories(keeps_former=terms.member.role is Role.WORKER)
@@ -57,7 +58,9 @@ class Connection(MappedBlocks):
 
     @property
     def fault(self) -> str:
-        """Why it is not served, in one line."""
+        """Why it is not served, in one line; empty: it is."""
+        if self.link.state is LinkState.SERVING and not self.link.is_serving:
+            return "the server has not answered in time and is asked until it answers again"
         return self.link.fault
 
     @property
@@ -67,7 +70,7 @@ class Connection(MappedBlocks):
 
     @property
     def socket(self) -> Path | None:
-        """The socket of the server that it is served by; None: there is none, or nobody knows yet where one will be."""
+        """The socket of the server in use, or None if there is no server or its path is not known yet."""
         return self.wire.path
 
     @property
@@ -77,12 +80,12 @@ class Connection(MappedBlocks):
 
     @property
     def has_tiers(self) -> bool:
-        """The server has something below its memory, which an acquire may wait for."""
+        """Whether the server has slower tiers, for which an acquire may wait."""
         return self.link.has("promote")
 
     @property
     def boot_id(self) -> int:
-        """Of the server that it is or was served by last; 0: none."""
+        """The boot id of the server in use, or of the last one; 0: there was none."""
         return self.link.boot_id
 
     def most_slots(self, group: int) -> int:
@@ -120,7 +123,7 @@ class Connection(MappedBlocks):
             return
         now_ns = time.monotonic_ns()
         end_ns = now_ns + int(PARTING_S * SECOND_NS)
-        # What answers bring that nobody waits for is given back, and that is to arrive too.
+        # Late answers may bring leases and slots, which are given back; the server should receive that, too.
         while now_ns < end_ns and (pending := self.link.confirm(now_ns, end_ns - now_ns)) is not None:
             self._await(pending)
             now_ns = time.monotonic_ns()

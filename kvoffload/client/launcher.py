@@ -1,23 +1,40 @@
-"""Run as a script, `launcher.py COMMAND ...`: runs the command as a process that nobody has to wait for.
+"""Run as a script, `launcher.py CPUS COMMAND ...`: runs the command as a process for which no parent has to wait.
 
-Whoever starts this one is its parent for a moment only: no zombie stays with an engine that outlives the command. The
-command is neither in the engine's session nor in its process group, and has no signal ignored or blocked. Nothing but
-the standard library is imported, and little of that: it takes a few milliseconds.
+The process that starts this script is its parent for a moment only: no zombie stays with an engine that outlives the
+command. The command has no signal ignored or blocked. Nothing but the standard library is imported, and little of that:
+it takes a few milliseconds.
+
+The command may run on the processors that CPUS lists, separated by commas. vLLM's workers on CPUs preload OpenMP and
+tell it by variables where to bind threads. A command that inherited these would be bound to the processor that a
+worker's main thread never leaves idle.
+
+The command has a process group of its own, so Ctrl-C in the engine's terminal does not reach it. It stays in the
+engine's session: Linux divides processors between sessions first (autogroups), and a server in a session of its own was
+not run for up to 500 ms while vLLM's workers spun in another one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 
+BINDING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET", "OMP_PLACES", "OMP_PROC_BIND")
+"""These make a process bind its threads when it loads OpenMP."""
 
-def launch(command: list[str]) -> None:
+
+def launch(cpus: set[int], command: list[str]) -> None:
     """Returns in the process that was started first, and never in the other one."""
     if os.fork():
         return
     try:
-        os.setsid()
+        os.setpgid(0, 0)
+        # OpenMP has bound this process already. If none of the processors is there any more, that stays so.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+        for name in BINDING_VARIABLES:
+            os.unsetenv(name)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -29,4 +46,4 @@ def launch(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    launch(sys.argv[1:])
+    launch({int(cpu) for cpu in sys.argv[1].split(",")}, sys.argv[2:])

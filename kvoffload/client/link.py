@@ -1,10 +1,10 @@
-"""A process and its server, as a state machine: what comes in, with the time at which it did; out go messages.
+"""The state machine of a process and its server: takes what arrives, with its time, and sends messages.
 
 DOWN ──dial──► JOINING ──joined──► SERVING
   ▲               │                   │
   └──back-off─────┴─────hang-up───────┘     hang-up: the lifeline ends, the server has changed, or it lost the thread
 
-Pure: no socket, no clock, no thread. Belongs to one thread, or to whoever holds the client's lock.
+Pure: no socket, no clock, no thread. Used by one thread, or under the client's lock.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from kvoffload.protocol import (
     EventsLost,
     Express,
     FormerMemory,
+    Greeting,
     Holding,
     ListBlocks,
     NamespaceOpened,
@@ -53,36 +54,36 @@ logger = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
 MOST_LINES = 100
-"""So many warnings of one server are logged. Those after them are counted, and stand in its own log."""
+"""The most warnings of one server that are logged. Later ones are counted, and stand in the server's own log."""
 SUBSCRIBE_PAUSE_NS = SECOND_NS
-"""After a refusal, until events are asked for again."""
+"""Least time after a refusal before the link asks for events again."""
 _IDLE_NS = SECOND_NS // 4
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
 
 
 @dataclass(eq=False)
 class _Visit:
-    """What is so with one server, from the dial to the hang-up."""
+    """The state of one connection to a server, from the dial to the hang-up."""
 
     joining: Joining | None = None
-    """Until it is joined."""
+    """The attempt to join, or None once it has succeeded."""
     join_by_ns: int = 0
     session: int = 0
-    """0: it is not welcome yet."""
+    """The session's number; 0: the server has not sent its welcome yet."""
     capabilities: tuple[str, ...] = ()
     told: int = 0
-    """One-way messages sent on the lifeline."""
+    """Number of one-way messages sent on the lifeline."""
     told_held: tuple[tuple[int, int], ...] | None = None
-    """This server was told of so much memory that it may have to wait for. None: it was told nothing so far."""
+    """The memories, with their bytes, that the server knows this process still maps. None: it was not told yet."""
     subscribing: Pending | None = None
-    """It was asked for events, and has not answered yet."""
+    """The request for events that the server has not answered yet, or None."""
     is_subscribed: bool = False
     subscribe_ns: int = 0
-    """Before this it is not asked for events again; 0: it has not refused."""
+    """Time before which events are not asked for again; 0: the server has not refused."""
 
 
 class Link:
-    """Keeps a process served: joins, asks, notices, and joins again for as long as it is not closed."""
+    """Keeps a process served: joins, asks, notices a lost server, and joins again until it is closed."""
 
     def __init__(
         self,
@@ -109,17 +110,18 @@ class Link:
         self.warnings = ServerWarnings()
         self.state = LinkState.DOWN
         self.fault = ""
-        """Why it is not served, in one line."""
+        """The reason why the process is not served, in one line."""
         self.refusal: Error | None = None
-        """What the server said to that, if it did."""
+        """The server's refusal, or None if there was none."""
         self.registered: Registered | None = None
-        """As long as the memory is the same, its namespace can be looked up, with or without a server."""
+        """The answer to the registration. Its namespace stays valid, with or without a server, while the memory is the
+        same."""
         self.boot_id = 0
         self.is_closing = False
-        """The server that it is served by waits for what is held, to end."""
+        """Whether the server is ending and waits until this process gives back what it holds."""
         self.joins = 0
         self.on_joined: Callable[[bool], None] = lambda _: None
-        """Hears whether everything goes on as it was: the same memory, and a session that holds what it held."""
+        """Hears whether everything goes on as before: the same memory, and a session that holds what it held."""
         self._visit = _Visit()
         self._dial_ns = 0
         self._redial = self._make_backoff()
@@ -142,12 +144,12 @@ class Link:
 
     @property
     def awaits_control(self) -> bool:
-        """Something was asked on the control channel."""
+        """Whether a request on the control channel awaits its answer."""
         return len(self.lanes.control.pending) > 0
 
     @property
     def hears_events(self) -> bool:
-        """Something may come on the control channel that nobody waits for."""
+        """Whether events may come on the control channel, for which no caller waits."""
         return self.state is LinkState.SERVING and self._on_event is not None
 
     @property
@@ -158,7 +160,7 @@ class Link:
     # ---- what comes in ----
 
     def on_time(self, now_ns: int) -> None:
-        """Sees to what is due. Is called at `next_ns` at the latest."""
+        """Does what is due. The caller calls it at `next_ns` at the latest."""
         visit = self._visit
         if self.is_dial_due(now_ns):
             self._dial(now_ns)
@@ -175,7 +177,7 @@ class Link:
         return self.state is LinkState.DOWN and now_ns >= self._dial_ns
 
     def cannot_dial(self, now_ns: int, line: str) -> None:
-        """There is no server to be found, and why."""
+        """Notes that no server can be found, with the reason."""
         if self.state is LinkState.DOWN:
             self._dial_ns = now_ns + self._redial.next_ns()
             if line != self.fault:
@@ -227,7 +229,7 @@ class Link:
         self._on_answer(self.lanes.express, answer, now_ns)
 
     def on_hang_up(self, now_ns: int, line: str) -> None:
-        """A channel has ended, or what came on it was nonsense."""
+        """Hears that a channel has ended, or that a message on it could not be decoded."""
         if self.state in (LinkState.JOINING, LinkState.SERVING):
             self._hang_up(now_ns, line)
 
@@ -259,14 +261,14 @@ class Link:
     # ---- what is asked ----
 
     def ask(self, message: Request, now_ns: int, wait_ns: int) -> Pending:
-        """Asks a request. It is over at once if it cannot be asked; see `is_serving`."""
+        """Sends a request. It is over at once if it cannot be sent; see `is_serving`."""
         if self.state is LinkState.SERVING:
             return self.lanes.choose(message).ask(message, self._visit.session, now_ns, wait_ns)
         return make_ended(message, now_ns)
 
     def tell(self, message: OneWay, now_ns: int) -> None:
-        """Sends a one-way message. What cannot be sent now is sent when the session goes on, or is of no use any
-        more."""
+        """Sends a one-way message. One that cannot be sent now is sent when the session goes on, or dropped if it has
+        no effect any more."""
         if self.state is LinkState.CLOSED:
             return
         lane = self.lanes.choose(message)
@@ -279,30 +281,31 @@ class Link:
             lane.mark(self._visit.session, now_ns, self._call_ns)
 
     def forget_requests(self) -> None:
-        """Nobody waits for what was asked. What answers bring is given back."""
+        """Marks all requests as not wanted. Leases and slots that their answers bring are given back."""
         for lane in self.lanes:
             lane.pending.forget()
 
     def confirm(self, now_ns: int, wait_ns: int) -> Pending | None:
-        """Over when the server has had all that was asked and told of blocks. None: it has had it."""
+        """Returns a request that is over when the server has received every message about blocks. None: it has
+        already."""
         lane = self.lanes.main
         if self.state is not LinkState.SERVING or not (lane.pending or lane.log):
             return None
         return lane.mark(self._visit.session, now_ns, wait_ns)
 
     def subscribe(self, message: Subscribe, now_ns: int, *, with_inventory: bool = False) -> None:
-        """Now, and after every join; again and again for as long as the server refuses. Events that may have been
-        missed show as EventsLost(count=0). With an inventory, which follows and comes again after every loss, of the
-        namespaces that are named or else of the own one."""
-        assert self._on_event is not None, "nobody hears of events"
+        """Asks for events now and after every join, and again for as long as the server refuses. `EventsLost(count=0)`
+        shows that events may have been missed. With an inventory, which follows and is repeated after every loss, of
+        the namespaces that are named or else of the process's own one."""
+        assert self._on_event is not None, "no receiver of events was given"
         self._inventory = Inventory(self._on_event) if with_inventory else None
         self._subscription = message
         if self.state is LinkState.SERVING:
             self._subscribe(now_ns)
 
     def begin_inventory(self, now_ns: int) -> bool:
-        """The inventory of the subscription follows from its beginning, once the server tells events. False: there is
-        none."""
+        """Starts the subscription's inventory from its beginning, once the server tells events. False: there is no
+        inventory."""
         if self._inventory is None or self._subscription is None or not self.has("inventory"):
             return False
         if not self._visit.is_subscribed:
@@ -365,7 +368,9 @@ class Link:
         visit = self._visit
         if isinstance(one, OnLifeline):
             visit.told += isinstance(one.message, OneWay)
-            return self._wire.send_lifeline(Call(one.message, max(visit.told, 1), 0, 0), one.descriptors)
+            # By the time of the greeting the server knows whether its clock is this process's.
+            expires_ns = visit.join_by_ns if isinstance(one.message, Greeting) else 0
+            return self._wire.send_lifeline(Call(one.message, max(visit.told, 1), 0, expires_ns), one.descriptors)
         assert joining.welcome is not None
         if not visit.session:
             visit.session = joining.welcome.session
@@ -375,7 +380,8 @@ class Link:
         )
 
     def _tell_held(self, capabilities: tuple[str, ...], held: tuple[tuple[int, int], ...], now_ns: int) -> None:
-        """The server grows by no more than what its engines have let go of. Nothing, if it knows this already."""
+        """Sends the server a list of memories that this process still maps, so that it does not grow beyond what its
+        engines have let go of. Sends nothing if the server knows already."""
         visit = self._visit
         if "former" not in capabilities or held == visit.told_held:
             return
@@ -394,7 +400,7 @@ class Link:
         except (OSError, RuntimeError, ValueError) as fault:
             self._hang_up(now_ns, f"the server's memory cannot be mapped: {fault}")
             return
-        # Whatever the welcome says, which may have come before an adoption.
+        # The session in the welcome does not count here: it may have been sent before an adoption.
         goes_on = held is not None and not is_new and held.memory_session == former_session
         self.boot_id = joining.boot_id
         self.registered = joining.registered
@@ -406,7 +412,8 @@ class Link:
         self._visit.joining = None
         self._redial.reset()
         again = self.lanes.take_all()
-        # In a new session of the same memory it is void, but for what others of the engine were given there.
+        # In a new session of the same memory these are void, except for leases and slots that others of the engine were
+        # given there.
         for message in () if is_new else again:
             self.tell(message, now_ns)
         logger.info("served by cache server %x, session %x", self.boot_id, self._visit.session)
@@ -427,8 +434,8 @@ class Link:
         self._visit.subscribing = self.ask(self._subscription, now_ns, self._call_ns)
 
     def _go_on_subscription(self, now_ns: int) -> None:
-        """Hears whether the server tells events. An inventory without them would soon be wrong, and nobody would say
-        so."""
+        """Handles the answer to a subscription. The inventory begins only once the server tells events: without them it
+        would soon be wrong without notice."""
         visit, asked = self._visit, self._visit.subscribing
         if asked is None:
             if visit.subscribe_ns and not visit.is_subscribed and now_ns >= visit.subscribe_ns:
@@ -467,7 +474,8 @@ class Link:
                 lane.mark(self._visit.session, now_ns, self._call_ns)
 
     def _has_lost_thread(self, error: Error, now_ns: int) -> bool:
-        """Whether the server knows this connection or session no more; what it said of a one-way message is logged."""
+        """Whether the error leaves nothing to answer: the server does not know this connection or session any more, and
+        the link hangs up, or the error is about a one-way message, and is logged."""
         if error.code in _LOST_THREAD:
             self._hang_up(now_ns, error.message)
             return True
@@ -477,7 +485,7 @@ class Link:
         return False
 
     def _give_back(self, answer: Answer, now_ns: int) -> None:
-        """Nobody waits for it any more."""
+        """Gives back the lease or the slots of an answer for which no caller waits any more."""
         message = answer.message
         if isinstance(message, Acquired) and message.lease:
             self.tell(Release(leases=message.lease.to_bytes(8, "little")), now_ns)
@@ -496,7 +504,7 @@ class Link:
         self.is_closing = False
 
     def _leave(self) -> None:
-        """What this server has begun to hand over is closed."""
+        """Ends the visit: stops the inventory, and closes descriptors that the server has begun to hand over."""
         if self._inventory is not None:
             self._inventory.stop()
         if self._visit.joining is not None:
@@ -513,19 +521,19 @@ class Link:
 
 
 class ServerWarnings:
-    """Writes what a cache server warns of into the log of the process that it serves.
+    """Writes the warnings of a cache server into the log of the process that it serves.
 
-    Belongs to whoever holds the client's lock. A server tells its last ones again to whoever comes back to it.
+    The caller holds the client's lock. A server repeats its last warnings to a process that joins it again.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        """How many were heard, of all servers."""
+        """Number of warnings heard, from all servers."""
         self._boot_id = 0
         self._last = 0
 
     def hear(self, warned: Warned, boot_id: int) -> None:
-        """Logs it, if it is new."""
+        """Logs a warning if it is new."""
         if boot_id != self._boot_id:
             self._boot_id, self._last = boot_id, 0
         if warned.number <= self._last:

@@ -3,14 +3,18 @@
     starter ── start lock ──► launcher ──► server ── listens ── closes its copy of the lock ── says so
        └─ waits for that line, or for the end of its pipe: the server has died, and its log says why
 
-The server has a copy of the starter's lock for as long as it starts. So there is one at a time, and whoever comes next
-finds it or starts the next one, wherever the starter was killed.
+The server has a copy of the starter's lock for as long as it starts. So only one starts at a time, and the next process
+finds it or starts another, even if the starter was killed.
+
+The server reads its settings from its standard input: other users of the machine can read a command line, and an
+address in a setting may have a password in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import select
 import socket
@@ -23,6 +27,7 @@ from typing import IO
 from kvoffload import __version__
 from kvoffload.client.wire import explain_unreached
 from kvoffload.config.sources import Settings, format_served
+from kvoffload.cpus import engine_cpus
 from kvoffload.errors import PrivateServerError
 from kvoffload.file_lock import FileLock
 from kvoffload.private_files import PrivateFiles
@@ -42,7 +47,7 @@ def find_or_start(
     first_engine_s: float | None = None,
     engine_bytes: int = 0,
 ) -> Path:
-    """The socket of a private server that listens, now.
+    """Returns the socket of a private server that listens now, and starts the server if there is none.
 
     `room` is where this user's folder for private servers is made, such as the folder for temporary files. Processes of
     one user with the same settings and the same `key` have the same server. With `holds_memory`, a new server waits for
@@ -51,7 +56,7 @@ def find_or_start(
 
     Blocks for at most `timeout_s`: a millisecond for a server that is there, an interpreter's start for a new one.
 
-    The server may end between this answer and the greeting: whoever is not welcomed asks again.
+    The server may end between this answer and the greeting: a process that is not welcomed calls this again.
 
     ConfigError: the folder cannot be used. PrivateServerError: no server can be had, and why.
     """
@@ -60,10 +65,34 @@ def find_or_start(
         raise PrivateServerError(
             "there is no Python to run a private server with", remedy="run `kvoffload serve`, and set `server`"
         )
+    try:
+        return _find_or_start(
+            settings,
+            room,
+            key=key,
+            holds_memory=holds_memory,
+            until=until,
+            first_engine_s=first_engine_s,
+            engine_bytes=engine_bytes,
+        )
+    except OSError as fault:
+        # This process may open no more files, or the machine has no memory left.
+        raise _refuse(fault.strerror or str(fault)) from fault
+
+
+def _find_or_start(
+    settings: Settings,
+    room: Path,
+    *,
+    key: str,
+    holds_memory: bool,
+    until: float,
+    first_engine_s: float | None,
+    engine_bytes: int,
+) -> Path:
     served = format_served(settings)
-    files = PrivateFiles.named(room, __version__, key, *served.values())
-    # Before anything in it is trusted.
-    files.make_folder()
+    # The folder is looked at before anything in it is trusted.
+    files = PrivateFiles.settled(room, __version__, key, *served.values())
     if is_listening(files.socket):
         return files.socket
     lock = _take_start_lock(files, until)
@@ -74,9 +103,10 @@ def find_or_start(
         options = [] if holds_memory else ["--adopt-wait=0"]
         options += [] if first_engine_s is None else [f"--first-engine-within={first_engine_s}"]
         options += [f"--engine-cache={engine_bytes}"] if engine_bytes else []
-        for name, value in {"server": str(files.socket), "log_level": settings.log_level, **served}.items():
-            options += ["--set", f"{name}={value}"]
-        _start(files, lock, options, until)
+        # The socket's path tells people which server it is.
+        options += ["--set", f"server={files.socket}"]
+        given = {"log_level": settings.log_level, **served}
+        _start(files, lock, options, json.dumps(given).encode(), until)
     except BaseException:
         # A server may have begun to start.
         lock.leave()
@@ -125,23 +155,23 @@ def _take_start_lock(files: PrivateFiles, until: float) -> FileLock:
         return lock
 
 
-def _start(files: PrivateFiles, lock: FileLock, options: list[str], until: float) -> None:
-    """Starts a server, and waits until it listens."""
+def _start(files: PrivateFiles, lock: FileLock, options: list[str], given: bytes, until: float) -> None:
+    """Starts a server with the given settings, and waits until it listens."""
     told_end, tell_end = os.pipe()
     with open(told_end, "rb", 0) as told, open(tell_end, "wb", 0) as tell, _open_log(files.log) as log:
         begin = os.fstat(log.fileno()).st_size
         descriptors = (lock.fileno(), tell.fileno())
-        command = [sys.executable, "-I", "-S", str(LAUNCHER)]
+        command = [sys.executable, "-I", "-S", str(LAUNCHER), ",".join(map(str, sorted(engine_cpus())))]
         command += [sys.executable, "-P", "-m", "kvoffload", "serve", "--private", *map(str, descriptors), *options]
         try:
             subprocess.run(
                 command,
-                stdin=subprocess.DEVNULL,
+                input=given,
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 pass_fds=descriptors,
-                start_new_session=True,
+                process_group=0,
                 timeout=max(until - time.monotonic(), 0),
                 check=False,
             )
@@ -166,7 +196,7 @@ def _open_log(path: Path) -> IO[bytes]:
 
 
 def _read(told: IO[bytes], until: float) -> bytes | None:
-    """Reads what the server says; nothing, when it has died; None: neither in time."""
+    """Reads the server's byte; empty if the server has died; None if neither happens in time."""
     poller = select.poll()
     poller.register(told, select.POLLIN)
     is_told = poller.poll(max(until - time.monotonic(), 0) * 1000)
@@ -174,7 +204,7 @@ def _read(told: IO[bytes], until: float) -> bytes | None:
 
 
 def _read_reason(log: IO[bytes], begin: int) -> str:
-    """The last line that the server has written."""
+    """Returns the last line that the server has written."""
     end = os.fstat(log.fileno()).st_size
     begin = max(begin, end - _REASON_BYTES)
     lines = os.pread(log.fileno(), _REASON_BYTES, begin).decode(errors="replace").split("\n")
@@ -183,7 +213,7 @@ def _read_reason(log: IO[bytes], begin: int) -> str:
 
 
 def _clear(files: PrivateFiles, lock: FileLock) -> None:
-    """What was made for a server that has died."""
+    """Removes the files of a server that has died."""
     with contextlib.suppress(OSError):
         files.log.unlink()
     lock.remove()

@@ -1,4 +1,4 @@
-"""The two channels as sockets. Used by whoever holds the link's lock; nothing waits."""
+"""The lifeline and the two channels as sockets. The caller holds the link's lock; nothing waits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 from kvoffload import native
+from kvoffload.client.control_end import ControlEnd
 from kvoffload.client.link import Link
 from kvoffload.errors import PacketError
 from kvoffload.packets import PacketSocket
@@ -22,57 +21,64 @@ from kvoffload.protocol import Answer, Call, Channel, ProtocolFault, Release
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.wire_codec import CODEC
 
-QUEUED_FRAMES = 4096
-"""That the server has not taken. Beyond it the connection is given up."""
 FRAMES_AT_ONCE = 64
-_READABLE = int(zmq.POLLIN)
 _REASONS = {
     errno.ENOENT: "is not there",
-    errno.ECONNREFUSED: "is a socket that a server has left: nobody listens on it",
+    errno.ECONNREFUSED: "is a socket that a server has left: no process listens on it",
     errno.EAGAIN: "takes no connection now: its server hangs, or very many are before us",
     errno.EPROTOTYPE: "is a socket of another program",
 }
 
 
 class SocketWire:
-    """One at a time of each channel."""
+    """Holds at most one connection of each channel at a time."""
 
     def __init__(self, path: Path | None) -> None:
-        """Takes the server's path. None: it is to be found before every `dial`, and set."""
+        """Takes the server's path. None: the caller finds the path before every `dial`, and sets it."""
         self._is_found = path is None
         self.path = path
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._lifeline: PacketSocket | None = None
-        self._control: zmq.Socket[bytes] | None = None
-        self._control_file = -1
+        self._control: ControlEnd | None = None
         self._express: native.ExpressEnd | None = None
         self.on_unsent: Callable[[], None] = lambda: None
-        """Hears that `has_unsent`."""
+        """Called when a send leaves data that waits for a socket: see `files_to_write`."""
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
 
     @property
     def lifeline_file(self) -> int:
-        """The lifeline, to be watched for input; -1: there is none."""
+        """The lifeline's descriptor, for the caller to watch for input; -1: there is none."""
         return -1 if self._lifeline is None else self._lifeline.fileno()
 
     @property
     def control_file(self) -> int:
-        """Readable once when something came, after all that came before was read; -1: there is none."""
-        return self._control_file
+        """The control channel's descriptor, for the caller to watch for input; -1: there is none."""
+        control = self._control
+        return -1 if control is None else control.fileno()
 
     @property
     def express_file(self) -> int:
-        """The express channel, to be watched for input; -1: there is none."""
+        """The express channel's descriptor, for the caller to watch for input; -1: there is none."""
         return -1 if self._express is None else self._express.file()
 
     @property
     def has_unsent(self) -> bool:
-        """The express channel has something unsent: it is to be watched for output, and received from."""
+        """Whether the express channel has unsent data."""
         return self._express is not None and self._express.has_unsent()
 
     @property
+    def files_to_write(self) -> list[int]:
+        """The descriptors of channels with unsent data. The caller watches them for output, and receives then."""
+        control = self._control
+        waiting = (
+            (self.lifeline_file, self.wants_to_write),
+            (self.control_file, control is not None and control.has_unsent),
+            (self.express_file, self.has_unsent),
+        )
+        return [file for file, has_unsent in waiting if has_unsent and file >= 0]
+
+    @property
     def wants_to_write(self) -> bool:
-        """Tells whether something waits to be written to the lifeline."""
+        """Whether a message waits to be written to the lifeline."""
         return bool(self._outbox)
 
     @property
@@ -82,7 +88,10 @@ class SocketWire:
     def dial(self) -> str:
         assert self.path is not None, "a server that has to be found is found before"
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        connecting = socket.socket(socket.AF_UNIX, kind)
+        try:
+            connecting = socket.socket(socket.AF_UNIX, kind)
+        except OSError as fault:
+            return f"a connection to the server cannot be opened: {fault.strerror}"
         try:
             connecting.connect(str(self.path))
         except OSError as fault:
@@ -95,16 +104,9 @@ class SocketWire:
         return ""
 
     def open_control(self, endpoint: str) -> None:
-        control: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        control.setsockopt(zmq.LINGER, 0)
-        control.setsockopt(zmq.SNDHWM, QUEUED_FRAMES)
-        control.setsockopt(zmq.RCVHWM, QUEUED_FRAMES)
-        control.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
-        # What was meant for a server is not delivered to the next one.
-        control.setsockopt(zmq.RECONNECT_IVL, -1)
-        control.connect(endpoint)
-        self._control = control
-        self._control_file = control.fileno()
+        # If that fails, nothing can be sent, so the link hangs up, and tries again later.
+        with contextlib.suppress(OSError):
+            self._control = ControlEnd(endpoint)
 
     def open_express(self, descriptor: int) -> None:
         if self._express is not None:
@@ -118,7 +120,7 @@ class SocketWire:
         frame = CODEC.encode_call(
             message, number=number, session=session, expires_ns=expires_ns, channel=Channel.EXPRESS
         )
-        # Nobody waits for a release. The next message takes it along, or `receive_all`.
+        # A release has no answer: it goes with the next message, or with `receive_all`.
         is_urgent = not isinstance(message, Release)
         is_sent = self._express.send(frame) if is_urgent else self._express.send_later(frame)
         if self._express.has_unsent():
@@ -141,11 +143,10 @@ class SocketWire:
             return False
         message, number, session, expires_ns = call
         frame = CODEC.encode_call(message, number=number, session=session, expires_ns=expires_ns)
-        try:
-            self._control.send(frame, zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
+        is_sent = self._control.send(frame)
+        if self._control.has_unsent:
+            self.on_unsent()
+        return is_sent
 
     def hang_up(self) -> None:
         self._forget_path()
@@ -154,23 +155,21 @@ class SocketWire:
             self._lifeline.close()
             self._lifeline = None
         if self._control is not None:
-            self._control.close(0)
+            self._control.close()
             self._control = None
-            self._control_file = -1
         if self._express is not None:
-            # Another thread may be waiting at it; the descriptor goes with the last who knows it.
+            # Another thread may be waiting at it; the descriptor is closed with the last reference.
             self._express.shut()
             self._express = None
 
     def close(self) -> None:
         self.hang_up()
-        self._context.term()
 
     def await_answers(self, timeout_s: float, *, with_control: bool = True) -> None:
-        """Until something may have come on the express channel, or on the control channel where there is no other, or
-        that too is to be received from. Needs no lock."""
-        # Another thread may have hung up by now, and ends what is waited for.
-        express, control = self._express, self._control_file
+        """Waits until something may have come on the express channel, or on the control channel if there is no other or
+        `with_control` says so; `timeout_s` at most. Needs no lock."""
+        # Another thread may have hung up by now, which ends this wait.
+        express, control = self._express, self.control_file
         if express is not None and not with_control:
             control = -1
         if express is not None:
@@ -200,7 +199,7 @@ class SocketWire:
         frames, goes_on = express.receive()
         for frame in frames:
             if express is not self._express:
-                # What came before has ended it.
+                # An earlier frame has ended this channel.
                 return True
             answer = CODEC.decode_answer(frame, channel=Channel.EXPRESS)
             if isinstance(answer, Answer):
@@ -228,22 +227,27 @@ class SocketWire:
 
     def receive_control(self, link: Link, now_ns: int) -> None:
         control = self._control
-        for _ in range(FRAMES_AT_ONCE):
-            # To ask is cheaper than the exception of a `recv` that finds nothing.
-            if control is None or control is not self._control or not _is_readable(control):
-                return
-            try:
-                frame = control.recv(zmq.NOBLOCK)
-            except zmq.ZMQError:
-                return
-            answer = CODEC.decode_answer(frame)
-            if isinstance(answer, Answer):
-                link.on_control(answer, now_ns)
-            else:
-                link.on_hang_up(now_ns, f"control: {answer.message}")
+        try:
+            for _ in range(FRAMES_AT_ONCE):
+                if control is None or control is not self._control:
+                    return
+                frame = control.receive()
+                if frame is None:
+                    control.flush()
+                    return
+                answer = CODEC.decode_answer(frame)
+                if isinstance(answer, Answer):
+                    link.on_control(answer, now_ns)
+                else:
+                    link.on_hang_up(now_ns, f"control: {answer.message}")
+        except PacketError as fault:
+            # The lifeline may say why.
+            self.receive_lifeline(link, now_ns)
+            if control is self._control:
+                link.on_hang_up(now_ns, f"control: {fault}")
 
     def _forget_path(self) -> None:
-        """A server that was found may end between that and the next attempt."""
+        """Forgets the path of a server that was found: it may have ended before the next attempt."""
         if self._is_found:
             self.path = None
 
@@ -256,16 +260,10 @@ class SocketWire:
         return True
 
 
-def _is_readable(control: zmq.Socket[bytes]) -> bool:
-    events = control.get(zmq.EVENTS)
-    assert isinstance(events, int)
-    return bool(events & _READABLE)
-
-
 def explain_unreached(path: Path, fault: OSError) -> str:
-    """Why a connection to a server's socket cannot be had, as a line for whoever has to mend it.
+    """Returns the reason why a server's socket cannot be reached, as a line for the operator.
 
-    `fault`: what connecting to `path` raised. Looks at the file system, so it says what is true now.
+    `fault`: the error of the attempt to connect to `path`. Looks at the file system, so the line says what is true now.
     """
     if isinstance(fault, PermissionError):
         with contextlib.suppress(OSError):  # it may be gone by now
@@ -281,7 +279,7 @@ def _may_pass(folder: Path) -> bool:
 
 
 def _explain_refused(path: Path) -> str:
-    """By its mode, or by that of a folder that it is in; with one id or the other."""
+    """Returns the line for a path that this process may not use: names it, or the folder that bars the way."""
     folder = next((one for one in reversed(path.parents) if not _may_pass(one)), None)
     found = (folder or path).stat()
     groups = sorted({os.getegid(), *os.getgroups()})

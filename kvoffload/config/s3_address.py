@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 S3_FORM: Final = "s3://bucket[/prefix]"
-ENDPOINT_FORM: Final = "https://host[:port], or http:// for a network that nobody listens to"
+ENDPOINT_FORM: Final = "https://host[:port], or http:// for a network on which no one can listen"
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9._\-]+(?:/[A-Za-z0-9._\-]+)*")
@@ -18,7 +18,7 @@ _PREFIX_LIMIT = 512
 
 @dataclass(frozen=True, kw_only=True)
 class S3Address:
-    """Is made by `parse_s3_address`; written out again by `str`. It has no secrets."""
+    """The address of a bucket, which `parse_s3_address` reads and `str` writes out again. It has no secrets."""
 
     bucket: str
     prefix: str = ""
@@ -28,7 +28,7 @@ class S3Address:
 
 
 def parse_s3_address(text: str) -> S3Address:
-    """Reads an address. ValueError: what of it is not as it should be."""
+    """Reads an address. ValueError: it is wrong; the error says why."""
     scheme, _, rest = text.partition("://")
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
@@ -44,7 +44,7 @@ def parse_s3_address(text: str) -> S3Address:
 
 
 def parse_s3_endpoint(text: str) -> str:
-    """Returns an endpoint as it is to be asked. ValueError: what of it is not as it should be."""
+    """Returns an endpoint without anything behind its host and port. ValueError: it is wrong; the error says why."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("no http:// or https:// and host")

@@ -16,9 +16,11 @@ from kvoffload.config.types import (
     EventsInterval,
     FilePath,
     Folders,
+    KeyFilePath,
     MooncakeUrl,
     S3Endpoint,
     S3Url,
+    SecretFilePath,
     Size,
     SizeOrAuto,
     SocketPath,
@@ -62,16 +64,17 @@ class Settings(BaseModel):
         room="cli",
         is_served=True,
         allowed=f"auto, or {SIZE_FORM}, at least 64MiB",
-        description="Host memory for cached blocks, all ranks together. auto is half of what is free, "
-        "at most four times what the engines that start a private server cache themselves, at least 1GiB.",
+        description="Host memory for cached blocks, all ranks together. auto is half of the free memory, at least "
+        "1GiB, and at most four times the memory that the engines that start a private server use for caching "
+        "themselves.",
     )
     sparse_memory: Switch = _setting(
         False,
         room="cli",
         is_served=True,
         allowed="true or false",
-        description="Memory is given at the first touch, and nobody asks whether there is any: for a pool larger than "
-        "the machine, of which little is touched.",
+        description="The kernel gives memory at the first touch, and whether there is enough is not checked: for a "
+        "pool larger than the machine, of which little is touched.",
         is_for_tests=True,
     )
     server: SocketPath = _setting(
@@ -79,58 +82,60 @@ class Settings(BaseModel):
         room="client",
         allowed="the path of a Unix socket of at most 107 bytes, auto, or empty for a private server",
         description="Socket of a shared cache server. auto is /run/kvoffload.sock for root and "
-        "$XDG_RUNTIME_DIR/kvoffload.sock for others; commands take it where nothing is said. Empty, an engine starts a "
-        "private server that ends with it.",
+        "$XDG_RUNTIME_DIR/kvoffload.sock for others; commands use it if the setting is empty. With an empty setting an "
+        "engine starts a private server that ends with it.",
     )
     listen: TcpEndpoint = _setting(
         "",
         room="cli",
         allowed=f"{TCP_FORM}, or empty",
-        description="Where `kvoffload serve` takes TCP connections, for observers. Beyond loopback it needs key_file. "
-        "Empty: none.",
+        description="Address at which `kvoffload serve` takes TCP connections, for observers. Needs key_file, on "
+        "loopback too. Empty: none.",
     )
-    key_file: str = _setting(
+    key_file: KeyFilePath = _setting(
         "",
         room="cli",
         allowed="the path of a secret key file of `kvoffload keys new`, or empty",
-        description="Secret key of `kvoffload serve` for TCP connections; the file's [[clients]] say whose.",
+        description="Secret key of `kvoffload serve` for TCP connections. [[clients]] in the configuration file lists "
+        "the clients.",
     )
     peer_listen: TcpEndpoint = _setting(
         "",
         room="cli",
         allowed=f"{TCP_FORM}, or empty",
-        description="Where `kvoffload serve` takes links of its fleet's other servers, by which records travel. The "
-        "file's [[peers]] say who they are; they meet at `listen` first. Empty: it serves no other servers.",
+        description="Address at which `kvoffload serve` takes links of its fleet's other servers, over which records "
+        "travel. [[peers]] in the configuration file lists these servers; they connect to `listen` first. Needs "
+        "key_file, on loopback too. Empty: it serves no other servers.",
     )
     peer_link: Literal["sealed", "trusted"] = _setting(
         "sealed",
         room="cli",
         allowed="sealed or trusted",
-        description="Whether records are encrypted between the servers of a fleet. trusted is for networks that nobody "
-        "else can listen to or write to. The same on all of them.",
+        description="Whether records are encrypted between the servers of a fleet. trusted is for networks that no "
+        "other machine can listen to or write to. All servers need the same value.",
     )
     peer_compress: Literal["auto", "on", "off"] = _setting(
         "auto",
         room="cli",
         allowed="auto, on or off, in quotes",
-        description="Whether records travel between the servers of a fleet in a lossless code; as remote_compress, by "
-        "the measured speed of each peer. A server with `off` sends and gets none that are coded.",
+        description="Whether records travel between the servers of a fleet in a lossless code. auto decides like "
+        "remote_compress, by the measured speed of each peer. A server with `off` sends and gets no coded records.",
     )
     fleet_registry: ValkeyUrl = _setting(
         "",
         room="cli",
         allowed=f"{VALKEY_FORM}, or empty",
-        description="A Valkey or Redis server where the servers of a fleet announce themselves, beside those that "
-        "[[peers]] name; reached with the valkey_ files. Needs key_file, and fleet_secret_file. Empty: none.",
+        description="A Valkey or Redis server where the servers of a fleet announce themselves, in addition to those "
+        "that [[peers]] lists. Connections use the valkey_ files. Needs key_file and fleet_secret_file. Empty: none.",
     )
     fleet_name: str = _setting(
         "fleet",
         room="cli",
         allowed="1 to 64 letters, digits, dots and dashes",
-        description="Which fleet's servers are to find each other there.",
+        description="Name of the fleet. Servers with the same name find each other at fleet_registry.",
         pattern=r"^[A-Za-z0-9.-]{1,64}$",
     )
-    fleet_secret_file: FilePath = _setting(
+    fleet_secret_file: SecretFilePath = _setting(
         "",
         room="cli",
         allowed="the absolute path of a file that only this user can read, or empty",
@@ -140,9 +145,9 @@ class Settings(BaseModel):
         "tcp://127.0.0.1:9470",
         room="cli",
         allowed=TCP_FORM,
-        description="Where `kvoffload web` answers: metrics, health, counts. Everyone who can reach it may read them.",
+        description="Address of `kvoffload web`: metrics, health, counts. Everyone who can reach it may read them.",
     )
-    http_token_file: FilePath = _setting(
+    http_token_file: SecretFilePath = _setting(
         "",
         room="cli",
         allowed="the absolute path of a file that only this user can read, or empty",
@@ -153,8 +158,8 @@ class Settings(BaseModel):
         room="client",
         is_served=True,
         allowed="a duration from 0s to 24h",
-        description="How long a private server stays when its last engine has ended; an engine that comes within that "
-        "time finds its cache again.",
+        description="How long a private server stays after its last engine has ended. An engine that starts within "
+        "that time finds its cache again.",
         ge=0.0,
         le=86400.0,
     )
@@ -162,7 +167,7 @@ class Settings(BaseModel):
         "0600",
         room="cli",
         allowed="0600, 0660 or 0666, in quotes",
-        description="Who may open the sockets of `kvoffload serve`: its own user, its group too, or everyone.",
+        description="Users that may open the sockets of `kvoffload serve`: its own, its group too, or everyone.",
     )
     socket_group: str = _setting(
         "",
@@ -189,7 +194,7 @@ class Settings(BaseModel):
         0,
         room="tiers",
         allowed=f"{SIZE_FORM}; at least 1GiB where disk is set",
-        description="What each folder's files may take together, at most.",
+        description="Most bytes that the files of each folder may take together.",
     )
     disk_write: Literal["write_through", "write_back", "second_use"] = _setting(
         "write_through",
@@ -202,7 +207,7 @@ class Settings(BaseModel):
         2.0,
         room="server",
         allowed="a duration from 10ms to 60s",
-        description="How far writes may lie behind, by the disk's measured speed; beyond it blocks are not written.",
+        description="How far writes may be behind, by the disk's measured speed. Blocks beyond that are not written.",
         ge=0.01,
         le=60.0,
     )
@@ -210,14 +215,14 @@ class Settings(BaseModel):
         0,
         room="tiers",
         allowed=f"{SIZE_FORM}; 0 for any",
-        description="What each folder may be written in a day.",
+        description="Most bytes that may be written to each folder in a day.",
     )
     disk_compress: Literal["auto", "on", "off"] = _setting(
         "off",
         room="tiers",
         allowed="auto, on or off, in quotes",
-        description="Whether records are written to disk in a lossless code: always where it makes them shorter, while "
-        "the disk is measured to be so slow that they come back sooner (`auto`), or never.",
+        description="Whether records are written to disk in a lossless code: always if it makes them shorter, only "
+        "while the disk is so slow that coded records are read sooner (`auto`), or never.",
     )
     valkey: ValkeyUrl = _setting(
         "",
@@ -226,35 +231,36 @@ class Settings(BaseModel):
         description="A Valkey or Redis server, or a node of a cluster: a tier behind memory and disk, for blocks that "
         "other machines use too. Empty: none.",
     )
-    valkey_password_file: FilePath = _setting(
+    valkey_password_file: SecretFilePath = _setting(
         "",
         room="tiers",
         allowed="the absolute path of a file that only this user can read, or empty",
-        description="Has the password of the user in `valkey`.",
+        description="A file with the password of the user in `valkey`.",
     )
     valkey_ca_file: FilePath = _setting(
         "",
         room="tiers",
         allowed="an absolute path, or empty",
-        description="Whose certificates are trusted with valkeys://. Empty: those that this machine trusts.",
+        description="A file of certificate authorities that are trusted with valkeys://. Empty: those that this "
+        "machine trusts.",
     )
     valkey_cert_file: FilePath = _setting(
         "",
         room="tiers",
         allowed="an absolute path, or empty",
-        description="The certificate that is shown with valkeys://, where the server asks for one.",
+        description="A file with the client certificate for valkeys://, if the server asks for one.",
     )
-    valkey_key_file: FilePath = _setting(
+    valkey_key_file: SecretFilePath = _setting(
         "",
         room="tiers",
         allowed="the absolute path of a file that only this user can read, or empty",
-        description="The key of that certificate.",
+        description="A file with the key of the certificate in valkey_cert_file.",
     )
     valkey_ttl: Duration = _setting(
         0.0,
         room="tiers",
         allowed="a duration from 1s to 8760h; 0s for ever",
-        description="How long a record stays there without being used. 0s: until the server evicts it.",
+        description="How long a record stays in Valkey without being used. 0s: until the Valkey server evicts it.",
         ge=0.0,
         le=8760 * 3600.0,
     )
@@ -269,28 +275,28 @@ class Settings(BaseModel):
         "",
         room="tiers",
         allowed=f"{ENDPOINT_FORM}; or empty",
-        description="Where that store is. Empty: Amazon's, of the region.",
+        description="Address of the object store. Empty: Amazon's, in the region.",
     )
     s3_region: str = _setting(
         "",
         room="tiers",
         allowed="the name of a region, or empty",
-        description="Of the bucket. Empty: what the environment says, or us-east-1.",
+        description="Region of the bucket. Empty: the environment's, or us-east-1.",
         max_length=64,
         pattern="^[a-z0-9-]*$",
     )
-    s3_credentials_file: FilePath = _setting(
+    s3_credentials_file: SecretFilePath = _setting(
         "",
         room="tiers",
         allowed="the absolute path of a file that only this user can read, or empty",
-        description="Has aws_access_key_id and aws_secret_access_key in its section [default]. Empty: what the "
-        "environment or the machine's role has.",
+        description="A file with aws_access_key_id and aws_secret_access_key in its section [default]. Empty: those of "
+        "the environment or of the machine's role.",
     )
     s3_ca_file: FilePath = _setting(
         "",
         room="tiers",
         allowed="an absolute path, or empty",
-        description="Whose certificates are trusted too with https://, beside the public ones.",
+        description="A file of certificate authorities that are trusted with https://, in addition to the public ones.",
     )
     mooncake: MooncakeUrl = _setting(
         "",
@@ -303,40 +309,42 @@ class Settings(BaseModel):
         "tcp",
         room="tiers",
         allowed="tcp or rdma",
-        description="By which its records travel.",
+        description="Protocol by which Mooncake's records travel.",
     )
     mooncake_device: str = _setting(
         "",
         room="tiers",
         allowed="names of RDMA devices with commas between them, or empty for all",
-        description="Which devices rdma may use.",
+        description="RDMA devices that Mooncake may use.",
         max_length=256,
     )
     mooncake_metadata: str = _setting(
         "P2PHANDSHAKE",
         room="tiers",
-        allowed="P2PHANDSHAKE, or what Mooncake's own clients are given",
-        description="Where its clients find each other; P2PHANDSHAKE: they ask each other.",
+        allowed="P2PHANDSHAKE, or the value that Mooncake's own clients use",
+        description="The service by which Mooncake's clients find each other. P2PHANDSHAKE: they ask each other.",
         max_length=256,
     )
     mooncake_host: str = _setting(
         "127.0.0.1",
         room="tiers",
         allowed="an address or name of this machine that the stores can reach",
-        description="What this machine is called in its store.",
+        description="Name of this machine in the Mooncake Store.",
         max_length=256,
     )
     remote_write: Literal["write_through", "write_back", "second_use"] = _setting(
         "write_through",
         room="server",
         allowed="write_through, write_back or second_use",
-        description="When blocks are written to a store that other machines use too; as disk_write.",
+        description="When blocks are written to a store that other machines use too. The values mean the same as in "
+        "disk_write.",
     )
     remote_queue: Duration = _setting(
         2.0,
         room="server",
         allowed="a duration from 10ms to 60s",
-        description="How far those writes may lie behind; as disk_queue.",
+        description="How far writes to such a store may be behind, by its measured speed. Blocks beyond that are not "
+        "written.",
         ge=0.01,
         le=60.0,
     )
@@ -353,7 +361,7 @@ class Settings(BaseModel):
         4,
         room="tiers",
         allowed="a number from 1 to 64",
-        description="To each such store; each has a thread.",
+        description="Number of connections to each store that other machines use too. Each one uses a thread.",
         ge=1,
         le=64,
     )
@@ -361,15 +369,15 @@ class Settings(BaseModel):
         "off",
         room="tiers",
         allowed="auto, on or off, in quotes",
-        description="Whether records are sent to Valkey, S3 and Mooncake in a lossless code; as disk_compress, by the "
-        "measured speed of each store.",
+        description="Whether records are sent to Valkey, S3 and Mooncake in a lossless code. The values mean the same "
+        "as in disk_compress; auto goes by the measured speed of each store.",
     )
     promote_deadline: Duration = _setting(
         2.0,
         room="connector",
         allowed="a duration from 0s to 60s; 0 for not at all",
-        description="How long a request waits for blocks that are promoted from slower tiers; what has come by then "
-        "is used.",
+        description="How long a request waits for blocks that are promoted from slower tiers. Blocks that came by then "
+        "are used.",
         ge=0.0,
         le=60.0,
     )
@@ -377,8 +385,8 @@ class Settings(BaseModel):
         2.0,
         room="connector",
         allowed="a duration from 0s to 60s; 0 for not at all",
-        description="How long a request waits for blocks that another engine has computed for it and is saving; what "
-        "has come by then is used.",
+        description="How long a request waits for blocks that another engine has computed for it and is saving. Blocks "
+        "that came by then are used.",
         ge=0.0,
         le=60.0,
     )
@@ -402,7 +410,7 @@ class Settings(BaseModel):
         "faster",
         room="connector",
         allowed="faster or always",
-        description="When a hit is loaded: where computing it would take more of the engine's time, or always.",
+        description="When a hit is loaded: if computing it would take more of the engine's time, or always.",
     )
     verify: Literal["tiers", "always"] = _setting(
         "tiers",
@@ -414,27 +422,30 @@ class Settings(BaseModel):
         False,
         room="connector",
         allowed="true or false",
-        description="Restore a prompt to its end where all of it is cached, and compute one token, in models of full "
-        "attention alone. Faster where blocks are long; logits may differ in the last bits from those of a local hit.",
+        description="Restore a prompt to its end if all of it is cached, and compute one token, in models of full "
+        "attention alone. Faster if blocks are long; logits may differ in the last bits from those of a local hit.",
     )
     shared_shapes: Switch = _setting(
         False,
         room="connector",
         allowed="true or false",
         description="Save by KV heads, so that engines of one model find each other's blocks whatever their "
-        "tensor-parallel sizes. What was restored is then what another engine computed, not the bits of one's own hit.",
+        "tensor-parallel sizes. Restored blocks are then as another engine computed them, not bit for bit those of "
+        "this engine's own hit.",
     )
     self_test: Switch = _setting(
         True,
         room="kvspec",
         allowed="true or false",
-        description="Save, scrub, load, compare a pattern in a free block of every group before the first request.",
+        description="Save, overwrite, load and compare a pattern in a free block of every group before the first "
+        "request.",
     )
     acquire_deadline: Duration = _setting(
         0.05,
         room="client",
         allowed="a duration from 1ms to 60s",
-        description="How long a request waits for the server's answer to a hit before it counts as a miss.",
+        description="Least time that a request waits for the server's answer to a hit before it counts as a miss. For "
+        "a long prefix it waits a quarter of the time that computing the prefix would take, if that is longer.",
         ge=0.001,
         le=60.0,
     )
@@ -442,7 +453,7 @@ class Settings(BaseModel):
         0.001,
         room="client",
         allowed="a duration from 100us to 1s",
-        description="Time that all our calls together may take of one step of the engine's scheduler.",
+        description="Time that all of kvoffload's calls together may take in one step of the engine's scheduler.",
         ge=0.0001,
         le=1.0,
     )

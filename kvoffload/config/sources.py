@@ -19,8 +19,15 @@ from typing import Any, NoReturn
 from pydantic import BeforeValidator, ValidationError
 from pydantic.config import JsonDict
 
+from kvoffload.config.secrets import HIDDEN, mask_secrets
 from kvoffload.config.settings import Settings
-from kvoffload.config.types import read_duration, read_size, read_size_or_auto
+from kvoffload.config.types import (
+    check_key_file_path,
+    check_secret_file_path,
+    read_duration,
+    read_size,
+    read_size_or_auto,
+)
 from kvoffload.errors import ConfigError
 from kvoffload.units import MIB, format_duration, format_size
 
@@ -33,6 +40,7 @@ __all__ = [
     "describe_settings",
     "find_service_manager",
     "format_served",
+    "format_shown",
     "format_value",
     "load_settings",
     "load_shared",
@@ -53,9 +61,10 @@ class Source(Enum):
 
 VARIABLE_PREFIX = "KVOFFLOAD_"
 TEST_VARIABLE = "KVOFFLOAD_TESTS"
-"""The environment of whoever may use settings that are for tests alone. Longer names are what those tests read."""
+"""Environment variable that allows settings that are for tests alone. The tests read variables with longer names."""
 OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
-"""It tells a pod's processes where each service is, also one whose name begins with kvoffload."""
+"""Ends of the names of variables by which Kubernetes tells a pod's processes where each service is. A service may
+have a name that begins with kvoffload."""
 AUTO_SERVER = "auto"
 ROOTS_SOCKET = "/run/kvoffload.sock"
 SERVER_TABLES = ("domains", "clients", "operators", "peers")
@@ -91,7 +100,7 @@ def describe_settings() -> tuple[SettingRow, ...]:
 
 
 def format_value(name: str, value: object) -> str:
-    """A value as a user would write it."""
+    """A value as a user would write it, with any secret that it has: only for what reads it back."""
     writers: dict[Any, Callable[[Any], str]] = {
         read_size: format_size,
         read_size_or_auto: format_size,
@@ -101,6 +110,11 @@ def format_value(name: str, value: object) -> str:
         if isinstance(note, BeforeValidator) and note.func in writers and not isinstance(value, str):
             return writers[note.func](value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def format_shown(name: str, value: object) -> str:
+    """A value as it is printed: as a user would write it, without secrets."""
+    return mask_secrets(format_value(name, value))
 
 
 def format_served(settings: Settings) -> dict[str, str]:
@@ -181,14 +195,13 @@ def _check_name(name: str, origin: str) -> None:
     known = [row.name for row in describe_settings()]
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
+    name = mask_secrets(name)
     raise ConfigError(f"unknown setting {name!r} in {origin}", remedy=hint, setting=name, source=origin)
 
 
 def _check_value(name: str, value: object, origin: str) -> None:
-    try:
-        checked = Settings.model_validate({name: value})
-    except ValidationError as fault:
-        reason = fault.errors()[0]["msg"].removeprefix("Value error, ")
+    checked, reason = _try_value(name, value)
+    if checked is None:
         _refuse(name, value, origin, reason)
     if name == "memory" and isinstance(checked.memory, int) and checked.memory < 64 * MIB:
         _refuse(name, value, origin, "too small")
@@ -202,11 +215,37 @@ def _check_value(name: str, value: object, origin: str) -> None:
         )
 
 
+def _try_value(name: str, value: object) -> tuple[Settings | None, str]:
+    """Returns settings with this value, or None and why it is refused. The exception, which has the value in it, ends
+    here: a traceback of what is raised afterwards does not show it."""
+    try:
+        return Settings.model_validate({name: value}), ""
+    except ValidationError as fault:
+        return None, fault.errors(include_input=False)[0]["msg"].removeprefix("Value error, ")
+
+
 def _refuse(name: str, value: object, origin: str, reason: str) -> NoReturn:
-    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    written = repr(value)
+    if _is_likely_secret(name, value):
+        shown = HIDDEN
+    else:
+        shown = mask_secrets(written)
+        if shown != written and re.search(r"['\"]", reason):
+            reason = "not allowed here"  # a reason with quotation marks may quote a part of the secret
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
     reason = reason[:1].lower() + reason[1:]
     message = f"setting {name!r} = {shown} in {origin}: {reason}"
-    raise ConfigError(message, remedy=f"allowed is {_extra(name)['allowed']}", setting=name, value=value, source=origin)
+    raise ConfigError(message, remedy=f"allowed is {_extra(name)['allowed']}", setting=name, value=shown, source=origin)
+
+
+def _is_likely_secret(name: str, value: object) -> bool:
+    """Returns whether a value that was refused could be what the file that the setting names should have in it."""
+    checks = {getattr(note, "func", None) for note in Settings.model_fields[name].metadata}
+    return (
+        isinstance(value, str)
+        and not value.startswith("/")
+        and bool(checks & {check_secret_file_path, check_key_file_path})
+    )
 
 
 def read_variables(prefix: str) -> dict[str, str]:

@@ -1,16 +1,21 @@
-"""What values of settings look like where a user writes them: types, each with the function that reads or checks it."""
+"""Types for the values of settings as users write them, each with the function that reads or checks it."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictInt
 
 from kvoffload.config.mooncake_address import parse_mooncake_address
 from kvoffload.config.s3_address import parse_s3_address, parse_s3_endpoint
+from kvoffload.config.secrets import has_secrets
 from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.config.valkey_address import parse_valkey_address
 from kvoffload.units import parse_duration, parse_size
+
+_SECRET_KEY = re.compile(r"[!-~]{40}", re.ASCII)
+"""Matches a key of CurveZMQ, which users may write by mistake in place of the name of its file."""
 
 
 def split_folders(value: str) -> list[str]:
@@ -42,12 +47,20 @@ def check_events_interval(value: float) -> float:
 def check_socket_path(value: str) -> str:
     if len(value.encode()) > 107:
         raise ValueError("longer than the kernel takes")
+    _check_no_address(value)
     return value
+
+
+def _check_no_address(value: str) -> None:
+    # Paths are printed as they are, and an address may have a password in it.
+    if "://" in value or has_secrets(value):
+        raise ValueError("an address, and not a path")
 
 
 def check_folders(value: str) -> str:
     parts = split_folders(value)
     for part in parts:
+        _check_no_address(part)
         if not part.startswith("/") or not part.isprintable():
             raise ValueError(f"{part!r} is no absolute path")
     if len(set(parts)) < len(parts):
@@ -56,8 +69,22 @@ def check_folders(value: str) -> str:
 
 
 def check_file_path(value: str) -> str:
+    _check_no_address(value)
     if value and not (value.startswith("/") and value.isprintable()):
         raise ValueError(f"{value!r} is no absolute path")
+    return value
+
+
+def check_secret_file_path(value: str) -> str:
+    if value and not (value.startswith("/") and value.isprintable()):
+        raise ValueError("no absolute path; the value is hidden, because it could be the secret itself")
+    return check_file_path(value)
+
+
+def check_key_file_path(value: str) -> str:
+    if _SECRET_KEY.fullmatch(value) and not value.startswith(("/", ".")) and not value.endswith(".key"):
+        raise ValueError("a key, and not a file that has it")
+    _check_no_address(value)
     return value
 
 
@@ -99,6 +126,8 @@ SocketPath = Annotated[str, AfterValidator(check_socket_path)]
 Folders = Annotated[str, AfterValidator(check_folders)]
 TcpEndpoint = Annotated[str, AfterValidator(check_tcp_address)]
 FilePath = Annotated[str, AfterValidator(check_file_path)]
+SecretFilePath = Annotated[str, AfterValidator(check_secret_file_path)]
+KeyFilePath = Annotated[str, AfterValidator(check_key_file_path)]
 ValkeyUrl = Annotated[str, AfterValidator(check_valkey_address)]
 S3Url = Annotated[str, AfterValidator(check_s3_address)]
 S3Endpoint = Annotated[str, AfterValidator(check_s3_endpoint)]

@@ -24,19 +24,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.config.sources import load_settings
+from kvoffload.connector.common.step_plan import UNASKED, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache, with_scale_views
+from kvoffload.connector.engine.kept_groups import find_why_idle
 from kvoffload.connector.engine.layer_dtypes import check_layer_dtypes
+from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.engine.replicas import find_replicas
-from kvoffload.connector.engine.start_up import EngineStart
 from kvoffload.connector.engine.stats import ConnectorProm, ConnectorStats
 from kvoffload.connector.engine_log import join_engine_log
 from kvoffload.connector.identity.engine import describe_engine, refuse_ruined_scales
 from kvoffload.connector.identity.weight_watch import WeightWatch
 from kvoffload.connector.identity.weights import find_weights
-from kvoffload.connector.measures import Measures
+from kvoffload.connector.idle import IdleConnector
 from kvoffload.connector.scheduler_side import SchedulerSide
-from kvoffload.connector.step_plan import UNASKED, SaveJob, StepPlan, WorkerFacts, WorkerReport
+from kvoffload.connector.start_up import EngineStart
 from kvoffload.connector.worker_side import WorkerSide
 from kvoffload.engines.degrade import degrade
 from kvoffload.errors import UnsupportedError, find_code
@@ -67,7 +69,12 @@ _NOBODY: Set[str] = frozenset()
 
 
 class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
-    """Has one side: `scheduler_side` or `worker_side`. The engine's threads call it; copies have their own."""
+    """The connector as vLLM sees it, with one side: `scheduler_side` or `worker_side`. Only the engine's threads call
+    it; copies have their own. For an engine of which nothing can be kept, an `IdleConnector` is made in its place."""
+
+    def __new__(cls, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> Any:
+        why = find_why_idle(vllm_config, kv_cache_config)
+        return IdleConnector(vllm_config, role, kv_cache_config, why=why) if why else super().__new__(cls)
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -86,7 +93,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker_side: WorkerSide | None = None
         self._weights = WeightWatch(functools.partial(find_weights, vllm_config))
         self._register_again: Callable[[], None] | None = None
-        """It registers the tensors that the engine gave last: vLLM does not give them again when it wakes."""
+        """Registers again the tensors that the engine gave last: vLLM does not give them when it wakes."""
         source = vllm_compat.host_hit_source()
         if source is not None:
             self._cache_hit_source = source
@@ -107,7 +114,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A save that is dropped is a later miss; no request waits for one."""
+        """Returns False: a dropped save is only a later miss, and no request waits for one."""
         return False
 
     @property
@@ -126,7 +133,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- worker ----
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Raises: an engine whose cache we cannot account for must not start with us."""
+        """Registers the engine's tensors. Raises on any fault: an engine whose cache we cannot account for must not
+        start with us."""
         assert self.worker_side is not None
         try:
             self._register(self.worker_side, kv_caches)
@@ -137,7 +145,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def _register(self, worker: WorkerSide, kv_caches: dict[str, torch.Tensor]) -> None:
         begun_s = time.monotonic()
         if worker.registration.is_registered:
-            worker.unregister()  # the engine has made its cache anew
+            worker.unregister()  # the engine has made another cache
         config = self._vllm_config
         cache = EngineCache(
             config=self._kv_cache_config,
@@ -145,6 +153,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             sharing=vllm_compat.find_sharing(config),
             layout=vllm_compat.cache_layout(self._kv_cache_config),
             hash_block_size=vllm_compat.hash_block_size(config, self._kv_cache_config),
+            context_ranks=config.parallel_config.decode_context_parallel_size,
         )
         units = worker.terms.sharing.units
         geometry = replace(describe_cache(cache), units=units)
@@ -159,7 +168,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         identity = describe_engine(config, described)
         weights = self._weights.take()
         if units is not None:
-            # Tensors of engines of other sizes are cut otherwise. That the weights are equal the model's files say.
+            # Engines of other sizes cut their tensors otherwise; equal model files prove that weights are equal.
             weights = weights._replace(name=b"")
         register = functools.partial(
             worker.register,
@@ -178,34 +187,35 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """vLLM 0.33 asks the class whether it can follow, before there is an engine."""
+        """Returns True: the connector can follow an engine's sleep. vLLM 0.33 asks before there is an engine."""
         return True
 
     @degrade(lambda: None)
     def unregister_kv_caches(self) -> None:
-        """vLLM 0.33: the engine is about to sleep or to discard its cache. It may say so more than once."""
+        """Releases the tensors: the engine (vLLM 0.33) is about to sleep or to discard its cache. May be called more
+        than once."""
         assert self.worker_side is not None
         self.worker_side.unregister()
 
     @degrade(lambda: None)
     def restore_kv_caches(self) -> None:
-        """vLLM 0.33: the tensors that were registered have memory again, at the same addresses.
+        """Registers the same tensors again: the engine (vLLM 0.33) wakes, and they have memory at the same addresses.
 
-        Who this engine is stays as it was: while it wakes its scales may not be back yet. After a fault it goes on
-        without us, which the handshake that follows tells the scheduler.
+        The engine's identity is kept and not read again, because its scales may not be back yet while it wakes. After a
+        fault the engine goes on without us; the handshake that follows tells the scheduler side.
         """
         assert self.worker_side is not None
         if self._register_again is not None and not self.worker_side.registration.is_registered:
             self._register_again()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Tells the scheduler side what this rank registered."""
+        """Returns this rank's registration, for the scheduler side."""
         return self.worker_side.facts if self.worker_side is not None else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepPlan)
-        # What the last step did not come to. Its forward is launched by now.
+        # Copies that the last step's hooks have not submitted. Its forward is launched by now.
         self._submit_loads()
         self._submit_saves()
         self._loads = replace(connector_metadata, saves=(), nodes={})
@@ -223,21 +233,21 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._report = replace(self._report, weights={self.worker_side.rank: (UNASKED, b"")})
 
     def _obey(self, worker: WorkerSide, plan: StepPlan) -> None:
-        """Before the forward, so that answers are there when it ends."""
+        """Carries out orders for this node before the forward, so that answers are there when it ends."""
         try:
             worker.obey(plan.nodes)
         except Exception as fault:  # noqa: BLE001  (as in degrade)
             self.note_fault("bind_connector_metadata", fault)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads are asynchronous, so vLLM calls this after the forward was launched.
+        """Submits the plan's loads. They are asynchronous, so vLLM calls this after the forward was launched.
 
-        What it is called with says nothing here: model runner V2 tells only some of its forwards' metadata.
+        The arguments are ignored: model runner V2 passes the metadata of only some of its forwards.
         """
         self._submit_loads()
 
     def wait_for_save(self) -> None:
-        """Never waits: the source blocks are pinned until every rank has reported.
+        """Submits the plan's saves. Never waits: the source blocks are pinned until every rank has reported.
 
         With speculative decoding vLLM calls this after the draft model's forward, which writes to these blocks too.
         """
@@ -251,7 +261,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @degrade(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Returns loads that ended; what ended of saves goes with the worker's report."""
+        """Returns loads that ended; ended saves go with the worker's report."""
         assert self.worker_side is not None
         self._submit_loads()
         finished, failed, report = self.worker_side.take_results(is_idle=not self._has_forward)
@@ -259,20 +269,20 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Saves that this rank has ended since the last step, and which step this is, if that is asked."""
+        """Returns this rank's report since the last step, with the step's number if the plan had one."""
         report, self._report = self._report, WorkerReport()
         if self._step:
             report, self._step = replace(report, step=self._step), 0
         return None if report.is_empty else report
 
     def _submit_loads(self) -> None:
-        """All but the saves of the bound plan, once, whichever hook comes first."""
+        """Submits all but the saves of the bound plan, once, from the hook that comes first."""
         if self.worker_side is not None and not self._loads.is_empty:
             plan, self._loads = self._loads, StepPlan()
             self.worker_side.submit(plan)
 
     def _submit_saves(self) -> None:
-        """Saves of the bound plan, once."""
+        """Submits the saves of the bound plan, once."""
         if self.worker_side is not None and self._saves:
             saves, self._saves = self._saves, ()
             self.worker_side.submit(StepPlan(saves=saves))
@@ -286,14 +296,14 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Raises where ranks disagree: the engine must not start. vLLM 0.33 calls it again when an engine wakes: then
-        it runs, and what does not fit any more is a fault that costs it our cache."""
+        """Takes the ranks' registrations. Raises if they disagree: the engine must not start. vLLM 0.33 calls it again
+        when an engine wakes: then it runs, and a registration that has changed is a fault that costs it our cache."""
         assert self.scheduler_side is not None
         facts = {rank: one for rank, one in metadata.items() if isinstance(one, WorkerFacts)}
         if metadata and not facts:
-            # vLLM's MultiConnector passes on what the first of its children has to say.
+            # vLLM's MultiConnector passes on only its first child's metadata.
             raise UnsupportedError(
-                "the ranks told what another connector registered",
+                "the ranks reported records of another connector",
                 remedy="name KVOffloadConnector first among MultiConnector's connectors",
             )
         is_awake = self.scheduler_side.is_open
@@ -311,8 +321,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @degrade(lambda: _MISS)
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Answers for asynchronous loads alone: a synchronous load that fails has already spoilt the engine's own
-        cache."""
+        """Offers asynchronous loads only: a synchronous load that fails has already spoilt the engine's own cache."""
         assert self.scheduler_side is not None
         external = self.scheduler_side.match(request, num_computed_tokens)
         return external, bool(external)
@@ -323,9 +332,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return ()
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """After a fault the load is sent to fail: the hit was reported, and silence would let its request wait.
+        """Admits a request and queues its load. After a fault the load is reported as failed: the hit was reported, so
+        the request would else wait for ever.
 
-        What goes wrong with what is noted for saves alone is no reason for that.
+        A fault in noting the request for saves does not fail its load.
         """
         assert self.scheduler_side is not None
         try:
@@ -339,7 +349,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 self.note_fault("update_state_after_alloc", fault)
                 self.scheduler_side.doom_load(request)
 
-    # The engine calls these four in every step, with cold caches: `degrade` would make them a quarter dearer.
+    # The engine calls these four in every step, with cold CPU caches: `degrade` would cost a quarter more time.
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         assert self.scheduler_side is not None
@@ -366,9 +376,10 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks are never held back: saves pin their own, and an aborted load is reported like any other.
+        """Ends a request. Its blocks are never held back: saves pin their own, and an aborted load is reported like any
+        other.
 
-        What the answer tells a proxy is for the engine that decodes: `expect_tokens` is one of our own request terms.
+        The answer goes through a proxy to the engine that decodes: `expect_tokens` is one of our own request terms.
         """
         assert self.scheduler_side is not None
         tokens = self.scheduler_side.end_request(request, block_ids)
@@ -378,25 +389,26 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, (block_ids,))
 
     def has_pending_block_frees(self) -> bool:
-        """Rather wait for pins than preempt, as long as copies end."""
+        """Returns whether pins will soon free blocks, so that the engine waits rather than preempts a request."""
         return self.scheduler_side is not None and self.scheduler_side.will_free_blocks
 
     def has_pending_push_work(self) -> bool:
-        """Keeps an idle engine stepping until every pin is undone."""
+        """Returns whether an idle engine must go on stepping, until every pin is undone and every answer has come."""
         return self.scheduler_side is not None and self.scheduler_side.has_pending_work
 
     @degrade(lambda: _NOT_RESET)
     def reset_cache(self) -> bool | None:
-        """The weights have changed, or somebody wants a cold cache: nothing saved so far is used again.
+        """Keeps all blocks saved so far from being used again: the weights have changed, or the user wants a cold
+        cache.
 
-        After a fault that is not certain: False, so that whoever resets hears of it.
+        Returns False after a fault, when this is not certain, so that the caller of the reset hears of it.
         """
         if self.scheduler_side is not None:
             self.scheduler_side.clear()
         return True
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """What this process has measured since the last call."""
+        """Returns the measurements of this process since the last call; None: there are none, or they are not due."""
         try:
             if not self.measures.is_due and (self.scheduler_side is None or self.scheduler_side.is_busy):
                 return None
@@ -422,7 +434,8 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return ConnectorProm(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """Blocks that came into the server's memory, and that left it. Made here: later nobody would catch a fault."""
+        """Returns events about blocks that were stored in or removed from the cache. They are taken here, not lazily by
+        vLLM, where a fault would not be caught."""
         try:
             return tuple(self.scheduler_side.take_events()) if self.scheduler_side is not None else ()
         except Exception as fault:  # noqa: BLE001  (as in degrade)

@@ -10,28 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import SegmentMap
-from kvoffload.connector.rank_part import RankPart
-from kvoffload.connector.step_plan import BlockMoves, LoadJob, SaveJob
+from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, SaveJob
+from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.hash_rows import as_rows
 from kvoffload.native import finish_digests
 from kvoffload.transfer.copy_engine import CopyItems, RunDigests
 
 
 class PlannedSave(NamedTuple):
-    """What a rank copies of a save job."""
+    """A rank's copies of a save job."""
 
     items: CopyItems
     scratch: npt.NDArray[np.uint8]
-    """Memory of the slots whose bytes nobody reads: only their digests are wanted. To be kept until it is copied."""
+    """Memory for records of which only the digests are wanted. The caller keeps it until the copies have ended."""
 
 
 class RankRecords:
     """Finds a rank's records in an engine's session. All shards of a group's block lie in one slot, one behind the
     other.
 
-    `own_groups`: by group of the session that is the rank's, the one of the rank's own page map that has the first of
-    its shards; the others' follow. `record_bytes`: by group of the session, of one shard. `fingerprint`: the engine's,
-    which digests are made with.
+    `own_groups`: for each group of the session that the rank has, the group of its page map with the first of its
+    shards; those of the other shards follow. `record_bytes`: size of one shard, by group of the session. `fingerprint`:
+    the engine's, which goes into digests.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class RankRecords:
             self.own_groups[group] = own
 
     def begin_of(self, group: int) -> int:
-        """Where this rank's records begin in a slot of the group."""
+        """Returns where this rank's records begin in a slot of the group, in bytes."""
         return int(self.part.shards[group]) * self.record_bytes[group]
 
     def plan_save(self, memory: SegmentMap, job: SaveJob) -> PlannedSave:
-        """Where the records go that are this rank's to write, and those that it only makes digests of. ValueError: one
-        lies nowhere."""
+        """Plans the records that this rank writes, and those of which it only makes digests. ValueError: a slot's
+        address is not in the memory."""
         digested = self.part.find_digested(job)
         moves, is_written = job.moves.choose(digested), self.part.find_written(job)[digested]
         firsts = np.empty(len(moves), np.uint64)
@@ -63,12 +63,13 @@ class RankRecords:
         return PlannedSave(self._make_items(moves, firsts), scratch)
 
     def plan_load(self, memory: SegmentMap, moves: BlockMoves) -> CopyItems:
-        """Returns what is to be copied of these moves, with where each record lies. ValueError: one lies nowhere."""
+        """Plans this rank's part of a load. ValueError: a record's address is not in the memory."""
         mine = moves.choose(self.part.find_loaded(moves))
         return self._make_items(mine, self._find_firsts(memory, mine))
 
     def compare(self, job: LoadJob, totals: RunDigests) -> str:
-        """What is wrong with the first loaded record whose bytes are not those that were saved; empty: all are."""
+        """Returns a line about the first loaded record whose bytes are not those that were saved; empty: there is
+        none."""
         assert job.wanted is not None
         at = np.flatnonzero(self.part.find_loaded(job.moves))
         groups, blocks, names = job.moves.groups[at], job.moves.blocks[at], as_rows(job.wanted.hashes)[at]
@@ -87,15 +88,15 @@ class RankRecords:
                 shard=shard,
             )
             wanted = job.wanted.digests[shard, at[mine]]
-            # 0: nobody has made a digest of this record yet.
+            # A digest of 0 means that none was made of this record yet.
             bad = (np.frombuffer(found, np.uint64) != wanted) & (wanted != 0)
             if bad.any():
                 block = int(blocks[mine[bad.argmax()]])
-                return f"a record of group {group} is not what was saved (loaded into block {block})"
+                return f"a record of group {group} differs from the saved bytes (loaded into block {block})"
         return ""
 
     def _find_firsts(self, memory: SegmentMap, moves: BlockMoves) -> npt.NDArray[np.uint64]:
-        """Where the first of this rank's records of each block lies in this process."""
+        """Returns the address in this process of this rank's first record of each block."""
         firsts = np.empty(len(moves), np.uint64)
         for group in self._groups:
             mine = moves.groups == group

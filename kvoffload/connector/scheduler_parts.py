@@ -1,4 +1,4 @@
-"""What the scheduler side decides with, put together from what the ranks of an engine said."""
+"""The parts with which the scheduler side decides, assembled from what the ranks of an engine registered."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from kvoffload.client import Heard
-from kvoffload.connector.block_chain import NO_MASK
-from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.common.block_chain import NO_MASK
+from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.step_plan import GroupFacts, Place, WorkerFacts
+from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine.events import CacheEvents
+from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.engine.traces import open_traces
 from kvoffload.connector.engine.vllm_compat import GroupKind
-from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.hints.request_hints import RequestHints
 from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingTerms, agree, make_register, name_node
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import PromptNotes
 from kvoffload.connector.loads.restores import Restores, RestoreTerms
 from kvoffload.connector.loads.step_times import StepTimes
-from kvoffload.connector.measures import Measures
 from kvoffload.connector.nodes.all_nodes import AllNodes
 from kvoffload.connector.nodes.other_node import OtherNode
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
@@ -31,8 +33,6 @@ from kvoffload.connector.saves.policy import Eager, PolicyName, SavePolicy, Seco
 from kvoffload.connector.saves.saves import Saves
 from kvoffload.connector.saves.terms import SaveTerms
 from kvoffload.connector.saves.worth import GATHERED_TOKENS, SaveWorth
-from kvoffload.connector.step_plan import GroupFacts, Place, WorkerFacts
-from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import Register
 
 if TYPE_CHECKING:
@@ -41,22 +41,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PIN_SHARE, MOST_PIN_SHARE = 8, 4
-"""At most one block in so many is pinned for saving, but always one of each group: a hit needs all of them."""
+"""At most one block in `PIN_SHARE` is pinned for saving, and one in `MOST_PIN_SHARE` if saves need more; but always one
+of each group, since a hit needs all groups."""
 SAVING_STEPS = 2
-"""From the plan of a save to its end, for each step that is under way."""
+"""Number of steps from the plan of a save to its end, for each step that is under way."""
 STEPS_AHEAD = 4
-"""That the engine's queue is watched for: as long as a save takes, and as much again."""
+"""Number of future steps whose blocks are watched in the engine's free queue: twice as many as a save takes."""
 
 SEEN_PER_BLOCK = 8
-"""Blocks that `second_use` remembers to have seen, for each that the engine has room for."""
+"""Number of seen blocks that `second_use` remembers, for each block that the engine has room for."""
 
 OpenCache = Callable[[Register, EngineFacts, Callable[[Heard, int], None] | None], CacheClient]
-"""Hears how to register, what the ranks said, and who wants to hear of the server's events."""
+"""Opens the cache. Takes the registration, the ranks' facts, and the callback for the server's events, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerTerms:
-    """What the scheduler side is given: from settings and from the engine's configuration."""
+    """The scheduler side's terms, from settings and from the engine's configuration."""
 
     sharing: SharingTerms
     hit_alignment: int
@@ -65,52 +66,54 @@ class SchedulerTerms:
     promote_wait_s: float = 0.0
     arrival_wait_s: float = 0.0
     saves: bool = True
-    """The engine saves what it computes."""
+    """Whether the engine saves what it computes."""
     hands_over: bool = False
-    """It computes prompts for others, which are told what to expect."""
+    """Whether the engine computes prompts for others, which are told what to expect."""
     save_policy: PolicyName = "auto"
     traces_endpoint: str | None = None
-    """Where the engine sends what it traces; None: nowhere."""
+    """The address to which the engine sends its traces; None: nowhere."""
     event_kinds: tuple[GroupKind, ...] | None = None
-    """Of the engine's block tables, for events of what becomes of cached blocks; None: nobody wants to hear."""
+    """Kinds of the engine's block tables, for events about cached blocks; None: events are not wanted."""
     events_again_s: float = 0.0
-    """How often events tell all again; 0: never."""
+    """Seconds between events that repeat the whole inventory; 0: they never do."""
     has_prefix_cache: bool = True
-    """Of the engine's own."""
+    """Whether the engine has a prefix cache of its own."""
     whole_prompts: bool = False
     drops_last_block: bool = False
-    """Of the engine's own hits: see `vllm_compat.drops_last_block`."""
+    """Whether the engine drops the last block of its own hits: see `vllm_compat.drops_last_block`."""
+    replayed_tokens: int = 0
+    """Number of tokens before the end of each hit that the engine computes again: see `vllm_compat.replayed_tokens`."""
     step_tokens: int = 8192
-    """That all requests gain together in a step at most."""
+    """Maximum number of tokens that all requests together gain in a step."""
     max_requests: int = 256
-    """That run at a time."""
+    """Maximum number of requests that run at a time."""
     steps_under_way: int = 1
     decoded_tokens: int = 1
-    """That a request gains in a step at most when its prompt is computed."""
+    """Maximum number of tokens that a request gains in a step once its prompt is computed."""
     round_steps: int = ROUND_STEPS
     gathered_tokens: int = GATHERED_TOKENS
     retention_interval: int | None = 0
-    """Tokens between boundaries that the engine retains in windows; 0: none at intervals, None: all."""
+    """Number of tokens between the boundaries whose windows the engine retains; 0: none at intervals, None: all."""
 
 
 class RankPlaces:
-    """Knows where every rank of the engine may copy: only there a hit is reported and a slot used.
+    """The places where every rank of the engine may copy: hits are reported and slots used only there.
 
     Owned by the scheduler's thread.
     """
 
     def __init__(self, ranks: int, *, nodes: AllNodes | None = None, node_ranks: int = 0) -> None:
-        """Takes how many there are; with several nodes, what knows their places together, and how many each has."""
+        """Takes the number of ranks; with several nodes, also the nodes, and the number of ranks on each."""
         self._ranks = ranks
         self._nodes = nodes
         self._node_ranks = node_ranks or ranks
         self._by_rank: dict[int, tuple[Place, ...]] = {}
         self._by_node: list[frozenset[Place]] = []
         self._everywhere: frozenset[Place] = frozenset()
-        """On a single node."""
+        """The places where all ranks of the first node may copy; without several nodes these are all ranks."""
 
     def note(self, places: Mapping[int, Sequence[Place]]) -> None:
-        """What ranks have said, each of all its places."""
+        """Takes the places of some ranks: for each of them all places where it may copy now."""
         if not places:
             return
         self._by_rank.update({rank: tuple(Place(*place) for place in mine) for rank, mine in places.items()})
@@ -122,21 +125,21 @@ class RankPlaces:
 
     @property
     def are_all_known(self) -> bool:
-        """Every rank has said that it may copy somewhere."""
+        """Whether every rank has said that it may copy somewhere."""
         return len(self._by_rank) == self._ranks and all(self._by_rank.values())
 
     def has_all(self, place: Place) -> bool:
         return place in self._everywhere
 
     def have_all_nodes(self, place: Place) -> bool:
-        """The same of a place that is one of each node."""
+        """Whether every node has a place that belongs to this one, and all ranks of the node may copy there."""
         places = () if self._nodes is None else self._nodes.find_places(place.memory_id)
         return len(places) == len(self._by_node) > 0 and all(map(frozenset.__contains__, self._by_node, places))
 
 
 @dataclass(frozen=True)
 class SchedulerParts:
-    """What there is once the workers have told what they registered."""
+    """The parts of the scheduler side, which exist once the workers have told what they registered."""
 
     cache: CacheClient
     groups: GroupTable
@@ -151,10 +154,11 @@ class SchedulerParts:
     hints: RequestHints
     events: CacheEvents | None
     nodes: AllNodes | None
-    """The same as `cache` where the engine's ranks are on several machines."""
+    """The same object as `cache` if the engine's ranks are on several machines, else None."""
 
     def close(self) -> None:
-        """Nothing is asked of the cache, or heard of it, any more."""
+        """Closes the cache: afterwards nothing asks it, and it reports no more events."""
+        self.restores.notes.close()
         self.cache.close()
         if self.events is not None:
             self.events.close()
@@ -171,8 +175,8 @@ def assemble(
     is_known: Callable[[TrackedRequest], bool] = lambda tracked: True,
     find_mask: Callable[[], bytes] = lambda: NO_MASK,
 ) -> SchedulerParts:
-    """Puts the parts together; `is_known` is what `Saves` asks, `find_mask` what `CacheEvents` does. Raises where ranks
-    disagree, and what keeps the cache from being opened."""
+    """Puts the parts together; `Saves` asks `is_known`, and `CacheEvents` asks `find_mask`. Raises if ranks disagree,
+    and if the cache cannot be opened."""
     sharing = terms.sharing
     engine = agree(facts, sharing)
     groups = GroupTable(
@@ -211,7 +215,7 @@ def assemble(
         is_ready=is_ready,
         is_known=is_known,
         note_saved=None if events is None else events.note_tokens,
-        look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=terms.round_steps),
+        look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=_find_round_steps(terms, groups, worth)),
         measures=measures,
         clock=clock,
     )
@@ -225,6 +229,7 @@ def assemble(
             always=terms.load_always,
             promote_wait_s=terms.promote_wait_s,
             arrival_wait_s=terms.arrival_wait_s,
+            replayed_tokens=terms.replayed_tokens,
         ),
         judge=judge,
         notes=PromptNotes(cache, judge, measures, open_traces(terms.traces_endpoint), clock),
@@ -246,7 +251,7 @@ def _join_nodes(
     sharing: SharingTerms,
     clock: Callable[[], float],
 ) -> AllNodes:
-    """This node's client and what the lowest ranks of the others have said, as one cache."""
+    """Joins this node's client, and what the lowest ranks of the other nodes have reported, to one cache."""
     others = [OtherNode(groups=len(groups), clock=clock) for _ in range(sharing.nodes - 1)]
     nodes = AllNodes(
         own,
@@ -260,12 +265,20 @@ def _join_nodes(
 
 
 def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:
-    """What all requests of a step can take of the engine's pool."""
+    """Returns the maximum number of blocks that all requests of a step can take from the engine's pool."""
     return sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.table_rules)
 
 
+def _find_round_steps(terms: SchedulerTerms, groups: GroupTable, worth: SaveWorth) -> int:
+    """Returns the steps from one look at decoding requests to the next. If their windows are saved at intervals, it is
+    looked before the engine drops a block of one."""
+    if not worth.interval:
+        return terms.round_steps
+    return max(min(terms.round_steps, (groups.spare_tokens + 1) // terms.decoded_tokens), 1)
+
+
 def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> int:
-    """One block in eight, or in four where the steps that a save takes fill more than that; and one of each group."""
+    """Returns one block in eight, or up to one in four if a save's steps fill more; at least one of each group."""
     wanted = SAVING_STEPS * terms.steps_under_way * _blocks_a_step(terms, groups)
     return max(len(groups.of_table), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
 
@@ -282,5 +295,5 @@ def _make_policy(
     look_ahead = min(STEPS_AHEAD * terms.steps_under_way * _blocks_a_step(terms, groups), engine.num_blocks)
     if name == "on_evict":
         return EvictionWatch(pool, groups, look_ahead=look_ahead)
-    # Somebody waits for what a producer saves, whatever that displaces.
+    # Another engine waits for a producer's blocks, so they are saved at once even if that displaces others.
     return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: terms.hands_over or cache.has_room)

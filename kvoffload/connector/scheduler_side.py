@@ -10,18 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvoffload.cache import Ask
-from kvoffload.connector.block_chain import NO_MASK, BlockChain
-from kvoffload.connector.engine import vllm_compat
-from kvoffload.connector.hints.request_hints import is_kept
-from kvoffload.connector.identity.agreement import Rank, refuse_changes
-from kvoffload.connector.identity.masks import RequestMasks
-from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
-from kvoffload.connector.loads.engine_prefix import find_branch
-from kvoffload.connector.loads.routed_hits import RoutedHits
-from kvoffload.connector.measures import Measures
-from kvoffload.connector.request_terms import NO_TERMS, read_terms
-from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
-from kvoffload.connector.step_plan import (
+from kvoffload.connector.common.block_chain import NO_MASK, BlockChain
+from kvoffload.connector.common.request_terms import NO_TERMS, read_terms
+from kvoffload.connector.common.step_plan import (
     NOTHING_TO_DO,
     ONLY_A_FORWARD,
     UNASKED,
@@ -32,7 +23,16 @@ from kvoffload.connector.step_plan import (
     WorkerReport,
     store_apart,
 )
-from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.connector.common.tracked_request import TrackedRequest
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine.measures import Measures
+from kvoffload.connector.hints.request_hints import is_kept
+from kvoffload.connector.identity.agreement import Rank, refuse_changes
+from kvoffload.connector.identity.masks import RequestMasks
+from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
+from kvoffload.connector.loads.engine_prefix import find_branch
+from kvoffload.connector.loads.routed_hits import RoutedHits
+from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
 from kvoffload.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -44,14 +44,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENDING_S = 2.0
-"""How long an engine that is told to stop goes on saving what its cache holds and the pool does not: vLLM gives it five
-seconds."""
-LEFT_WAIT_S = 0.5
-"""How long an idle engine steps on for blocks that wait for slots: they may never come."""
+"""How long an engine that is told to stop goes on saving blocks that the pool lacks, in seconds: vLLM gives it five."""
+LEFT_WAIT_S = 2.0
+"""How long an idle engine goes on stepping for blocks that wait for slots, in seconds: slots may never come."""
 JOIN_WAIT_S = 5.0
-"""The same for ranks that join another session."""
+"""How long an idle engine goes on stepping while its ranks join another session, in seconds."""
 MAX_NOTES = 20
-"""Lines about requests that ask for what cannot be."""
+"""Maximum number of log lines about requests whose parameters cannot be honoured."""
 
 
 class SchedulerSide:
@@ -71,52 +70,53 @@ class SchedulerSide:
         self._pool: BlockPool | None = None
         self.parts: SchedulerParts | None = None
         self.facts: dict[Rank, WorkerFacts] = {}
-        """That the parts were made with."""
+        """The facts from which `parts` were assembled, by rank."""
         self.masks = RequestMasks()
         self._proof = WeightProof(clock)
         self._ends_s: float | None = None
-        """When an engine that was told to stop has to have ended."""
+        """When an engine that was told to stop must have ended; None: it was not told to."""
         self._idle_since_s: float | None = None
-        """When the engine was seen idle first, since it computed something or a save was planned."""
+        """When the engine was first seen idle, since it last computed something or a save was planned."""
         self._rest = 0
-        """Steps for which nothing is to be planned, unless another hook has something to say before."""
+        """Number of steps that need no plan, unless another hook brings work before they are over."""
         self.rested = 0
-        """How many of them are over."""
+        """How many of these steps are over."""
         self._memory_id = 0
         self._former: set[int] = set()
         self._notes = 0
         self._heard_warnings = 0
         self.is_mixed = False
-        """The engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
+        """Whether the engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
         self._is_asleep = False
-        """The engine woke, and a rank of it did not."""
+        """Whether the engine woke while one of its ranks did not."""
         self._is_parting = False
-        """Ranks are to store apart what they do not have in common, as soon as nothing is on its way."""
+        """Whether ranks will store the groups in which they differ apart, as soon as no save or load is on its way."""
         self._joins_until_s = 0.0
-        """Until when an idle engine steps to hear that its ranks have joined another session."""
+        """The time until which an idle engine goes on stepping, to hear that its ranks have joined another session."""
         self._has_changed = False
-        """A rank of it woke as another one."""
+        """Whether saving and restoring have ended for good: a rank registered something else when the engine woke, or
+        ranks that hold different bytes could not be separated."""
         self._measures = measures or Measures()
         self._routed = RoutedHits(self._measures)
 
     @property
     def is_open(self) -> bool:
-        """The ranks have said what they registered, and the cache was opened."""
+        """Whether the ranks have said what they registered, and the cache was opened."""
         return self.parts is not None
 
     @property
     def has_pending_saves(self) -> bool:
-        """Blocks are pinned; they come free by themselves."""
+        """Whether saves hold blocks pinned; these come free by themselves."""
         return self.parts is not None and self.parts.saves.pending > 0
 
     @property
     def will_free_blocks(self) -> bool:
-        """Waiting for pins is better than preempting somebody, where that brings blocks."""
+        """Whether a save's end will free blocks: then the engine should wait for it and not preempt a request."""
         return self.parts is not None and self.parts.saves.will_free_blocks
 
     @property
     def has_pending_work(self) -> bool:
-        """Workers or the server owe an answer: the engine must go on stepping to hear it."""
+        """Whether workers or the server owe an answer, so that the engine must go on stepping to hear it."""
         parts = self.parts
         if parts is None:
             return False
@@ -132,18 +132,18 @@ class SchedulerSide:
 
     @property
     def is_busy(self) -> bool:
-        """There is going to be another step."""
+        """Whether there will be another step."""
         return bool(self.requests) or self.has_pending_work
 
     def bind_pool(self, pool: BlockPool) -> None:
-        """The engine's block pool, once."""
+        """Takes the engine's block pool. Called once."""
         self._pool = pool
 
     def accept_facts(self, facts: Mapping[Rank, WorkerFacts]) -> None:
-        """Takes what every rank registered. Raises where ranks disagree, and what keeps the cache from being opened.
+        """Takes what every rank registered. Raises if ranks disagree, and if the cache cannot be opened.
 
-        An engine that wakes says it again: where its ranks may copy then is noted. Anything else that they say ends all
-        saving and restoring, and is raised.
+        An engine that wakes calls it again, which tells where its ranks may copy now. If they registered anything else
+        than before, all saving and restoring ends, and IdentityError is raised.
         """
         assert self._pool is not None, "the engine binds its pool before the handshake"
         if self.parts is not None:
@@ -193,11 +193,11 @@ class SchedulerSide:
 
     @property
     def _is_off(self) -> bool:
-        """Nothing is saved or restored of requests that arrive, and nothing waited for."""
+        """Whether requests that arrive are neither saved, restored nor made to wait."""
         return self.is_mixed or self._is_asleep or self._has_changed or self._is_parting
 
     def add_request(self, request: Request) -> None:
-        """A request that may be scheduled from now on."""
+        """Takes a request that may be scheduled from now on."""
         self._rest = 0
         parts = self.parts
         if parts is None:
@@ -224,7 +224,7 @@ class SchedulerSide:
         if terms.expected_hit_tokens:
             self._routed.add(tracked)
         parts.restores.expect(tracked)
-        # Last: whatever is wrong with what strangers say, the request is known.
+        # Last: if reading hints that come from outside fails, the request is known already.
         envelope = vllm_compat.find_hints(request)
         if envelope is not None or terms is not NO_TERMS:
             tracked.wishes = parts.hints.read(envelope, terms)
@@ -232,7 +232,7 @@ class SchedulerSide:
             parts.hints.arrive(tracked)
 
     def match(self, request: Request, local: int) -> int | None:
-        """Tokens that an asynchronous load would bring beyond the engine's own; None: ask again."""
+        """Returns how many tokens an asynchronous load would bring beyond the engine's own; None: ask again."""
         self._rest = 0
         tracked, parts = self.requests.get(request.request_id), self.parts
         if tracked is None or parts is None:
@@ -246,11 +246,11 @@ class SchedulerSide:
             tracked.chain, tracked.noted_tokens = BlockChain(parts.groups, mask), 0
             parts.restores.forget(request.request_id)
         found = parts.restores.match(tracked, local, version=parts.saves.version)
-        # The head of the queue is asked about in every step while there is no room for it.
+        # The engine asks about the head of its queue in every step while there is no room for it.
         if found is not None and parts.events is not None and local + found > tracked.noted_tokens:
             parts.events.note_found(tracked, local + found)
             tracked.noted_tokens = local + found
-        # Only a request without blocks is asked about. If it was preempted, all its blocks are looked at again.
+        # The engine asks only about requests without blocks. After a preemption all blocks are looked at again.
         branch = 0 if found is None else find_branch(parts.cache, parts.groups, tracked, local + found)
         tracked.progress = parts.worth.begin(
             prompt_tokens=request.num_prompt_tokens,
@@ -260,7 +260,7 @@ class SchedulerSide:
         return found
 
     def admit(self, request: Request) -> None:
-        """It was given blocks, and runs from now on, or after its load."""
+        """Notes that the engine has given a request blocks: it runs from now on, or after its load."""
         self._rest = 0
         tracked = self.requests.get(request.request_id)
         if self.parts is not None and tracked is not None:
@@ -269,20 +269,20 @@ class SchedulerSide:
                 self.parts.hints.admit(tracked)
 
     def plan_load(self, request: Request, block_ids: Sequence[Sequence[int]], external: int) -> None:
-        """Blocks were allocated for a hit of so many tokens: a load is queued for the next plan."""
+        """Queues a load for the next plan: the engine has allocated blocks for a hit of `external` tokens."""
         self._rest = 0
         tracked = self.requests.get(request.request_id)
         if self.parts is not None and tracked is not None:
             self.parts.restores.plan(tracked, block_ids, external)
 
     def doom_load(self, request: Request) -> None:
-        """Is told that `plan_load` raised: the hit was reported, so the load must be seen to fail."""
+        """Reports the load as failed in the next plan: `plan_load` raised, and the engine expects the hit's tokens."""
         self._rest = 0
         if self.parts is not None:
             self.parts.restores.doom(request.request_id)
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
-        """This step's loads and saves, for every worker, and what other nodes are told."""
+        """Returns this step's loads and saves, for every worker, and the orders for other nodes."""
         tokens = output.total_num_scheduled_tokens
         if self.rested < self._rest:
             self.rested += 1
@@ -308,7 +308,7 @@ class SchedulerSide:
         parts.cache.begin_step()
         state = output.kv_connector_block_state
         saves: tuple[SaveJob, ...] = ()
-        # From here on nothing may go wrong that is not seen to there: what is planned has to be sent.
+        # Planned saves and loads must be sent: from here on, every step has to clean up after its own failure.
         if state is not None and not self._is_parting:
             saves = parts.saves.plan_step(
                 self.requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
@@ -321,7 +321,7 @@ class SchedulerSide:
         sample = self._proof.take_question(has_forward=tokens > 0) if self._proof.is_open else 0
         if not (loads or saves or doomed or retired or apart or sample or parts.nodes):
             if step:
-                # No rest after it: where it computes prompts, the next one tells what steps take without.
+                # No rest after a measured step: if it computes prompts, the next one shows what steps take without.
                 return StepPlan(has_forward=tokens > 0, step=step)
             self._rest = self._find_rest(parts)
             return ONLY_A_FORWARD if tokens else NOTHING_TO_DO
@@ -329,7 +329,7 @@ class SchedulerSide:
         return plan if parts.nodes is None else parts.nodes.complete(plan)
 
     def rescue_plan(self, output: SchedulerOutput) -> StepPlan:
-        """Returns what must be sent although planning failed: queued loads, or their requests would wait for ever."""
+        """Returns the plan to send when planning failed: queued loads, whose requests would else wait for ever."""
         if self.parts is None:
             return NOTHING_TO_DO
         loads, doomed = self.parts.restores.take_jobs()
@@ -337,7 +337,7 @@ class SchedulerSide:
         return plan if self.parts.nodes is None else self.parts.nodes.complete(plan)
 
     def end_transfers(self, finished: Set[str], failed: Set[str], report: WorkerReport | None) -> None:
-        """What the workers have reported since the last step."""
+        """Takes what the workers have reported since the last step: finished and failed loads, and ended saves."""
         parts = self.parts
         if parts is None:
             return
@@ -356,7 +356,7 @@ class SchedulerSide:
             if finished or failed:
                 parts.restores.end_loads(finished, failed, alive=self.requests)
         finally:
-            # Whatever goes wrong with loads: pins of saves that are not ended here stay for ever.
+            # Also if ending loads failed: the blocks of saves that are not ended here would stay pinned for ever.
             if report is not None:
                 parts.places.note(report.places)
                 self._is_asleep = self._is_asleep and not parts.places.are_all_known
@@ -366,8 +366,8 @@ class SchedulerSide:
                         self._begin_parting(parts)
 
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> int:
-        """It has finished or was aborted; its blocks are freed after this. Returns how many of its tokens another
-        engine may expect in the cache, if this one computes prompts for others."""
+        """Ends a request that has finished or was aborted; its blocks are freed after this. Returns how many of its
+        tokens another engine may expect in the cache, if this one computes prompts for others."""
         self._rest = 0
         tracked, parts = self.requests.pop(request.request_id, None), self.parts
         if tracked is not None and tracked.terms.expected_hit_tokens:
@@ -379,7 +379,7 @@ class SchedulerSide:
         if tracked.wishes:
             self._end_hints(parts, tracked)
         if not tracked.has_run:
-            # Its blocks may not hold yet what the engine counts as computed: a load, of ours or of another connector.
+            # A load, ours or another connector's, may still be filling blocks that the engine counts as computed.
             return 0
         return self._count_expected(parts, tracked) if self.terms.hands_over else 0
 
@@ -391,7 +391,7 @@ class SchedulerSide:
         parts.hints.end(tracked, tokens)
 
     def _count_expected(self, parts: SchedulerParts, tracked: TrackedRequest) -> int:
-        """Returns how many tokens of a request that has ended are saved or on their way, for others to load."""
+        """Returns how many tokens of a request that has ended are saved or being saved, for others to load."""
         if tracked.is_tainted or tracked.terms.skip_save:
             return 0
         groups = parts.groups
@@ -399,12 +399,12 @@ class SchedulerSide:
         tokens = groups.align(min(computed, tracked.lost_from, tracked.progress.limit))
         if not groups.with_states or not tokens:
             return tokens
-        # Where states are is up to the engine, and what it had itself it does not hand off again.
+        # The engine chooses at which boundaries there are states, and does not hand off again those that it had itself.
         there = parts.cache.find_boundary(Ask(tracked.chain.data, limit=tokens, alignment=groups.alignment))
         return max(there, groups.align(min(tokens, tracked.progress.states_end)))
 
     def _begin_parting(self, parts: SchedulerParts) -> None:
-        """Nothing is begun any more in the session that all of it went to so far."""
+        """Begins no further save or load in the present session: ranks that should hold equal bytes do not."""
         self._is_parting = True
         for tracked in self.requests.values():
             tracked.is_tainted = True
@@ -414,8 +414,9 @@ class SchedulerSide:
         parts.hints.let_go()
 
     def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[GroupKey, ...]]:
-        """Everything begins anew with what these groups really are: other names, slots of every rank's own bytes, and a
-        session for them. Which groups, for the ranks to do the same. Requests that run are not saved any more."""
+        """Builds all parts again, with the unequal groups stored apart: their blocks get other names, slots with every
+        rank's own bytes, and a new session. Returns the new parts, and these groups, for the ranks to do the same.
+        Requests that run are not saved any more."""
         unequal = [former.groups.facts[group] for group in sorted(former.saves.rank_digests.unequal)]
         apart = tuple(group.key for group in unequal)
         facts = {
@@ -433,10 +434,11 @@ class SchedulerSide:
         return parts, apart
 
     def _judge_weights(self, weights: Mapping[int, tuple[int, bytes]]) -> None:
-        """Where they are the same after a sleep, everything has the names that it had before it."""
+        """Takes the ranks' proofs of their weights. If they are the same after a sleep, blocks get back the names that
+        they had before it."""
         if any(number == UNASKED for number, _ in weights.values()):
             logger.warning(
-                "the weights have changed and nobody has reset the caches: what was saved before is not found any more"
+                "the weights have changed without a reset of the caches: blocks saved before are not found any more"
             )
             self.clear()
             return
@@ -452,15 +454,15 @@ class SchedulerSide:
         if verdict is Verdict.SAME:
             self.masks.take_back()
         found = "is found again" if verdict is Verdict.SAME else "is not found any more"
-        logger.info("weights after the sleep: %s; what was saved before it %s", verdict.value, found)
+        logger.info("weights after the sleep: %s; blocks saved before it %s", verdict.value, found)
 
     def clear(self) -> None:
-        """Sees to it that nothing saved so far is found again: the weights it was made with are gone, or somebody wants
-        a cold cache.
+        """Keeps this engine from finding anything that was saved so far: the weights that made it are gone, or the user
+        wants a cold cache.
 
-        Other engines that share the server go on with what they have; this one's blocks have other names from now on,
-        unless it is a sleep that this reset is for, and the same weights wake from it. Requests that run hold blocks of
-        the old weights, which nobody is to find under the new names.
+        Other engines that share the server keep their blocks; this engine's have other names from now on, unless the
+        reset is part of a sleep from which the same weights wake. Requests that run hold blocks of the old weights:
+        these are not saved, so that no request finds them under the new names.
         """
         self._rest = 0
         self.masks.renew()
@@ -487,18 +489,18 @@ class SchedulerSide:
         return parts.restores.pending > 0 or vllm_compat.has_cached_blocks(self._pool)
 
     def begin_ending(self) -> None:
-        """The engine was told to stop. May be called in a signal handler."""
+        """Notes that the engine was told to stop. May be called in a signal handler."""
         if self._ends_s is None:
             self._ends_s = self._clock() + ENDING_S
         self._rest = 0
 
     def _is_ending(self, parts: SchedulerParts) -> bool:
-        """There is still time, and something to save before the engine's own cache is gone."""
+        """Whether the engine ends, and there is still time and something to save before its own cache is gone."""
         return self._ends_s is not None and parts.policy.is_watching and self._clock() < self._ends_s
 
     @property
     def _has_waited(self) -> bool:
-        """Long enough for slots, without anything to compute."""
+        """Whether the engine has waited long enough for slots, without anything to compute."""
         return self._idle_since_s is not None and self._clock() >= self._idle_since_s + LEFT_WAIT_S
 
     def close(self) -> None:
@@ -508,13 +510,13 @@ class SchedulerSide:
             self.parts.close()
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """What became of cached blocks since the last call."""
+        """Returns the events about cached blocks since the last call."""
         if self.parts is None or self.parts.events is None:
             return ()
         return self.parts.events.take()
 
     def note_gauges(self) -> None:
-        """Somebody is about to take what was measured."""
+        """Sets the gauges to their present values. Called just before the engine takes the measurements."""
         parts = self.parts
         if parts is not None:
             parts.hints.count_answers()
@@ -526,11 +528,12 @@ class SchedulerSide:
             self._heard_warnings = heard
 
     def _is_known(self, tracked: TrackedRequest) -> bool:
-        """Whether its blocks still hold what their names say, as far as that may change while it runs."""
+        """Whether the blocks of a request still match their names, as far as that may change while it runs."""
         return self.masks.find(tracked.request, tracked.terms) == tracked.chain.mask
 
     def _find_rest(self, parts: SchedulerParts) -> int:
-        """Says, after a step without anything to do, how many are going to be like it if nothing happens."""
+        """Returns, after a step with nothing to do, how many of the next steps will need no plan if no hook is called
+        before."""
         if self.has_pending_saves or parts.groups.with_states or parts.policy.is_watching:
             return 0
         if not (parts.restores.is_quiet and parts.hints.is_quiet):
@@ -538,7 +541,7 @@ class SchedulerSide:
         return parts.saves.look_out.rest_steps
 
     def _find_retired(self) -> tuple[int, ...]:
-        """Memories of former servers that no job uses any more."""
+        """Returns the memories of former servers that no job uses any more, each once."""
         assert self.parts is not None
         current = self.parts.cache.memory_id
         if current != self._memory_id:

@@ -28,13 +28,13 @@ from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManag
 
 from kvoffload.cache import GroupRule
 from kvoffload.config.sources import load_settings
+from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine_log import join_engine_log
 from kvoffload.connector.identity.agreement import SharingTerms, make_register
 from kvoffload.connector.secondary.identity import describe_tier, find_prefix_groups, names_are_private
 from kvoffload.connector.secondary.lookups import TierLookups
 from kvoffload.connector.secondary.transfers import ROWS, TierTransfers, TransferTerms, map_rows
-from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.engines.degrade import degrade
 from kvoffload.errors import ServerError, UnsupportedError
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPARE_SLOTS = 16
-"""So many slots are held ready beyond what the chunks of two steps take."""
+"""Number of slots held ready in addition to those for the chunks of two steps."""
 _DATA_PARALLEL_RANK = re.compile(r"_dp\d+$")
 
 
 class KVOffloadTier(SecondaryTierManager):
     """Called by the engine's scheduler, one call at a time. Nothing waits but the start, `drain_jobs` and `shutdown`.
 
-    vLLM takes a job's chunks for its own again when the job is answered, never before.
+    vLLM reuses a job's chunks only after the job is answered.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class KVOffloadTier(SecondaryTierManager):
         locality: str | None = None,
         **settings: object,
     ) -> None:
-        """`settings`: ours, by the names of `docs/configuration.md`. Raises what keeps the engine from starting: a
-        setting that there is not, an engine that cannot be told from others, a server that refuses it."""
+        """`settings` are ours, by the names in `docs/configuration.md`. Raises if the engine must not start: a setting
+        is unknown, the engine cannot be told from others, or a server refuses it."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         join_engine_log()
         self.locality = None if locality is None else Locality(locality)
@@ -86,8 +86,8 @@ class KVOffloadTier(SecondaryTierManager):
         found = vllm_compat.find_engine_of_tier(rows.engine_id)
         if found is None:
             raise UnsupportedError(
-                f"vLLM {vllm.__version__} shows its configuration to no secondary tier, so that nothing tells whose "
-                f"chunks these are",
+                f"vLLM {vllm.__version__} does not show its configuration to secondary tiers, so that the owner of "
+                "these chunks is not known",
                 remedy="use KVOffloadConnector",
             )
         config, cache = found
@@ -105,7 +105,7 @@ class KVOffloadTier(SecondaryTierManager):
         self._jobs: dict[JobId, TransferJob] = {}
         self.cache = self._open(loaded, config, cache, identity)
         try:
-            # Addresses, not the view: vLLM closes the memory as soon as it has told us to shut down.
+            # The engine gets addresses and not the view: vLLM closes the memory right after our shutdown.
             engine = HostEngine(
                 map_rows(rows=len(primary_kv_view), row_bytes=self._block_size_bytes),
                 {ROWS: int(np.asarray(primary_kv_view).ctypes.data)},
@@ -123,7 +123,7 @@ class KVOffloadTier(SecondaryTierManager):
         return dict(self._faults)
 
     def note_fault(self, hook: str, fault: Exception) -> None:
-        """The first of a hook is logged with its trace, the rest are counted only."""
+        """Counts a fault; the first of a hook is logged with its trace, the rest are only counted."""
         self._faults[hook] = self._faults.get(hook, 0) + 1
         if self._faults[hook] == 1:
             line = "kvoffload's tier: a fault in %s is a miss; more of them are counted only"
@@ -132,27 +132,27 @@ class KVOffloadTier(SecondaryTierManager):
     # ---- what vLLM asks ----
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Chunks are stored as they become full, and what is in the CPU tier already was stored with it."""
+        """Returns the default context: chunks are stored as they become full, also those already in the CPU tier."""
         return RequestOffloadingContext()
 
     @degrade(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Reads mapped memory; the answer is RETRY while tiers below the server's memory are asked."""
+        """Looks a chunk up in mapped memory; returns RETRY while tiers slower than the server's memory are asked."""
         found = self.lookups.look(req_context.req_id, get_offload_group_idx(key), self.name_key(key))
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Chunks that the cache has are not copied again."""
+        """Begins to store chunks; those that the cache has are not copied again."""
         self._submit(job_metadata, self.transfers.store)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """What was found may be gone by now: then the job fails for it, and the request computes it."""
+        """Begins to load chunks. For chunks that are gone by now the job fails, and the request computes them."""
         self._submit(job_metadata, self.transfers.load)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """vLLM asks once a step, before the first look-up."""
+        """Returns the jobs that have ended. vLLM asks once a step, before the first look-up."""
         self._collect()
         results, self._results = self._results, []
         return results
@@ -166,8 +166,8 @@ class KVOffloadTier(SecondaryTierManager):
         self.lookups.send()
 
     def drain_jobs(self) -> None:
-        """vLLM resets its caches: for a sleep, for other weights, or because somebody asked for it. What this engine
-        stored has other names from here on, because nothing tells a tier whether the weights are still the same."""
+        """Ends all jobs, because vLLM resets its caches: for a sleep, for other weights, or by a user's request. Chunks
+        have other names from now on, because a tier does not learn whether the weights are still the same."""
         self.transfers.drain()
         self.lookups.clear()
         self._salt = os.urandom(16)
@@ -186,7 +186,7 @@ class KVOffloadTier(SecondaryTierManager):
         rows, terms = self._offloading_spec.config, self._terms
         access = CacheAccess(
             settings=settings,
-            # Beside our own connector, under MultiConnector, this is another one.
+            # A name of its own, because MultiConnector may run our connector in the same engine.
             engine=f"{rows.engine_id} tier",
             machine_key=_DATA_PARALLEL_RANK.sub("", rows.engine_id),
             engine_bytes=rows.worker_kv_bytes_per_block * rows.parallel.world_size * cache.num_blocks,
@@ -228,7 +228,7 @@ class KVOffloadTier(SecondaryTierManager):
         if self._salt:
             logger.warning(
                 "kvoffload's tier shares nothing with other engines, nor with this one after its restart: vLLM does "
-                "not tell its tiers what is in LoRA adapters; KVOffloadConnector looks into them"
+                "not tell its tiers the contents of LoRA adapters; KVOffloadConnector reads them"
             )
 
     def name_key(self, key: OffloadKey) -> bytes:

@@ -13,7 +13,20 @@ import numpy.typing as npt
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
-from kvoffload.connector.cache_client import CacheClient, CopyPlaces
+from kvoffload.connector.common.cache_client import CacheClient, CopyPlaces
+from kvoffload.connector.common.orders import NodeOrders, NodeReport
+from kvoffload.connector.common.step_plan import (
+    GroupFacts,
+    GroupKey,
+    LoadJob,
+    Place,
+    SaveJob,
+    StepPlan,
+    WeightDigests,
+    WorkerFacts,
+    WorkerReport,
+    store_apart,
+)
 from kvoffload.connector.engine.geometry import table_of
 from kvoffload.connector.engine.host_memory import HostMemory, RegisteringEngine
 from kvoffload.connector.engine.pipeline import (
@@ -34,21 +47,8 @@ from kvoffload.connector.identity.agreement import (
     name_node,
 )
 from kvoffload.connector.nodes.node_proxy import NodeProxy
-from kvoffload.connector.nodes.orders import NodeOrders, NodeReport
-from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.rank_records import RankRecords
-from kvoffload.connector.step_plan import (
-    GroupFacts,
-    GroupKey,
-    LoadJob,
-    Place,
-    SaveJob,
-    StepPlan,
-    WeightDigests,
-    WorkerFacts,
-    WorkerReport,
-    store_apart,
-)
+from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.errors import KVOffloadError, NativeError, RegistrationError, StorageError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry, PageMap, Registration
@@ -67,38 +67,38 @@ from kvoffload.types import Fingerprint
 logger = logging.getLogger(__name__)
 
 MAX_FAULT_LINES = 20
-"""A broken device fails every copy; the first lines say what there is to say."""
+"""Maximum number of log lines about faults: a broken device fails every copy, always for the same reason."""
 IDLE_WAIT_S = 0.002
-"""How long a step without a forward waits for copies to end, so that the engine does not spin."""
+"""How long a step without a forward waits for copies to end, in seconds, so that the engine does not spin."""
 DRAIN_TIMEOUT_S = 10.0
-"""How long copies on their way may go on when the engine takes its memory back; the rest fails, by CLOSE_TIMEOUT_S."""
+"""How long copies may go on when the engine takes its memory back, in seconds; the rest fails, by CLOSE_TIMEOUT_S."""
 
 _NO_WEIGHTS = WeightDigests()
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTerms:
-    """What one rank is given: from settings and from the engine's configuration."""
+    """The terms of one rank, from settings and from the engine's configuration."""
 
     rank: int
     sharing: SharingTerms
     has_self_test: bool = True
     copy_threads: int = 0
     has_late_frees: bool = False
-    """No step that was launched, or is about to be, touches the blocks of a load: it waits for none."""
+    """Whether no step that was launched, or is about to be, touches the blocks of a load: then loads wait for none."""
     open_engine: Callable[..., CopyEngine] | None = None
-    """None: the one that fits the device."""
+    """Opens the copy engine; None: the one that fits the device is opened."""
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """A job that the copy engine has, and the memory of its slots, which stays as long as this."""
+    """A job that the copy engine works on, and the memory of its slots, which stays mapped as long as this lives."""
 
     job: SaveJob | LoadJob
     memory: SegmentMap
     records: RankRecords
     scratch: npt.NDArray[np.uint8] | None = None
-    """Slots of records that are only compared."""
+    """Memory for records that are only compared; None: the job is a load."""
 
 
 @dataclass(frozen=True)
@@ -121,40 +121,43 @@ class WorkerSide:
         exchange: Exchange = lambda frame: (frame,),
         open_node: Callable[[Register, Sequence[GroupFacts]], CacheClient] | None = None,
     ) -> None:
-        """Takes its terms; `exchange` is how it hears of the other ranks of the engine, `open_node` opens the cache
-        once more, for what the scheduler side wants of this node's server if it runs on another."""
+        """Takes its terms. `exchange` swaps messages with the engine's other ranks. `open_node` opens the cache a
+        second time, for the scheduler side's orders to this node's server if it runs on another node."""
         self.terms = terms
         self._open_cache = open_cache
         self._open_node = open_node
         self.proxy: NodeProxy | None = None
-        """Of the lowest rank of a node that the scheduler side does not run on."""
+        """Asks this node's server on behalf of the scheduler side. Only the lowest rank of a node has it, and only
+        where the scheduler side runs on another node."""
         self._pipeline = Pipeline(exchange)
         self._registration = Registration()
         self.cache: CopyPlaces | None = None
         self.records: RankRecords | None = None
-        """Known when the cache is joined."""
+        """This rank's part of records; None until the cache is joined."""
         self._groups: tuple[GroupFacts, ...] = ()
-        """Of the session: with what all ranks have in common."""
+        """The groups of the session, which all ranks of the node have in common."""
         self._own_groups: dict[GroupKey, int] = {}
-        """By group of the session that is of this rank's stage: its number in the rank's page map."""
+        """The number that each session group of this rank's stage has in the rank's page map."""
         self._apart: set[GroupKey] = set()
-        """Groups of which every rank stores its own bytes, whatever their layers say."""
+        """Groups of which every rank stores its own bytes, even if its layers should hold the same ones."""
         self._name = Fingerprint(b"")
         self._register: Register | None = None
         self._described: Mapping[str, object] = {}
-        """What people are told of the engine."""
+        """A readable description of the engine."""
         self._identity = b""
-        """This rank's. A cache that is registered anew has the same, or former records would not fit."""
+        """This rank's fingerprint. A cache that is registered again must have the same, or former records do not
+        fit."""
         self._told: tuple[Place, ...] | None = ()
-        """What the scheduler side knows of this rank's places; None: nobody can say."""
+        """This rank's places as last reported to the scheduler side; None: they must be reported again."""
         self.engine: CopyEngine | None = None
         self._host_memory: HostMemory | None = None
-        """If the copy engine wants to be told of the cache's memory."""
+        """Registers the cache's memory, if the copy engine wants that."""
         self._copies: dict[CopyTicket, _Copy] = {}
         self._ended: list[_Ended] = []
         self._doomed: list[str] = []
         self._before_forward: StreamPoint | None = None
-        """What the next loads come after; None: what the engine's stream has been given when they are submitted."""
+        """The point in the engine's stream after which the next loads run; None: the stream's end at their
+        submission."""
         self._unended: list[tuple[CopyEngine, list[_Copy], HostMemory | None]] = []
         self._faults = 0
         self._device = torch.device("cpu")
@@ -171,7 +174,8 @@ class WorkerSide:
 
     @property
     def facts(self) -> WorkerFacts | None:
-        """None until tensors are registered. A rank that let go of them has nowhere to copy, and stays who it was."""
+        """This rank's registration; None until tensors are registered. A rank that has released them has no places to
+        copy to, and keeps its identity."""
         if self._facts is None or self.engine is not None:
             return self._facts
         return replace(self._facts, places=())
@@ -182,7 +186,7 @@ class WorkerSide:
 
     @property
     def is_copying(self) -> bool:
-        """Copies are on their way."""
+        """Whether copies are on their way."""
         return bool(self._copies)
 
     def register(
@@ -195,9 +199,10 @@ class WorkerSide:
         weights: WeightDigests = _NO_WEIGHTS,
         replicas: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Checks, proves, self-tests; raises what is wrong, and then holds nothing. Again after `unregister`.
+        """Registers the engine's tensors: checks them, proves that all bytes are accounted for, and tests the copies.
+        May be called again after `unregister`. After a failure, which it raises, it holds no tensors.
 
-        `replicas`: by layer, how many tensor ranks in a row hold the same bytes of it. Layers that are not in it: one.
+        `replicas`: how many tensor ranks in a row hold the same bytes of each layer; 1 for layers that are not in it.
         """
         device = next(iter(tensors.values())).device
         identity = identify(geometry)
@@ -220,7 +225,7 @@ class WorkerSide:
         fingerprint, described = identity.fingerprint(), identity.describe()
         try:
             if self._identity not in (b"", fingerprint):
-                raise RegistrationError("the engine's new cache has other records", remedy="start the engine anew")
+                raise RegistrationError("the engine's new cache has other records", remedy="restart the engine")
             first_report = self._join(fingerprint, groups, described, weights)
             self._begin_memory()
             if self._host_memory is not None:
@@ -245,18 +250,20 @@ class WorkerSide:
             self._told = self._facts.places
 
     def withdraw(self, fault: Exception) -> None:
-        """`register` raised, or is not going to be called: the engine cannot start, and no other rank waits."""
+        """Lets the other ranks know that this one will not register, so that they do not wait. The engine cannot start
+        then."""
         self._pipeline.withdraw(fault)
 
     def mark(self) -> None:
-        """Is called before the step's forward is launched: the loads that are submitted next do not wait for it.
+        """Marks the point in the engine's stream for which the next loads wait. Called before the step's forward is
+        launched, so that they do not wait for it.
 
-        Blocks of a load were allocated when the step was planned. Whoever wrote to them before that, or read them, is a
-        forward of an earlier step, with its draft model and its states. What the engine itself does to new blocks is
-        done at the beginning of this step, by either model runner: they are zeroed, and others are copied to them. All
-        of that is given to this stream before vLLM binds the plan. This step's forward has tables of other requests. If
-        some of them still name such a block, it is beyond what they look at: the engine gives it to other requests of
-        the same forward as well, which write to it.
+        Blocks of a load were allocated when the step was planned. Only forwards of earlier steps have used them before
+        that, with their draft model and their states. The engine itself prepares new blocks at the beginning of this
+        step, with either model runner: it zeroes them, or copies others to them. All of that is queued in this stream
+        before vLLM binds the plan. This step's forward has tables of other requests. If some of these still name such a
+        block, they do not look that far: the engine may give it to other requests of the same forward, which write to
+        it, just as well.
 
         An engine that frees blocks only when no step touches them any more leaves nothing to wait for.
         """
@@ -268,11 +275,11 @@ class WorkerSide:
             if self.engine is not None and stream is not None:
                 self._before_forward = self.engine.mark(stream)
         except (KVOffloadError, RuntimeError) as fault:
-            # They come after the forward.
+            # Without a mark, loads run after the forward.
             self._note_line("loads wait for the step's forward", str(fault))
 
     def submit(self, plan: StepPlan) -> None:
-        """Begins a plan's copies, after the step's forward was launched."""
+        """Begins a plan's copies. Called after the step's forward was launched."""
         before_forward, self._before_forward = self._before_forward, None
         self._doomed += plan.doomed
         jobs: tuple[SaveJob | LoadJob, ...] = (*plan.saves, *plan.loads)
@@ -280,14 +287,14 @@ class WorkerSide:
             try:
                 self._begin(self._take_part(job), before_forward)
             except Exception as fault:  # noqa: BLE001  (a job that is never reported lets its request wait for ever)
-                # Its words only: its frames hold views of engine memory, which may be about to be freed.
+                # Only its text is kept: its frames hold views of engine memory, which may be about to be freed.
                 self._ended.append(_Ended(job, str(fault) or type(fault).__name__))
         self._retire(plan.retired)
         if plan.apart:
             self._store_apart(plan.apart)
 
     def obey(self, nodes: Mapping[int, NodeOrders]) -> None:
-        """Does what the scheduler side wants of this rank's node."""
+        """Carries out the scheduler side's orders for this rank's node."""
         orders = nodes.get(self.node)
         if orders is not None:
             self._retire(orders.retired)
@@ -295,7 +302,8 @@ class WorkerSide:
                 self.proxy.obey(orders)
 
     def take_results(self, *, is_idle: bool) -> tuple[set[str], set[str], WorkerReport]:
-        """(loads that ended, those of them that failed, what else there is to say) since the last call."""
+        """Returns the loads that ended since the last call, those of them that failed, and the rest of the report. If
+        `is_idle`, it waits for `IDLE_WAIT_S` at most."""
         places = self._find_places()
         if self.engine is not None:
             self._collect(self.engine)
@@ -364,7 +372,7 @@ class WorkerSide:
             cache.close()
 
     def _open(self, page_map: PageMap, memory: Mapping[str, torch.Tensor], device: torch.device) -> CopyEngine:
-        """Tested, if that is wanted: before the engine's first request every block is free."""
+        """Opens the copy engine, and tests it if the terms say so: before the first request every block is free."""
         engine = (self.terms.open_engine or open_engine)(page_map, memory, host_threads=self.terms.copy_threads)
         if self.terms.has_self_test:
             stored = [group for group, pages in enumerate(page_map.groups) if pages.record_bytes]
@@ -389,8 +397,8 @@ class WorkerSide:
         description: Mapping[str, object],
         weights: WeightDigests,
     ) -> NodeReport | None:
-        """The engine's session, whose memory blocks are copied to and from; once. Returns what the scheduler side has
-        to know of this rank's node, if it runs on another."""
+        """Joins the engine's session, to whose memory blocks are copied; once. Returns this node's first report for the
+        scheduler side, if that runs on another node."""
         if self.records is not None:
             return None
         sharing = self.terms.sharing
@@ -415,7 +423,7 @@ class WorkerSide:
         return self.proxy.begin()
 
     def _open_session(self, groups: tuple[GroupFacts, ...]) -> CopyPlaces:
-        """As the engine that all ranks are together, with these groups of this rank's node."""
+        """Opens the session of the whole engine, with the groups of this rank's node."""
         self._groups, rank, sharing = groups, self.terms.rank, self.terms.sharing
         name = name_division(self._name, sharing.list_divisions(groups))
         self._register = register = make_register(
@@ -432,8 +440,8 @@ class WorkerSide:
         return cache
 
     def _store_apart(self, apart: tuple[GroupKey, ...]) -> None:
-        """Of these groups the ranks do not hold the same bytes: each stores its own, in a session of its own. Without
-        one nothing is copied any more."""
+        """Opens another session, in which each rank stores its own bytes of these groups: ranks do not hold the same
+        bytes as they should. If that fails, nothing is copied any more."""
         if self._facts is None:
             return
         former, cache = self.cache, None
@@ -450,7 +458,7 @@ class WorkerSide:
             former.close()
 
     def _take_part(self, job: SaveJob | LoadJob) -> SaveJob | LoadJob:
-        """This node's part of a job."""
+        """Returns this node's part of a job."""
         if not job.places:
             return job
         if isinstance(job, SaveJob):
@@ -459,13 +467,13 @@ class WorkerSide:
         return job.take_node(self.node, slice(self.node * rows, (self.node + 1) * rows))
 
     def _retire(self, memories: Sequence[int]) -> None:
-        """No job uses these former memories any more."""
+        """Unmaps these former memories, which no job uses any more."""
         for memory_id in memories:
             if self.cache is not None:
                 self.cache.retire(memory_id)
 
     def _begin(self, job: SaveJob | LoadJob, before_forward: StreamPoint | None) -> None:
-        """Hands this rank's part of a job to the copy engine. Raises what keeps it from being copied."""
+        """Hands this rank's part of a job to the copy engine. Raises if it cannot be copied."""
         if self.engine is None:
             raise RegistrationError("no KV caches are registered", remedy="")
         if self.cache is None or self.records is None or not self.cache.may_copy(job.place):
@@ -489,7 +497,7 @@ class WorkerSide:
         self._copies[ticket] = _Copy(job, memory, self.records, scratch)
 
     def _find_point(self, direction: CopyDirection, before_forward: StreamPoint | None) -> Marked:
-        """Returns what a job's copies come after."""
+        """Returns the point in a stream after which a job's copies run; None: they need not wait."""
         if direction is CopyDirection.LOAD and self.terms.has_late_frees:
             return None
         if direction is CopyDirection.LOAD and before_forward is not None:
@@ -497,7 +505,7 @@ class WorkerSide:
         return compute_stream(self._device)
 
     def _begin_memory(self) -> None:
-        """From here on the copy engine hears of the cache's memory, if it wants to."""
+        """Begins to register the cache's memory with the copy engine, if that wants it."""
         engine: object = self.engine
         if self._host_memory is None and self.cache is not None and isinstance(engine, RegisteringEngine):
             self._host_memory = HostMemory(engine, self.cache)
@@ -509,7 +517,7 @@ class WorkerSide:
             self._ended.append(self._settle(copy, finished))
 
     def _settle(self, copy: _Copy, finished: FinishedCopy) -> _Ended:
-        """What is to be said of a copy that has ended."""
+        """Returns the report of a copy that has ended, and checks the digests of a load."""
         job, fault = copy.job, finished.fault
         if isinstance(job, SaveJob):
             digests = b"" if finished.digests is None else finished.digests.tobytes()
@@ -519,13 +527,13 @@ class WorkerSide:
         return _Ended(job, fault, copied_s=0.0 if fault else finished.copied_s)
 
     def _find_places(self) -> tuple[Place, ...]:
-        """There are no places while no tensors are registered: a copy would fail."""
+        """Returns where this rank may copy; empty while no tensors are registered, as a copy would fail."""
         if self.cache is None or self.engine is None:
             return ()
         return tuple(Place(*place) for place in self.cache.places())
 
     def _find_news(self, places: tuple[Place, ...]) -> dict[int, tuple[Place, ...]]:
-        """Where this rank may copy, if that has changed since it was told."""
+        """Returns where this rank may copy, if that has changed since it was last reported."""
         if places == self._told:
             return {}
         self._told = places
@@ -534,8 +542,8 @@ class WorkerSide:
         return {self.terms.rank: places}
 
     def _give_up(self, engine: CopyEngine) -> None:
-        """Gives up copies of a closed engine: what it has not ended never will be, and may still touch the memory of
-        its slots."""
+        """Gives up the copies that a closed engine has not ended. They never will end, and may still touch their slots,
+        so the memory is kept."""
         if self._copies:
             self._unended.append((engine, list(self._copies.values()), self._host_memory))
             self._ended += [_Ended(copy.job, "the copy did not end in time") for copy in self._copies.values()]

@@ -43,8 +43,8 @@ def check_folder(folder: Path, size_bytes: int, given: Given = NOTHING, *, open_
     if problem:
         return warn(
             check,
-            f"has no O_DIRECT ({problem}): what is written and read passes through the kernel's cache",
-            f"name a folder on ext4 or XFS; what this one is on: findmnt -T {folder}",
+            f"has no O_DIRECT ({problem}): bytes pass through the kernel's cache when they are written and read",
+            f"name a folder on ext4 or XFS; to see this one's file system: findmnt -T {folder}",
         )
     return ok(
         check, f"room for {describe_size(free_bytes)}, of which {describe_size(size_bytes)} may be used; O_DIRECT"

@@ -9,7 +9,7 @@ from kvoffload.doctor.machine import ENGINES, PLUGIN_GROUP, Machine
 
 PLUGIN = "kvoffload"
 OLDEST_VLLM, NEWEST_VLLM = (0, 31), (0, 33)
-"""That the connector was tried with."""
+"""The range of vLLM versions that the connector was tried with."""
 
 
 def check_engine(machine: Machine, allowed_plugins: str | None) -> Iterator[Finding]:
@@ -28,7 +28,9 @@ def check_version(machine: Machine) -> Finding:
     oldest, newest = ("{}.{}".format(*numbers) for numbers in (OLDEST_VLLM, NEWEST_VLLM))
     if numbers < OLDEST_VLLM:
         return fail(
-            "vLLM", f"{version}, older than {oldest}, whose connectors differ", f"pip install '{found}>={oldest}'"
+            "vLLM",
+            f"{version}, older than {oldest}, whose connector interface differs",
+            f"pip install '{found}>={oldest}'",
         )
     if numbers > NEWEST_VLLM:
         return warn(

@@ -1,10 +1,12 @@
-"""What a user has given to `kvoffload doctor`, so that remedies keep it."""
+"""The options that a user gave to `kvoffload doctor`, so that remedies keep them."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvoffload.config.secrets import mask_secrets
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,11 @@ class Given:
     has_server: bool = True
 
     def command(self, name: str, **changed: str) -> str:
-        """A command of ours with everything that was given, and with these settings instead of theirs."""
+        """A command of ours with everything that was given but secrets, and with these settings instead of theirs."""
         kept = [one for one in self.assignments if one.partition("=")[0].strip() not in changed]
         words = ["kvoffload", name, *(() if self.file is None else ("--config", str(self.file)))]
         for assignment in (*kept, *(f"{setting}={value}" for setting, value in changed.items())):
-            words += ["--set", assignment]
+            words += ["--set", mask_secrets(assignment)]
         return shlex.join(words)
 
     def change(self, setting: str, value: str) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from kvoffload.doctor.findings import Finding, fail, ok, warn
 from kvoffload.doctor.given import NOTHING, Given
 from kvoffload.doctor.machine import NO_LIMIT, Machine
+from kvoffload.server.channels.express_channels import MAX_CHANNELS
+from kvoffload.server.common.thread_limit import RESERVE, leave_reserve
 from kvoffload.units import GIB, MIB, describe_size
 
 FILES_BESIDE_SEGMENTS = 512
@@ -15,13 +17,13 @@ FILES_BESIDE_SEGMENTS = 512
 ENGINE_SHM_BYTES = GIB
 """Engines of more than one process pass tensors to each other in /dev/shm."""
 _AS_MUCH = 0.95
-"""Of a number that was read a moment before or after."""
+"""Two numbers that were read a moment apart count as equal if their ratio is at least this."""
 _THP = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Says what the settings want of the machine."""
+    """The memory that the settings ask for."""
 
     memory_bytes: int
     segment_bytes: int
@@ -36,6 +38,7 @@ def check_limits(machine: Machine, wanted: Wanted, given: Given = NOTHING) -> It
     yield check_commit(machine, wanted)
     yield check_file_size(machine, wanted)
     yield check_open_files(machine, wanted)
+    yield check_threads(machine)
     yield check_address_space(machine, wanted)
     yield check_locked_memory(machine)
     yield check_shm(machine)
@@ -44,7 +47,7 @@ def check_limits(machine: Machine, wanted: Wanted, given: Given = NOTHING) -> It
 
 def check_memory(machine: Machine, wanted: Wanted, given: Given) -> Finding:
     is_cgroup = machine.headroom_bytes < machine.available_bytes * _AS_MUCH
-    binds = "a cgroup's limit" if is_cgroup else "what the machine has"
+    binds = "a cgroup's limit" if is_cgroup else "the machine's memory"
     can_be_had = f"{describe_size(machine.headroom_bytes)} can be had, by {binds}"
     if wanted.memory_bytes > machine.headroom_bytes:
         less = max(machine.headroom_bytes // 2 // MIB, 64)
@@ -59,11 +62,11 @@ def check_memory(machine: Machine, wanted: Wanted, given: Given) -> Finding:
 def check_commit(machine: Machine, wanted: Wanted) -> Finding:
     room = machine.commit_room_bytes
     if room is None:
-        return ok("overcommit", "does not bind: the kernel does not count what is promised")
+        return ok("overcommit", "does not matter: the kernel does not count promised memory")
     if room < wanted.memory_bytes:
         return fail(
             "overcommit",
-            f"vm.overcommit_memory is 2, and {describe_size(room)} are left of what may be promised",
+            f"vm.overcommit_memory is 2, and {describe_size(room)} may still be promised",
             "sysctl -w vm.overcommit_memory=0",
         )
     return ok("overcommit", f"vm.overcommit_memory is 2, with {describe_size(room)} left")
@@ -92,6 +95,22 @@ def check_open_files(machine: Machine, wanted: Wanted) -> Finding:
     return ok("open files", f"{'no limit' if limit == NO_LIMIT else limit}, up to {needed} are used")
 
 
+def check_threads(machine: Machine) -> Finding:
+    limit = machine.limits["threads"]
+    if limit == NO_LIMIT:
+        return ok("threads", "no limit")
+    channels = min(leave_reserve(limit), MAX_CHANNELS)
+    text = f"{limit} (RLIMIT_NPROC, pids.max) leave room for {channels} processes of engines"
+    if channels < MAX_CHANNELS:
+        enough = MAX_CHANNELS + RESERVE
+        return warn(
+            "threads",
+            f"{text}; without a limit there may be {MAX_CHANNELS}",
+            f"ulimit -u {enough}; of a systemd unit: TasksMax={enough}; of a container: --pids-limit {enough}",
+        )
+    return ok("threads", text)
+
+
 def check_address_space(machine: Machine, wanted: Wanted) -> Finding:
     limit, needed = machine.limits["address space"], wanted.memory_bytes + GIB
     if limit != NO_LIMIT and limit < needed:
@@ -116,8 +135,8 @@ def check_shm(machine: Machine) -> Finding:
     if machine.shm_bytes < ENGINE_SHM_BYTES:
         return warn(
             "/dev/shm",
-            f"{describe_size(machine.shm_bytes)}: enough for us, whose memory is not there, and little for an engine "
-            "of more than one process",
+            f"{describe_size(machine.shm_bytes)}: enough for kvoffload, which does not use it, and little for an "
+            "engine of more than one process",
             "mount -o remount,size=8g /dev/shm; of a container: docker run --shm-size=8g ...",
         )
     return ok("/dev/shm", f"{describe_size(machine.shm_bytes)}; the pool does not lie there")

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kvoffload.native import Capabilities, capabilities, memory_headroom_bytes
+from kvoffload.server.common.thread_limit import UNBOUNDED, count_allowed
 
 NO_LIMIT = -1
 """Of a resource, as the kernel says it."""
@@ -30,20 +31,20 @@ class Machine:
     capabilities: Capabilities
     kernel: tuple[int, int]
     headroom_bytes: int
-    """What can still be had of memory, by the machine and by all of its cgroups."""
+    """Bytes of memory that can still be allocated, by the limits of the machine and of all of its cgroups."""
     available_bytes: int
     """The same without cgroups."""
     limits: Mapping[str, int]
-    """Soft ones, by the names of `ulimit`'s resources."""
+    """Soft ones, by the names of `ulimit`'s resources; that of threads is the lowest of this and of all cgroups."""
     shm_bytes: int
-    """Of /dev/shm; 0 without one."""
+    """Size of /dev/shm; 0 without one."""
     commit_room_bytes: int | None
-    """What may still be promised to anybody, where the kernel counts that; None where it does not."""
+    """Bytes that processes may still commit, where the kernel limits that; None where it does not."""
     nvidia_devices: Sequence[str]
     engines: Mapping[str, str]
-    """Installed beside us, and in which version."""
+    """Versions of the engines that are installed in the same environment, by name."""
     plugins: Sequence[str]
-    """What an engine finds under PLUGIN_GROUP."""
+    """Names of the plugins that an engine finds under PLUGIN_GROUP."""
     is_clock_kept: bool | None
     """Whether something keeps the clock right; None: the kernel does not tell."""
 
@@ -51,6 +52,7 @@ class Machine:
 def look_at_machine() -> Machine:
     """Takes milliseconds; CUDA is initialised where there is one, so no child of this process may use it."""
     memory = _read_numbers(Path("/proc/meminfo"))
+    threads = count_allowed()
     return Machine(
         capabilities=capabilities(probe_devices=True),
         kernel=_read_kernel(os.uname().release),
@@ -64,7 +66,8 @@ def look_at_machine() -> Machine:
                 ("locked memory", resource.RLIMIT_MEMLOCK),
                 ("address space", resource.RLIMIT_AS),
             )
-        },
+        }
+        | {"threads": threads if threads < UNBOUNDED else NO_LIMIT},
         shm_bytes=_size_of(Path("/dev/shm")),
         commit_room_bytes=find_commit_room(memory, _read_number(Path("/proc/sys/vm/overcommit_memory"))),
         nvidia_devices=sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")),

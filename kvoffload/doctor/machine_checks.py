@@ -10,7 +10,7 @@ from kvoffload.doctor.machine import Machine
 OLDEST_KERNEL = (5, 6)
 """With pidfd_getfd, by which memory survives its server."""
 OLDEST_DEVICE = (8, 0)
-"""What the copy kernels are compiled for, at least."""
+"""Oldest compute capability that the copy kernels are compiled for."""
 
 
 _IO_URING_REMEDIES = {
@@ -20,7 +20,7 @@ _IO_URING_REMEDIES = {
     "locked memory": "ulimit -l unlimited",
     "descriptor": "ulimit -n 65536",
 }
-"""By what the native core says is the cause."""
+"""Remedies by a part of the cause that the native core tells."""
 
 
 def check_machine(machine: Machine) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def check_driver(machine: Machine) -> Finding:
 
 
 def check_kernels(machine: Machine) -> Finding:
-    """Which of the two kinds of build this one is. Whether that matters, the GPUs' own checks say."""
+    """Finds whether this build has copy kernels. Whether that matters, the GPUs' own checks say."""
     archs = machine.capabilities.kernel_archs
     return ok("copy kernels", f"in this build, for {', '.join(archs)}" if archs else "none in this build")
 
@@ -110,7 +110,7 @@ def check_devices(machine: Machine) -> Iterator[Finding]:
         elif device.compute_capability < OLDEST_DEVICE:
             yield warn(
                 f"GPU {number}",
-                f"{device} is older than what our kernels are for: small pages are copied one by one",
+                f"{device} is too old for kvoffload's kernels: small pages are copied one by one",
                 f"a GPU of compute capability {'{}.{}'.format(*OLDEST_DEVICE)} or newer",
             )
         else:

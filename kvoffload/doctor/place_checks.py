@@ -47,11 +47,12 @@ def check_server(socket: str, given: Given = NOTHING) -> Finding:
         client.close()
     used = f"{describe_size(stats.used_bytes)} of {describe_size(stats.capacity_bytes)} used"
     told = f"{socket}: {used}, {stats.sessions} sessions"
-    bad = [place for place in stats.places if place.state not in (TierState.READY.value, TierState.OPENING.value)]
+    opening, ready = TierState.OPENING.value, TierState.READY.value
+    bad = [place for place in stats.places if place.state != opening and (place.state != ready or place.reason)]
     if not bad:
         return ok("server", told)
     faults = "; ".join(f"{place.tier} tier {place.name} is {place.state}: {place.reason}" for place in bad)
-    return warn("server", f"{told}; {faults}", "mend what it says: the server looks again by itself")
+    return warn("server", f"{told}; {faults}", "repair the named tier: the server looks again by itself")
 
 
 def check_shapes(socket: str) -> Iterator[Finding]:
@@ -121,7 +122,8 @@ def _mend_server(socket: Path, client: Client, given: Given) -> str:
 
 
 def _mend_store(place: TierPlace, reason: str) -> str:
-    """A store that nobody runs is started; what is wrong with one that is there, its own tools show."""
+    """Returns the command that starts a store that does not run, or the one by which a running store shows its
+    fault."""
     is_absent = "refused" in reason.lower()
     if isinstance(place, ValkeyTerms):
         host, port = place.address.host, place.address.port

@@ -13,6 +13,7 @@ from pathlib import Path
 from kvoffload.client import Client, ClientTerms, Heard, LinkState, LinkTerms, Member
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config.sources import Settings
+from kvoffload.cpus import engine_cpus, running_on
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Register, Role
 
@@ -34,9 +35,9 @@ class CacheAccess:
     engine: str
     """Its name, the same in all its processes."""
     machine_key: str
-    """What engines that share a private server have in common: those of one data-parallel deployment."""
+    """Name that is the same for all engines that share a private server: those of one data-parallel deployment."""
     engine_bytes: int = 0
-    """What they cache themselves, all together; 0: unknown."""
+    """Bytes that the engine caches itself, in all its processes together; 0: unknown."""
 
     def open(
         self,
@@ -67,7 +68,8 @@ class CacheAccess:
             step_budget_s=settings.step_budget,
             link=LinkTerms(acquire_deadline_s=settings.acquire_deadline, stock_slots=stock_slots),
         )
-        client = Client(terms, on_event=on_event).start()
+        with running_on(engine_cpus()):
+            client = Client(terms, on_event=on_event).start()
         if not waits:
             return client
         try:
@@ -90,7 +92,7 @@ class CacheAccess:
             if client.refusal is not None:
                 raise ServerError(
                     f"the cache server at {self.settings.server or 'its private socket'}: {client.fault}",
-                    remedy="start the engine with what the server's other engines have, or give it another server",
+                    remedy="start the engine with the same settings as the server's others, or give it another server",
                 )
             now_s = time.monotonic()
             # A private server was there a moment ago, and is started again if it ended: what it has is no time yet.
@@ -102,7 +104,7 @@ class CacheAccess:
                 return
 
     def _find_private(self, *, holds_memory: bool) -> Path:
-        # With a server that lingers, whoever comes next with the same settings is meant.
+        # A server that lingers serves any later engine with the same settings.
         key = "" if self.settings.linger else self.machine_key
         return find_or_start(
             self.settings,

@@ -39,7 +39,8 @@ class ParallelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDtype:
-    """What one layer's pages hold, as resolved (an explicit dtype, the checkpoint's scheme, or the model's dtype)."""
+    """The dtype of one layer's pages, as resolved (an explicit dtype, the checkpoint's scheme, or the model's
+    dtype)."""
 
     layer: str
     dtype: str
@@ -47,7 +48,7 @@ class LayerDtype:
     writer: str = ""
     """The kernels that fill the pages: two may arrange the same values differently in as many bytes."""
     scales: tuple[float, ...] = ()
-    """What keys and values were divided by, where one number does for many tokens: it is in no page."""
+    """Divisors of keys and values, where one number applies to many tokens; no page contains them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,10 @@ class Identity:
     def __post_init__(self) -> None:
         for name in ("engine", "model", "revision", "model_dtype", "hash_algorithm"):
             if not getattr(self, name):
-                raise IdentityError(f"identity: {name} is empty", remedy="what cannot be said must not be shared")
+                raise IdentityError(
+                    f"identity: {name} is empty",
+                    remedy="give every field a value: blocks without a full identity must not be shared",
+                )
         if not self.layers:
             raise IdentityError("identity: no layer has a KV dtype", remedy="give the resolved dtype of every layer")
         if len({layer.layer for layer in self.layers}) != len(self.layers):

@@ -11,7 +11,7 @@ from kvoffload.kvspec.spec import LayerKind, LayerSpec
 
 
 class ReuseRule(StrEnum):
-    """What a prefix needs of this group before it may be reused."""
+    """The blocks of this group that must be present before a prefix may be reused."""
 
     PREFIX = "prefix"
     """Every block from the first on."""
@@ -126,7 +126,7 @@ class GroupSpec:
                 remedy="give each of these kinds a group of its own",
                 group=self.name,
             )
-        if len({layer.window for layer in self.layers if _RULES[layer.kind] is ReuseRule.CHUNK}) > 1:
+        if len({layer.window for layer in self.layers if layer.kind is LayerKind.CHUNKED_LOCAL}) > 1:
             raise GeometryError(
                 f"group {self.name}: chunked layers of different chunk sizes cannot share a block table",
                 remedy="give each chunk size a group of its own",

@@ -85,7 +85,7 @@ def layout_dims(
         stride = given.get(name, step)
         if stride < step and size > 1:
             raise StrideError(
-                f"layout {layout.name}: dimension {name} has a stride of {stride} bytes, what lies inside it {step}",
+                f"layout {layout.name}: dimension {name} has a stride of {stride} bytes, its contents take {step}",
                 remedy="the declared stride belongs to another layout or another page size",
                 layout=layout.name,
             )
@@ -120,7 +120,8 @@ def tensor_dims(
 def resolve_block_dim(
     shape: Sequence[int], *, num_blocks: int, kernel_blocks: int = 1, declared: int | None = None
 ) -> int:
-    """Which dimension counts blocks. A declaration wins and is checked; without one only a single reading is accepted.
+    """Finds the dimension that counts blocks. A declaration wins and is checked; without one only a single reading is
+    accepted.
 
     AmbiguousLayoutError spells out every reading; BlockCountError if there is none, or the declared one is wrong.
     """
@@ -189,8 +190,8 @@ def restride_block_major(
     """A view of the same shape in which one block's bytes are together, as a recurrent group's pages are.
 
     A hybrid model's attention and recurrent groups share pages: with `(2, blocks, ...)` strides a block's keys and
-    values would lie in the pages of two other blocks (vLLM #37236). The numbers in memory are not moved, so this is
-    for a cache that nobody has written yet. `block_dim` is the backend's declaration; at 0 only padding may change.
+    values would lie in the pages of two other blocks (vLLM #37236). The numbers in memory are not moved, so this is for
+    a cache that has not been written yet. `block_dim` is the backend's declaration; at 0 only padding may change.
     """
     itemsize = int(tensor.element_size())
     if page_stride_bytes is not None and page_stride_bytes % itemsize:

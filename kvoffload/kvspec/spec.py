@@ -14,7 +14,7 @@ SCALE_BYTES = 4
 """A per-token-head scale is one fp32."""
 
 PART_KINDS = ("kv", "k", "v", "state", "scales", "k_scales", "v_scales")
-"""What a placement can hold, in the order in which a record holds them. `state.<name>` is one of several states."""
+"""The kinds of part that a placement can hold, in the order of a record. `state.<name>` is one of several states."""
 
 
 class LayerKind(StrEnum):
@@ -25,6 +25,8 @@ class LayerKind(StrEnum):
     SLIDING_WINDOW = "sliding_window"
     CHUNKED_LOCAL = "chunked_local"
     RECURRENT = "recurrent"
+    SCRATCH = "scratch"
+    """Memory in which an engine works on one request; never stored."""
 
     @property
     def is_recurrent(self) -> bool:
@@ -96,14 +98,15 @@ class LayerSpec:
             (self.scale_bytes < 0, f"scale_bytes is {self.scale_bytes}"),
             (
                 (self.scales is ScalePlacement.BESIDE) != (self.scale_bytes > 0),
-                f"scale_bytes is {self.scale_bytes} with scales {self.scales}: bytes beside go with scales beside",
+                f"scale_bytes is {self.scale_bytes} with scales {self.scales}: only scales beside the pages have bytes",
             ),
             (
                 self.quantisation.is_per_token_head and self.scales is ScalePlacement.NONE,
-                f"{self.quantisation} has no place for its scales: they are inline or beside",
+                f"{self.quantisation} has no place for its scales: they must be inline or beside",
             ),
             (self.kind.has_window != (self.window > 0) and not self._may_have_window, f"window is {self.window}"),
             (self.alias_of == self.name, "is an alias of itself"),
+            (self.kind is LayerKind.SCRATCH and not self.excluded, "its content is of no use to other requests"),
         ]
         for is_fault, text in faults:
             if is_fault:
@@ -175,7 +178,8 @@ def attention_layer(
     alias_of: str | None = None,
     excluded: str = "",
 ) -> LayerSpec:
-    """Attention with keys and values per head. Per-token-head scales are inline unless `scales` says beside."""
+    """Attention with keys and values per head. Per-token-head scales are inside the pages unless `scales` is
+    ScalePlacement.BESIDE."""
     row = find_kv_dtype(dtype, where=name)
     if row.bits == 0:
         raise DtypeError(

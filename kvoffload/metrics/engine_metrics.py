@@ -1,4 +1,4 @@
-"""What an engine's connector knows, in the order of names."""
+"""The metrics of an engine's connector, in the order of names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         name="kvoffload_dropped_saves_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Blocks that were to be saved and were not, by what was lacking.",
+        help="Blocks that should have been saved and were not, by the missing resource.",
         labels={
             "reason": "no_slot (room in the cache), no_pin (leave to hold more of the engine's blocks), no_server "
             "(it ended while they were copied to its memory)"
@@ -66,7 +66,8 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         name="kvoffload_hint_actions_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Actions of requests' hints, and terms that are such, by what the server did or why it was not asked.",
+        help="Actions of requests' hints, and terms that count as actions, by what the server did or why it was not "
+        "asked.",
         labels={
             "action": "prefetch, retain, release, priority, hand_over, or one that is not known: by its name at first, "
             "later `other`",
@@ -115,7 +116,8 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         name="kvoffload_misses_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Prompt tokens that were asked about and not promised, by why; with the hits they add up to the queries.",
+        help="Prompt tokens that were asked about and not promised, by reason. With the hits they add up to the "
+        "queries.",
         labels={
             "reason": "never_seen, too_short, not_served, refused, slow_to_answer, no_room, slower_than_computing, "
             "tier_too_slow or skipped"
@@ -139,7 +141,7 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         name="kvoffload_registered_bytes",
         kind=Kind.GAUGE,
         unit=Unit.BYTES,
-        help="Bytes of the engine's KV allocations, by what the completeness proof found them to be.",
+        help="Bytes of the engine's KV allocations, by the kind that the completeness proof found.",
         labels={"claim": "page, padding or exclusion"},
     ),
     Metric(
@@ -190,7 +192,7 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         name="kvoffload_saved_seconds_total",
         kind=Kind.COUNTER,
         unit=Unit.SECONDS,
-        help="What computing the promised tokens would have taken this engine, as its prompts so far have shown.",
+        help="Time in which this engine would have computed the promised tokens, at the speed of its prompts so far.",
         labels={},
     ),
     Metric(

@@ -1,4 +1,4 @@
-"""What is worth looking at, as questions in Prometheus's language, and what each panel is for."""
+"""Panels that are worth looking at: queries in Prometheus's language, and what each panel is for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Is one picture of a dashboard."""
+    """One panel of a dashboard."""
 
     title: str
     help: str
@@ -65,7 +65,7 @@ _ENGINES = PanelRow(
     panels=(
         Panel(
             title="Prompt tokens that were not computed again",
-            help="Of those that an engine did not have itself: what kvoffload had, by where it lay.",
+            help="Share of the tokens that an engine did not have itself and that kvoffload had, by tier.",
             shown=Shown.SHARE,
             queries=(
                 Query(
@@ -83,7 +83,7 @@ _ENGINES = PanelRow(
         ),
         Panel(
             title="Moved",
-            help="Between the engines' KV caches and memory.",
+            help="Bytes copied between the engines' KV caches and memory.",
             shown=Shown.BYTES_PER_SECOND,
             queries=(
                 Query(_rate("kvoffload_loaded_bytes_total"), "loaded"),
@@ -92,13 +92,13 @@ _ENGINES = PanelRow(
         ),
         Panel(
             title="Speed of a load",
-            help="From its planning until every byte is in the engine's KV cache.",
+            help="Bytes a second, from the load's planning until every byte is in the engine's KV cache.",
             shown=Shown.BYTES_PER_SECOND,
             queries=_quantiles("kvoffload_load_bytes_per_second"),
         ),
         Panel(
             title="Time of a load",
-            help="Until every byte is in the engine's KV cache; a request waits for it.",
+            help="Time until every byte is in the engine's KV cache. A request waits for it.",
             shown=Shown.SECONDS,
             queries=_quantiles("kvoffload_load_seconds"),
         ),
@@ -115,7 +115,7 @@ _ENGINES = PanelRow(
         ),
         Panel(
             title="Blocks that were not saved",
-            help="no_slot: memory is too small, or full of what is leased. no_pin: saves are slower than prompts.",
+            help="no_slot: memory is too small, or full of leased blocks. no_pin: saves are slower than prompts.",
             shown=Shown.PER_SECOND,
             queries=(Query(_rate("kvoffload_dropped_saves_total", "reason"), "{{reason}}"),),
         ),
@@ -132,26 +132,27 @@ _PROMPTS = PanelRow(
         ),
         Panel(
             title="How much could hit at most",
-            help="Of the blocks that were asked for, those asked for before: an endless cache would have had them.",
+            help="Share of the requested blocks that had been requested before: an endless cache would have had them.",
             shown=Shown.SHARE,
             queries=(Query("kvoffload_hit_ceiling_ratio", "ceiling"),),
         ),
         Panel(
             title="Hits with less and more memory",
-            help="Of the blocks that engines loaded, or computed and saved: the share that a pool of so many times "
-            "this one's memory would have had.",
+            help="Share of the blocks that engines loaded, or computed and saved, that a pool of so many times this "
+            "one's memory would have had.",
             shown=Shown.SHARE,
             queries=(Query("kvoffload_memory_hit_ratio", "{{memory}} x"),),
         ),
         Panel(
             title="Blocks that were asked for",
-            help="That engines did not have themselves.",
+            help="Blocks of prompts that engines did not have themselves.",
             shown=Shown.PER_SECOND,
             queries=(Query(_rate("kvoffload_asked_blocks_total"), "asked for"),),
         ),
         Panel(
             title="Different blocks",
-            help="Of those that were asked for; what memory would have to hold to miss nothing that comes again.",
+            help="Different blocks among those that were asked for. A memory that holds all of them misses no block "
+            "twice.",
             shown=Shown.COUNT,
             queries=(Query("kvoffload_distinct_blocks", "different"),),
         ),
@@ -163,13 +164,13 @@ _PROMPTS = PanelRow(
         ),
         Panel(
             title="How long blocks stay",
-            help="Those that made room, from being stored until then; and how many of them nobody had loaded.",
+            help="Time from storing to eviction of the blocks that were evicted.",
             shown=Shown.SECONDS,
             queries=_quantiles("kvoffload_residence_seconds"),
         ),
         Panel(
             title="Blocks that were never loaded",
-            help="Of those that made room.",
+            help="Evicted blocks that were never loaded.",
             shown=Shown.PER_SECOND,
             queries=(Query(_rate("kvoffload_evicted_unused_blocks_total"), "never loaded"),),
         ),
@@ -180,19 +181,19 @@ _CALLS = PanelRow(
     panels=(
         Panel(
             title="An acquire",
-            help="On the server; an engine waits for it.",
+            help="Time on the server. An engine waits for it.",
             shown=Shown.SECONDS,
             queries=_quantiles("kvoffload_call_seconds", call="acquire"),
         ),
         Panel(
             title="Waiting for a tier",
-            help="Of requests whose blocks come up.",
+            help="Time that requests waited for blocks that a slower tier promoted.",
             shown=Shown.SECONDS,
             queries=_quantiles("kvoffload_promotion_seconds"),
         ),
         Panel(
             title="Errors that were answered",
-            help="By code, see docs/protocol.md.",
+            help="Errors by code, see docs/protocol.md.",
             shown=Shown.PER_SECOND,
             queries=(Query(_rate("kvoffload_answered_errors_total", "code"), "{{code}}"),),
         ),
@@ -203,13 +204,14 @@ _MEMORY = PanelRow(
     panels=(
         Panel(
             title="Questions",
-            help="For a prompt's blocks, by what came of them.",
+            help="Requests for a prompt's blocks, by their outcome.",
             shown=Shown.PER_SECOND,
             queries=(Query(_rate("kvoffload_acquires_total", "outcome"), "{{outcome}}"),),
         ),
         Panel(
             title="Full",
-            help="Memory and what lies below it. A cache is full most of the time. Memory grows at first.",
+            help="Used share of memory and of each slower tier. A cache is full most of the time. Memory grows at "
+            "first.",
             shown=Shown.SHARE,
             queries=(
                 Query("kvoffload_used_bytes / (kvoffload_capacity_bytes > 0)", "{{tier}} {{place}}"),
@@ -221,7 +223,8 @@ _MEMORY = PanelRow(
         ),
         Panel(
             title="Blocks that made room",
-            help="What made room and was not written below (compare with that row) is computed again.",
+            help="Blocks that were evicted and not written to a slower tier (compare with that row) are computed "
+            "again.",
             shown=Shown.PER_SECOND,
             queries=(
                 Query(_rate("kvoffload_evicted_blocks_total"), "made room"),
@@ -236,7 +239,8 @@ _MEMORY = PanelRow(
         ),
         Panel(
             title="Held",
-            help="What cannot make room now. It falls when engines have loaded and saved; if not, one hangs.",
+            help="Blocks and slots that cannot be evicted now. They get fewer when engines have loaded and saved; if "
+            "not, one hangs.",
             shown=Shown.COUNT,
             queries=(
                 Query("kvoffload_open_leases", "leases"),
@@ -246,7 +250,7 @@ _MEMORY = PanelRow(
         ),
         Panel(
             title="Blocks, identities, processes",
-            help="What can be read, and who shares it.",
+            help="Blocks that can be read, and the engines that share them.",
             shown=Shown.COUNT,
             queries=(
                 Query("kvoffload_entries", "blocks in {{tier}} {{place}}"),
@@ -261,7 +265,7 @@ _TIERS = PanelRow(
     panels=(
         Panel(
             title="Moved",
-            help="Up: for requests that wait. Down: what was stored, or is about to make room.",
+            help="Up: blocks for requests that wait. Down: blocks that were stored, or are about to be evicted.",
             shown=Shown.BYTES_PER_SECOND,
             queries=(
                 Query(_rate("kvoffload_tier_promoted_bytes_total", "tier"), "{{tier}}, up"),
@@ -297,7 +301,7 @@ _TIERS = PanelRow(
         ),
         Panel(
             title="Waiting",
-            help="To be written.",
+            help="Bytes that wait to be written.",
             shown=Shown.BYTES,
             queries=(Query("kvoffload_tier_waiting_bytes", "{{tier}}"),),
         ),

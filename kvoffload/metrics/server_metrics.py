@@ -1,4 +1,4 @@
-"""What a cache server knows, in the order of names."""
+"""The metrics of a cache server, in the order of names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvoffload.metrics.metric import Kind, Metric, Source, Unit
 _BELOW = {"tier": "disk, peer, mooncake, valkey or s3"}
 _PLACE = {
     "tier": "memory, disk, peer, mooncake, valkey or s3",
-    "place": "a folder, or where a store is; empty for memory",
+    "place": "a folder, or the address of a store; empty for memory",
 }
 
 SERVER_METRICS: tuple[Metric, ...] = (
@@ -16,7 +16,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_acquires_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Questions for a prompt's blocks, by what came of them.",
+        help="Requests for a prompt's blocks, by their outcome.",
         labels={"outcome": "hit (with a lease), miss or refused (over a limit)"},
         source=Source.SERVER,
     ),
@@ -49,7 +49,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_capacity_bytes",
         kind=Kind.GAUGE,
         unit=Unit.BYTES,
-        help="What a place takes at most; 0 where a store does not say.",
+        help="Most bytes that a place takes; 0 if a store does not say.",
         labels=_PLACE,
         source=Source.SERVER,
     ),
@@ -81,7 +81,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_engines_saved_seconds_total",
         kind=Kind.COUNTER,
         unit=Unit.SECONDS,
-        help="What computing the promised tokens would have taken the engines, as they have measured.",
+        help="Time in which the engines would have computed the promised tokens, at the speed that they have measured.",
         labels={},
         source=Source.SERVER,
     ),
@@ -97,7 +97,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_evicted_blocks_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Blocks that made room in memory.",
+        help="Blocks that were evicted from memory.",
         labels={},
         source=Source.SERVER,
     ),
@@ -105,7 +105,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_evicted_unused_blocks_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Of the blocks that made room in memory, those that nobody had loaded.",
+        help="Blocks that were evicted from memory without having been loaded.",
         labels={},
         source=Source.SERVER,
     ),
@@ -121,7 +121,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_hint_requests_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Hints to the server, by what was done.",
+        help="Hints to the server, by action and outcome.",
         labels={
             "action": "prefetch, retain, release, prioritise or hand_over",
             "outcome": "done, partly, nothing (there is no such prefix or session), over_limit or no_room",
@@ -156,7 +156,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_hint_tokens_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Tokens of prefixes that hints were about, by what came of them.",
+        help="Tokens of prefixes that hints were about, by outcome.",
         labels={
             "outcome": "hit_retained and hit_prefetched (loaded since), unused_retained and unused_prefetched (not "
             "loaded while it was retained, or within a minute), gave_way (let go before its time, for others' room)"
@@ -167,7 +167,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_hit_ceiling_ratio",
         kind=Kind.GAUGE,
         unit=Unit.RATIO,
-        help="Share of the asked blocks that had been asked for before: what an endless cache would have had.",
+        help="Share of the requested blocks that had been requested before: an endless cache would have had them.",
         labels={},
         source=Source.SERVER,
     ),
@@ -183,7 +183,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_lost_touches_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Uses that the eviction policy did not hear of.",
+        help="Uses of which the eviction policy was not told.",
         labels={},
         source=Source.SERVER,
     ),
@@ -191,7 +191,8 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_memory_hit_ratio",
         kind=Kind.GAUGE,
         unit=Unit.RATIO,
-        help="Share of the blocks that engines loaded, or computed and saved, that so much memory would have had.",
+        help="Share of the blocks that engines loaded, or computed and saved, that a pool with this much memory would "
+        "have had.",
         labels={"memory": "0.25, 0.5, 1, 2 or 4: so many times the server's"},
         source=Source.SERVER,
     ),
@@ -199,7 +200,8 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_memory_ready_bytes",
         kind=Kind.GAUGE,
         unit=Unit.BYTES,
-        help="Of memory's capacity, what has been taken by now: a pool is served from its beginning on, and grows.",
+        help="Memory that has been taken so far, out of the capacity: a pool is served from its beginning on, and "
+        "grows.",
         labels={},
         source=Source.SERVER,
     ),
@@ -207,7 +209,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_mismatches_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Records whose bytes were not what their digest says.",
+        help="Records whose bytes did not match their digest.",
         labels={},
         source=Source.SERVER,
     ),
@@ -231,7 +233,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_promotion_seconds",
         kind=Kind.HISTOGRAM,
         unit=Unit.SECONDS,
-        help="Time that a request waited for what a tier brought up.",
+        help="Time that a request waited for blocks that a tier promoted.",
         labels=_BELOW,
         buckets=WAIT_BOUNDS_S,
         source=Source.SERVER,
@@ -240,7 +242,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_prompt_tokens_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Prompt tokens that engines did not have themselves, by what became of them.",
+        help="Prompt tokens that engines did not have themselves, by outcome.",
         labels={
             "outcome": "hit_memory, hit_lower, or why they were computed: never_seen, evicted, untrusted, cleared, "
             "other_identity (an engine that differs has them), incomplete (not all that a boundary needs), too_short, "
@@ -268,7 +270,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_residence_seconds",
         kind=Kind.HISTOGRAM,
         unit=Unit.SECONDS,
-        help="How long blocks that made room had been in memory.",
+        help="How long evicted blocks had been in memory.",
         labels={},
         buckets=RESIDENCE_BOUNDS_S,
         source=Source.SERVER,
@@ -342,7 +344,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_tier_promoted_blocks_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Blocks that were brought up.",
+        help="Blocks that were promoted to memory.",
         labels=_BELOW,
         source=Source.SERVER,
     ),
@@ -350,7 +352,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_tier_promoted_bytes_total",
         kind=Kind.COUNTER,
         unit=Unit.BYTES,
-        help="Bytes that were brought up.",
+        help="Bytes that were promoted to memory.",
         labels=_BELOW,
         source=Source.SERVER,
     ),
@@ -358,7 +360,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_tier_quarantined_records_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Records whose bytes were not what they should be.",
+        help="Records that were dropped because their bytes were damaged.",
         labels=_BELOW,
         source=Source.SERVER,
     ),
@@ -374,7 +376,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_tier_unserved_requests_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Requests for which a tier did not bring all it has.",
+        help="Requests for which a tier did not promote all that it has.",
         labels={**_BELOW, "reason": "late, too_slow (computing was estimated to be faster) or without_room"},
         source=Source.SERVER,
     ),
@@ -382,7 +384,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_tier_waiting_bytes",
         kind=Kind.GAUGE,
         unit=Unit.BYTES,
-        help="Bytes that are to be written.",
+        help="Bytes that wait to be written.",
         labels=_BELOW,
         source=Source.SERVER,
     ),
@@ -414,7 +416,7 @@ SERVER_METRICS: tuple[Metric, ...] = (
         name="kvoffload_used_bytes",
         kind=Kind.GAUGE,
         unit=Unit.BYTES,
-        help="What blocks take of a place.",
+        help="Bytes that blocks take in a place.",
         labels=_PLACE,
         source=Source.SERVER,
     ),

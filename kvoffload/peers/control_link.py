@@ -1,4 +1,4 @@
-"""The control channel to one peer: CurveZMQ, question by question. It knows who is who, and agrees on links."""
+"""The control channel to one peer: CurveZMQ, question by question. It identifies both sides, and agrees on links."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _FRAME_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ControlTerms:
-    """Says how one peer is reached. Without keys, which is for loopback alone, nobody knows who anybody is."""
+    """The settings with which one peer is reached."""
 
     address: TcpAddress
-    peer_key: str = ""
+    peer_key: str
     """The peer's public key, as `kvoffload keys show` prints it."""
-    keys: KeyPair | None = None
-    """Our own."""
+    keys: KeyPair
+    """This server's own keys."""
     domain: str = ""
     timeout_s: float = 1.0
 
 
 @dataclass(frozen=True)
 class LinkTicket:
-    """Where data links go, and what they begin with."""
+    """The address for data links, and the token and secret with which they begin."""
 
     address: TcpAddress
     token: bytes
@@ -80,7 +80,7 @@ class ControlLink:
         with self._lock:
             if self._ticket is None:
                 if self._failed_s >= begun_s:
-                    raise StoreFaultError(self._fault)  # while it waited its turn, so nobody waits for two timeouts
+                    raise StoreFaultError(self._fault)  # another call failed meanwhile: no second timeout
                 opened = self._ask(OpenLink(is_sealed=is_sealed))
                 if not isinstance(opened, LinkOpened):
                     self._hang_up()
@@ -90,13 +90,13 @@ class ControlLink:
             return self._ticket
 
     def forget_ticket(self, ticket: LinkTicket) -> None:
-        """The peer does not know it any more."""
+        """Forgets a ticket that the peer does not know any more."""
         with self._lock:
             if self._ticket is ticket:
                 self._ticket = None
 
     def introduce(self, space: PeerSpace) -> bool:
-        """An identity whose records will come. False: the peer knows it as another one, or has no room for it."""
+        """Names an identity whose records will come. False: the peer knows it as another one, or has no room for it."""
         geometry = space.geometry
         groups = tuple(
             GroupTerms(
@@ -117,7 +117,7 @@ class ControlLink:
         return False
 
     def close(self) -> None:
-        """Hangs up: no thread waits for an answer any more. Once more does nothing."""
+        """Hangs up: no thread waits for an answer any more. Calling it again has no effect."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -146,10 +146,9 @@ class ControlLink:
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.MAXMSGSIZE, _FRAME_BYTES)
         made.setsockopt(zmq.IPV6, int(terms.address.is_version_6))
-        if terms.keys is not None:
-            made.setsockopt(zmq.CURVE_SERVERKEY, terms.peer_key.encode())
-            made.setsockopt(zmq.CURVE_PUBLICKEY, terms.keys.public)
-            made.setsockopt(zmq.CURVE_SECRETKEY, terms.keys.secret)
+        made.setsockopt(zmq.CURVE_SERVERKEY, terms.peer_key.encode())
+        made.setsockopt(zmq.CURVE_PUBLICKEY, terms.keys.public)
+        made.setsockopt(zmq.CURVE_SECRETKEY, terms.keys.secret)
         made.connect(str(terms.address))
         self._asked = 0
         hello = Hello(

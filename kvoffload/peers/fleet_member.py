@@ -10,27 +10,29 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.tiers.home_ring import HomeMember, HomeRing, Homes
 
 MAX_MEMBERS = 64
-"""Of a fleet. Each has some links to each, and a thread for each end of them."""
+"""The most members of a fleet. Each has some links to each, and a thread for each end of them."""
 _RINGS = 16
 """Rings of different members that are kept: members come and go."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetMember:
-    """All machines know it by the same name: its public key, or without keys its address."""
+    """A server of a fleet, which all machines know by the same name: its public key."""
 
     address: TcpAddress
-    key: str = ""
+    key: str
+    """Its public key."""
 
     @property
     def name(self) -> str:
-        return self.key or str(self.address)
+        """The name by which all machines know it: its public key."""
+        return self.key
 
 
 def choose_members(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the members of a fleet, sorted, out of the names of all servers that would be of it.
+    """Returns the members of a fleet, sorted, from the names of all servers that want to be in it.
 
-    Whoever reckons it names itself, too; then it is the same on every machine.
+    The caller's own name must be among them; then the result is the same on every machine.
     """
     return tuple(sorted(set(names))[:MAX_MEMBERS])
 

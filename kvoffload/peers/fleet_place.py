@@ -1,4 +1,4 @@
-"""Where the members of a fleet are, and how the tier over them is opened."""
+"""The place of a fleet: where its members are, and how the tier over them is opened."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from kvoffload.types import HASH_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class FleetTerms:
-    """What one server knows of its fleet."""
+    """The settings of one server about its fleet."""
 
     own: FleetMember
     others: Sequence[FleetMember]
-    keys: KeyPair | None = None
-    """Our own. None: on loopback alone."""
+    keys: KeyPair
+    """This server's own keys."""
     domain: str = ""
     is_sealed: bool = True
     timeout_s: float = 1.0
     connections: int = 4
     probe_s: float = 10.0
-    """How long a peer's end may go unnoticed while nothing is asked of it, and its return at most."""
+    """The most seconds until a peer's end, while nothing is asked of it, or its return is noticed."""
     compress: Coding = Coding.OFF
     registry: RegistryTerms | None = None
-    """Where further members are announced. None: the others are all there are."""
+    """The registry where further members are announced, or None if `others` are all."""
 
 
 class FleetPlace:
-    """Is the TierPlace of a fleet. There is one for each server, since it has one fleet."""
+    """The TierPlace of a fleet. There is one for each server, since it has one fleet."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class FleetPlace:
         *,
         on_members: Callable[[Sequence[FleetMember]], None] = lambda _: None,
     ) -> None:
-        """`on_members` hears who was announced, before anything is asked of them."""
+        """`on_members` hears which members were announced, before anything is asked of them."""
         self.terms = terms
         self._on_members = on_members
         self._spaces = spaces
@@ -80,7 +80,7 @@ class FleetPlace:
         return tier
 
     def take_members(self, announced: Sequence[FleetMember]) -> None:
-        """The registry has told all members that there are beside those that are named in settings."""
+        """Takes the members that the registry announces, in addition to those that the settings name."""
         assert self._tier is not None
         own = self.terms.own
         known = {member.name: member for member in (*announced, *self.terms.others)}
@@ -94,7 +94,7 @@ class FleetPlace:
         )
 
     def _find_fault(self, count: int, *, is_member: bool) -> str:
-        """Why this server is not what its fleet takes it for; empty: it is."""
+        """Returns why this server is no proper member of its fleet; empty: it is one."""
         if not is_member:
             return (
                 f"the fleet has {count} servers, and its members are the first {MAX_MEMBERS} by key; "
@@ -108,7 +108,7 @@ class FleetPlace:
         return ""
 
     def is_home(self, hashes: bytes) -> npt.NDArray[np.bool_]:
-        """Says which of these records live on this machine."""
+        """Returns which of these records have their home on this machine."""
         if self._tier is None:
             return np.ones(len(hashes) // HASH_BYTES, np.bool_)
         return self._tier.is_home(hashes)

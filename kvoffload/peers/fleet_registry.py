@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvoffload.errors import TierError
 from kvoffload.peers.announcement import Announcement, read_announcement
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.tiers.record_store import StoreFaultError
@@ -20,51 +21,54 @@ from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes, as_bytes, che
 logger = logging.getLogger(__name__)
 
 _FORGOTTEN_MS = 3_600_000
-"""Announcements that are older are taken down by whoever sees them."""
+"""Age beyond which the servers that see an announcement remove it."""
 _AHEAD_MS = 5_000
-"""Announcements of all that are alive are by this much in the future at most: written while these were read."""
+"""How far a live server's announcement may be in the future: it can be written while others are read."""
 _PAGE, _PAGES = b"64", 64
-"""Of announcements, about, and how many pages one look reads; it takes down what the fleet has not signed."""
+"""About how many announcements a page has, and how many pages one look reads. Unsigned announcements are removed."""
 FAREWELL_S = 5.0
 _MARK_LETTERS = 8
+_ORDERS = 4096
+"""The most servers whose last announcement is remembered after they have gone."""
 _TOLERANCE_MS = 1000
-"""Clocks that are led back to the right time run faster or slower meanwhile; nobody has set them."""
+"""A clock that is led back to the right time runs faster or slower meanwhile; that does not count as set."""
 _TOLERANCE_RATE = 1 / 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryTerms:
-    """Where a fleet meets."""
+    """The registry of a fleet, and the times of its announcements."""
 
     valkey: ValkeyTerms
     fleet: str
     secret: bytes = field(repr=False)
     every_s: float = 5.0
-    """Between two looks; it announces itself anew each time."""
+    """Seconds between two looks at the registry. With each look the server announces itself again."""
     good_for_s: float = 20.0
 
     @property
     def key(self) -> bytes:
-        """Fleets of one name and other secrets are not in each other's way."""
-        mark = hmac.new(self.secret, b"kvoffload board", hashlib.sha256).hexdigest()[:_MARK_LETTERS]
+        """The registry's key. It depends on the secret, so fleets of one name with other secrets do not meet; and on
+        the form of announcements, so servers that write another form do not remove these."""
+        mark = hmac.new(self.secret, b"kvoffload board 2", hashlib.sha256).hexdigest()[:_MARK_LETTERS]
         return f"kvoffload:fleet:{self.fleet}:{mark}".encode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sighting:
-    """The newest announcement of a member, and since when it is one.
+    """The newest announcement of a member, and the time at which it was made.
 
-    While a member is announced, it is where it was first: who has the same key elsewhere is another server.
+    While a member is announced, its first address counts: one with the same key elsewhere is another server.
     """
 
     announcement: Announcement
     since_s: float
     newest_ms: int
-    """Of all that was written by this name."""
+    """The time of the newest announcement under this name, by the registry's clock."""
     other_at: str = ""
-    """Where a second server of this name is."""
+    """The address of a second server of this name; empty: none."""
     is_told: bool = False
-    """That there are two."""
+    """Whether the log says already that there are two."""
 
 
 @dataclass(frozen=True)
@@ -75,22 +79,21 @@ class _Reading:
 
 
 class RegistryClock:
-    """Tells when somebody has set the clock of the registry, by this machine's own, which nobody sets.
+    """Detects that the registry's clock was set, by this machine's monotonic clock, which cannot be set.
 
-    Belongs to one thread. Whoever asks the registry says when it asked and was answered, by a monotonic clock.
+    Belongs to one thread. The caller passes the times at which it asked the registry and was answered, by that clock.
     """
 
     def __init__(self) -> None:
         self._last: _Reading | None = None
 
     def read(self, told_ms: int, *, asked_s: float, answered_s: float) -> int:
-        """Returns by how many milliseconds the registry's clock was set since the last reading; 0: it has just gone
-        on."""
+        """Returns by how many milliseconds the registry's clock was set since the last reading; 0: it was not set."""
         last, self._last = self._last, _Reading(told_ms, asked_s, answered_s)
         if last is None:
             return 0
         went_ms = told_ms - last.told_ms
-        # When within a question the clock was read is not known.
+        # The clock was read at an unknown time between the question and the answer.
         least_ms = int((asked_s - last.answered_s) * 1000)
         most_ms = int((answered_s - last.asked_s) * 1000)
         slack_ms = _TOLERANCE_MS + int(most_ms * _TOLERANCE_RATE)
@@ -100,46 +103,54 @@ class RegistryClock:
 
 
 class FleetRegistry:
-    """A thread of its own. While the registry cannot be read, the members stay who they were."""
+    """Reads and writes announcements on its own thread. While the registry cannot be read, the members stay the
+    same."""
 
     def __init__(
         self, terms: RegistryTerms, own: FleetMember, on_members: Callable[[Sequence[FleetMember]], None]
     ) -> None:
-        """`on_members` is told of all others, sorted, after each look; on the registry's thread."""
+        """`on_members` gets all other members, sorted, after each look; it is called on the registry's thread."""
         self._terms = terms
         self._own = own
         self._on_members = on_members
         self._seen: dict[str, _Sighting] = {}
-        """By name."""
+        """The sightings of other servers, by name."""
+        self._orders: dict[FleetMember, int] = {}
+        """The order of the newest announcement of each server, at each of its addresses, this one's own included."""
         self._members: list[str] = []
-        """As was told last."""
+        """The names of the members that `on_members` got last."""
         self._own_ms = 0
-        """Of the last announcement that was written; 0: there is none, or the clock was set since."""
+        """The time of the last announcement that was written; 0: there is none, or the clock was set since."""
         self._clock = RegistryClock()
         self._twin_at = ""
         self._twin_s = 0.0
         self._is_lost: bool | None = None
-        """None: it has not been read yet."""
+        """Whether the last look failed; None: the registry has not been read yet."""
         self._nodes: ValkeyNodes | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvoffload-registry", daemon=True)
 
     @property
     def twin_at(self) -> str:
-        """Where another server announces itself with this one's key; empty: nobody does. From any thread."""
+        """The address of another server that announces itself with this one's key; empty: none does. From any
+        thread."""
         return self._twin_at
 
     def start(self) -> None:
-        self._thread.start()
+        """Starts the thread. TierError: it cannot be started."""
+        try:
+            self._thread.start()
+        except RuntimeError as fault:
+            raise TierError(f"a thread for the registry of the fleet cannot be started: {fault}") from fault
 
     def close(self) -> None:
-        """Says farewell, if the registry can be reached soon."""
+        """Announces this server's farewell, if the registry can be reached soon, and ends the thread."""
         self._ending.set()
         self._thread.join(FAREWELL_S)
         nodes = self._nodes
         if self._thread.is_alive() and nodes is not None:
             nodes.interrupt()
-        # A thread that cannot be interrupted, as when a name is looked up, has nothing that others need.
+        # A thread that cannot be interrupted, as while it resolves a name, holds nothing that others need.
         self._thread.join(FAREWELL_S)
 
     def _run(self) -> None:
@@ -153,7 +164,7 @@ class FleetRegistry:
             except StoreFaultError as fault:
                 self._lose(fault)
             except Exception:
-                # Whatever it is, this server must not leave its fleet for it.
+                # No fault may take this server out of its fleet.
                 logger.exception("the registry of the fleet could not be read")
             if is_last:
                 break
@@ -184,13 +195,16 @@ class FleetRegistry:
             cursor = as_bytes(page[0])
             if cursor == b"0":
                 break
-        # Behind the look: what another server has written by this one's name is to be seen.
+        # Written after the look, so that the look has seen what another server wrote by this one's name.
         self._own_ms = max(now_ms, self._own_ms + 1)
-        own = Announcement(member=self._own, at_ms=self._own_ms, is_gone=is_last)
+        # By this machine's clock, and behind what this server wrote before it was started again.
+        order = max(time.time_ns() // 1_000_000, self._orders.get(self._own, 0) + 1)
+        own = Announcement(member=self._own, at_ms=self._own_ms, order=order, is_gone=is_last)
+        self._orders[self._own] = order
         check_answer(registry.ask(b"HSET", terms.key, self._own.name.encode(), own.sign(terms.fleet, terms.secret)))
         members = self._list_members(now_ms)
         if self._is_lost is not False:
-            # Who has another secret is not seen, and does not see this one.
+            # Servers with another secret are not seen, and do not see this one.
             said = "the registry of fleet %s answers; other servers announced there with this secret: %d"
             logger.info(said, terms.fleet, len(members))
         self._is_lost = False
@@ -198,7 +212,8 @@ class FleetRegistry:
         self._on_members(members)
 
     def _follow_clock(self, set_by_ms: int) -> None:
-        """All that was seen is as old as it was before somebody set the registry's clock."""
+        """Shifts the times of all sightings when the registry's clock was set, so that they stay as old as they
+        were."""
         if not set_by_ms:
             return
         logger.warning(
@@ -210,10 +225,11 @@ class FleetRegistry:
         self._seen = {name: replace(one, newest_ms=one.newest_ms + set_by_ms) for name, one in self._seen.items()}
 
     def _read(self, written: dict[bytes, bytes], now_ms: int) -> list[bytes]:
-        """Notes who is there, and returns the names whose announcements are to be removed.
+        """Notes the servers that are announced, and returns the names whose announcements should be removed.
 
-        An announcement that is older than one that was seen is somebody else's doing, and one of the future is of a
-        time when the clock was wrong.
+        An announcement that is not newer than one already seen of this server, by its order, is ignored: another writer
+        has put it back, and may have set the clock, too. So is one of the future: it is from a time when the clock was
+        wrong.
         """
         others = []
         for name, text in written.items():
@@ -224,13 +240,23 @@ class FleetRegistry:
                 or abs(now_ms - announcement.at_ms) > _FORGOTTEN_MS
             ):
                 others.append(name)
-            elif announcement.at_ms - now_ms > _AHEAD_MS:
+            elif announcement.at_ms - now_ms > _AHEAD_MS or not self._is_next(announcement):
                 continue
             elif announcement.member.name == self._own.name:
                 self._note_own(announcement)
             else:
                 self._note(announcement, max(now_ms - announcement.at_ms, 0) / 1000)
         return others
+
+    def _is_next(self, announcement: Announcement) -> bool:
+        """Whether an announcement is newer than all that were seen of its server at its address, and notes that."""
+        if announcement.order <= self._orders.get(announcement.member, 0):
+            return False
+        self._orders.pop(announcement.member, None)
+        self._orders[announcement.member] = announcement.order
+        if len(self._orders) > _ORDERS:
+            del self._orders[next(iter(self._orders))]
+        return True
 
     def _note(self, announcement: Announcement, age_s: float) -> None:
         now_s, name, member = time.monotonic(), announcement.member.name, announcement.member
@@ -256,7 +282,7 @@ class FleetRegistry:
             self._seen[name] = replace(new, other_at=before.other_at, is_told=is_told)
 
     def _note_own(self, announcement: Announcement) -> None:
-        """Notes an announcement that has this server's name. What it has written itself before is not newer."""
+        """Notes an announcement under this server's name. One that is newer than its own comes from another server."""
         if not self._own_ms or announcement.at_ms <= self._own_ms or announcement.is_gone:
             return
         self._twin_s = time.monotonic()
@@ -267,9 +293,10 @@ class FleetRegistry:
             self._twin_at = ""
 
     def _list_members(self, now_ms: int) -> list[FleetMember]:
-        """Returns who is there beside this one.
+        """Returns the other members that are there.
 
-        A registry that has lost its announcements is no farewell, and while it was away nobody could write one.
+        When the registry was away, no server could write to it, so former members count as just seen. A registry that
+        has lost its announcements is not taken for a farewell.
         """
         now_s, good_for_s = time.monotonic(), self._terms.good_for_s
         if self._is_lost:
@@ -283,7 +310,7 @@ class FleetRegistry:
         return [self._seen[name].announcement.member for name in self._members]
 
     def _lose(self, fault: StoreFaultError) -> None:
-        """Says once that the registry cannot be read."""
+        """Logs once that the registry cannot be read, and drops the connections."""
         if not self._is_lost:
             logger.warning("the registry of fleet %s cannot be read: %s", self._terms.fleet, fault)
         self._is_lost = True

@@ -1,8 +1,9 @@
-"""The memory of a fleet as one tier: each record has its home with one of the members, as all of them reckon it."""
+"""The memory of a fleet as one tier: each record has its home with one of the members, the same for all of them."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -29,25 +30,27 @@ from kvoffload.tiers.base import (
 )
 from kvoffload.tiers.home_ring import HomeBatch, Homes, join_homes, pick_hashes, split_by_home
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(eq=False)
 class _Batch:
-    """A batch of ours: how many records, how those end that no part is about, and what its parts have ended with."""
+    """A batch of this tier: its size, the outcome of records that no part covers, and the results of its parts."""
 
     count: int
     otherwise: RecordOutcome
     ended: list[tuple[HomeBatch, FinishedBatch]] = field(default_factory=list)
     waits_for: dict[tuple[str, Ticket], HomeBatch] = field(default_factory=dict)
-    """By member and its tier's ticket."""
+    """The parts under way, by member and its tier's ticket."""
 
 
 FindHomes = Callable[[tuple[str, ...], bytes], Homes]
-"""Of members and hashes: the place in the list of each one's home. The same on all machines."""
+"""Returns, for members and hashes, the place of each hash's home in the list. It is the same on all machines."""
 
 
 class FleetTier:
-    """A Tier over others, one a member. Of the records whose home is here, this server's memory is the place: they are
-    not sent anywhere, and not asked for.
+    """A Tier over others, one a member. Records whose home is this server stay in its memory: they are not sent
+    anywhere, and not asked for.
 
     A member that is absent has no records: until it is back, the next one in its order is their home.
     """
@@ -55,19 +58,23 @@ class FleetTier:
     knows_all = False
 
     def __init__(self, own_name: str, members: Mapping[str, Tier], homes: FindHomes) -> None:
-        """Takes the tiers. `own_name` is none of theirs."""
+        """Takes the tiers of the other members. `own_name` must not be among them."""
         self._own_name = own_name
         self._homes = homes
         self._lock = threading.Lock()
         self._members = dict(members)
         self._places: dict[str, str] = {}
-        """Of members that were announced: where they are."""
+        """Addresses of members that were announced, by name."""
         self._leaving: set[str] = set()
-        """Of whom nothing more is asked; they go when all has ended that was."""
+        """Names of members that get no more requests. Each is dropped when its last request has ended."""
+        self._parted: list[Tier] = []
+        """Tiers of members that have gone, until a thread closes them."""
         self._partings: list[threading.Thread] = []
+        self._warned: set[str] = set()
+        """Members whose tier could not be opened, as the log has said."""
         self.on_close: Callable[[], None] = lambda: None
         self.own_fault = ""
-        """Why this server is no member as it should be, in one line; empty: it is one. Set by any thread."""
+        """Why this server is no proper member, in one line; empty: it is one. Set by any thread."""
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
         self._poller.register(self._event, select.EPOLLIN)
@@ -75,7 +82,7 @@ class FleetTier:
             self._poller.register(tier.fileno(), select.EPOLLIN)
         self._batches: dict[Ticket, _Batch] = {}
         self._parts: dict[tuple[str, Ticket], Ticket] = {}
-        """Ours, by member and its tier's ticket."""
+        """Tickets of this tier, by member and its tier's ticket."""
         self._finished: list[FinishedBatch] = []
         self._last_ticket = 0
         self._is_closed = False
@@ -91,13 +98,13 @@ class FleetTier:
         return sum(tier.capacity_bytes for tier in self.members.values())
 
     def is_home(self, hashes: bytes) -> npt.NDArray[np.bool_]:
-        """Says which of these records live here."""
+        """Returns which of these records have their home here."""
         with self._lock:
             present = self._present()
         return np.asarray(self._homes(present, hashes) == present.index(self._own_name))
 
     def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
-        """Puts records where they live. What lives here counts as stored: this server's memory has it."""
+        """Puts records at their homes. Those whose home is here count as stored: this server's memory has them."""
 
         def ask(tier: Tier, part: HomeBatch) -> Ticket | None:
             chosen = replace(
@@ -155,7 +162,7 @@ class FleetTier:
             if self._is_closed:
                 return
             self._is_closed = True
-            members = list(self._members.values())
+            members = [*self._members.values(), *self._parted]
         self.on_close()
         for thread in self._partings:
             thread.join(timeout_s)
@@ -168,9 +175,15 @@ class FleetTier:
                 faults.append(str(fault))
 
         closing = [threading.Thread(target=close, args=[tier], name="kvoffload-fleet") for tier in members]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
+        started = []
+        for thread, tier in zip(closing, members, strict=True):
+            try:
+                thread.start()
+            except RuntimeError:
+                close(tier)
+            else:
+                started.append(thread)
+        for thread in started:
             thread.join()
         self._poller.close()
         os.close(self._event)
@@ -180,8 +193,9 @@ class FleetTier:
     # ---- inside ----
 
     def set_members(self, wanted: Mapping[str, Callable[[], Tier]], places: Mapping[str, str]) -> None:
-        """These from now on, opened if they are new; those that have moved come back when they are gone. From one
-        thread of the caller's, again and again: not all may be taken at once."""
+        """Sets the members: opens new ones, and drops others when they are idle. One whose address has changed is
+        dropped first, and opened by a later call. The caller calls it from one thread, again and again: one call may
+        not take all."""
         with self._lock:
             if self._is_closed:
                 return
@@ -190,11 +204,21 @@ class FleetTier:
             new = wanted.keys() - self._members.keys()
             self._part()
         for name in sorted(new):
-            # Nobody waits while its threads start.
-            tier = wanted[name]()
+            # Opened without the lock, since its threads take a while to start.
+            try:
+                tier = wanted[name]()
+            except TierError as fault:
+                self._warn_without(name, fault)
+                continue
             if not self._take_member(name, tier, places[name]):
                 _close_quietly(tier)
                 return
+
+    def _warn_without(self, name: str, fault: TierError) -> None:
+        """The caller's next look tries again, so the log has the fault of each member once."""
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning("server %s is not asked for records for now: %s", name, fault)
 
     def _take_member(self, name: str, tier: Tier, place: str) -> bool:
         """Takes a member's tier. False: the tier was closed meanwhile."""
@@ -203,22 +227,31 @@ class FleetTier:
                 return False
             self._members[name], self._places[name] = tier, place
             self._poller.register(tier.fileno(), select.EPOLLIN)
+            self._warned.discard(name)
             return True
 
     def _part(self) -> None:
-        """Parts from members that leave, and have nothing under way."""
+        """Drops members that leave and have nothing under way. Their tiers are closed on threads of their own."""
         busy = {name for name, _ in self._parts}
         for name in list(self._leaving - busy):
             tier = self._members.pop(name)
             self._places.pop(name, None)
             self._leaving.discard(name)
             self._poller.unregister(tier.fileno())
-            self._partings = [thread for thread in self._partings if thread.is_alive()]
-            self._partings.append(threading.Thread(target=_close_quietly, args=(tier,), name="kvoffload-parting"))
-            self._partings[-1].start()
+            self._parted.append(tier)
+        self._partings = [thread for thread in self._partings if thread.is_alive()]
+        while self._parted:
+            thread = threading.Thread(target=_close_quietly, args=(self._parted[-1],), name="kvoffload-parting")
+            try:
+                thread.start()
+            except RuntimeError:
+                # The next call tries again.
+                return
+            self._parted.pop()
+            self._partings.append(thread)
 
     def _present(self) -> tuple[str, ...]:
-        """Members that are not absent, and this one: sorted, as on all machines."""
+        """Returns the members that are not absent, and this server, sorted as on all machines."""
         present = [
             name
             for name, tier in self._members.items()
@@ -229,7 +262,7 @@ class FleetTier:
     def _split(
         self, names: RecordNames, ask: Callable[[Tier, HomeBatch], Ticket | None], here: RecordOutcome
     ) -> Ticket | None:
-        """`here`: how those end whose home is this server."""
+        """Sends the parts of a batch to their homes. `here`: the outcome of records whose home is this server."""
         with self._lock:
             if self._is_closed:
                 raise TierError("the tier of peers is closed")
@@ -269,12 +302,12 @@ class FleetTier:
 
 
 def _close_quietly(tier: Tier) -> None:
-    """A connection that hangs is let go with its thread, which is a daemon."""
+    """Closes a tier. A connection that hangs is left to its thread, which is a daemon."""
     with contextlib.suppress(TierError):
         tier.close()
 
 
 def _refuse(part: HomeBatch) -> FinishedBatch:
-    """Its member takes no more batches now."""
+    """Makes the result of a part whose member takes no more batches now."""
     outcomes = np.full(len(part.names), RecordOutcome.UNAVAILABLE, np.uint8)
     return FinishedBatch(ticket=0, outcomes=outcomes, digests=np.empty(0, np.uint64), parents=b"")

@@ -48,33 +48,33 @@ from kvoffload.peers.requests import (
     read_code,
     read_head,
 )
-from kvoffload.peers.seal_library import PACKAGE, find_seal_library
+from kvoffload.peers.seal_library import find_seal_library
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 
 logger = logging.getLogger(__name__)
 
 MAX_LINKS = 8 * MAX_MEMBERS
-"""Of peers; beyond it newcomers are refused."""
+"""The most links of peers together; beyond it new ones are refused."""
 MAX_NEWCOMERS = 64
-"""That have proven nothing yet; one more ends the oldest of them, so that nobody can keep peers out by waiting."""
+"""The most links without proof of their peer. One more ends the oldest, so that waiting links cannot keep peers out."""
 MAX_OF_ONE_PEER = 16
 SESSIONS_OF_ONE_PEER = 8
-"""Secrets that are good at a time; the oldest is forgotten."""
+"""The most secrets that are good at a time; the oldest is forgotten."""
 HELLO_TIMEOUT_S = 5.0
 STEP_TIMEOUT_S = 10.0
-"""For each part of a request that has begun, and each of its answer."""
+"""Timeout of each part of a request that has begun, and of each part of its answer."""
 WAIT_SHARE = 0.5
-"""Of a client's patience, that may pass before its answer begins: the server's loop does meanwhile what it can do."""
+"""Share of a client's timeout that may pass before the answer begins, while the server's loop does what it can."""
 LOG_S = 60.0
-"""Between lines about one peer's bad links."""
+"""Seconds between log lines about one peer's bad links."""
 SILENCE_S = 60
-"""After which the system asks whether the other machine is still there, and then lets go."""
+"""Seconds of silence after which the system asks whether the other machine is still there, and then lets go."""
 
 
 @dataclass(frozen=True)
 class LinkSession:
-    """What a peer is told over the control channel, so that it may open links."""
+    """The token and secret that a peer gets over the control channel, so that it may open links."""
 
     token: bytes
     secret: bytes = field(repr=False)
@@ -88,10 +88,11 @@ class _Known:
 
 
 class PeerServer:
-    """`open_session` and `attach` may be called from any thread, too."""
+    """Serves the links of peers, each on its own thread. `open_session` and `attach` may be called from any thread."""
 
     def __init__(self, address: TcpAddress, *, is_sealed: bool, compress: Coding = Coding.OFF) -> None:
-        """Listens at an address. ConfigError: nobody can listen there, or there is nothing to seal with."""
+        """Listens at an address. ConfigError: it cannot be used, there is no library to seal with, or no thread can be
+        started."""
         self._is_sealed = is_sealed
         if is_sealed:
             _tell_sealer()
@@ -105,25 +106,30 @@ class PeerServer:
         self._known: dict[bytes, _Known] = {}
         self._tokens: dict[str, deque[bytes]] = {}
         self._coders: dict[str, RecordCoder] = {}
-        """Of each peer's links together; one for each that has tokens."""
+        """The coder of all links of a peer, for each peer that has tokens."""
         self._links: dict[int, tuple[socket.socket, threading.Thread]] = {}
         self._peers: dict[int, str] = {}
-        """Whose they are, of links that have proven it."""
+        """The peers of links that have proven theirs, by link."""
         self._newcomers: dict[int, socket.socket] = {}
         """Links that have proven nothing; the oldest is the first."""
         self._of_peer: Counter[str] = Counter()
         self._told_s: dict[str, float] = {}
         self._is_closed = False
         self._accepting = threading.Thread(target=self._accept_all, name="kvoffload-peers", daemon=True)
-        self._accepting.start()
+        try:
+            self._accepting.start()
+        except RuntimeError as fault:
+            self._listener.close()
+            os.close(self._wake)
+            raise ConfigError(f"a thread for links of peers cannot be started: {fault}") from fault
 
     def attach(self, domain: str, access: PeerAccess) -> None:
-        """The domain's memory is there."""
+        """Adds a domain whose memory is there."""
         with self._lock:
             self._accesses[domain] = access
 
     def count_links(self, peer: str) -> int:
-        """How many links a peer has, those included that have yet to prove that they are its."""
+        """Returns how many links a peer has proven to be its own."""
         with self._lock:
             return self._of_peer[peer]
 
@@ -145,14 +151,14 @@ class PeerServer:
         return len(self._links)
 
     def tick(self) -> None:
-        """Is called now and then."""
+        """Does what is due in all domains. The server calls it now and then."""
         with self._lock:
             accesses = list(self._accesses.values())
         for access in accesses:
             access.tick()
 
     def keep_only(self, is_known: Callable[[str], bool]) -> None:
-        """The links of other peers end, and they open no new ones with what they were told."""
+        """Ends the links of all other peers, and makes their sessions invalid."""
         with self._lock:
             for peer in [peer for peer in self._tokens if not is_known(peer)]:
                 for token in self._tokens.pop(peer):
@@ -237,18 +243,18 @@ class PeerServer:
         except (OSError, ValueError) as fault:
             logger.debug("a link of peer %s ends: %s", peer or "nobody", fault)
         except Exception:
-            # A fault of the cache is one link's.
+            # A fault of the cache ends only this link.
             logger.exception("a link of peer %s failed", peer)
         finally:
             with self._lock:
                 owner = self._peers.pop(number, None)
                 if owner is not None:
                     self._of_peer[owner] -= 1
-                    self._of_peer += Counter()  # whoever has none any more is not in it
+                    self._of_peer += Counter()  # drops peers without links
                 del self._links[number]
                 self._newcomers.pop(number, None)
                 with contextlib.suppress(OSError):
-                    # Its end is the other side's to see, whoever still has the link.
+                    # The other side should see the end, even where the native link still has the socket.
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
@@ -261,7 +267,7 @@ class PeerServer:
         logger.log(logging.WARNING if is_new else logging.DEBUG, line, fault)
 
     def _greet(self, end: socket.socket, end_s: float) -> tuple[str, PeerAccess, native.RecordLink] | None:
-        """Greets a link. None: it was refused. OSError, ValueError: it is no peer of ours."""
+        """Greets a link. None: it was refused. OSError, ValueError: it is not from a known peer."""
         hello = receive_exactly(end, HELLO_BYTES, end_s)
         read = read_hello(hello)
         token = b"" if isinstance(read, HelloVerdict) else read.token
@@ -406,10 +412,8 @@ def _tell_sealer() -> None:
     except RuntimeError as fault:
         raise ConfigError(
             f"there is nothing to seal links with: {fault}",
-            remedy="install Debian's libssl3 or kvoffload[seal], or set peer_link = trusted",
+            remedy="install Debian's libssl3, or set peer_link = trusted",
         ) from fault
-    if library.refusal:
-        logger.warning("the libcrypto of %s does not seal links: %s", PACKAGE, library.refusal)
     logger.info("links are sealed by %s", library.describe())
 
 
@@ -425,7 +429,7 @@ def _listen(address: TcpAddress) -> socket.socket:
     except OSError as fault:
         made.close()
         raise ConfigError(
-            f"nobody can listen for peers at {address}: {fault.strerror}",
+            f"the server cannot listen for peers at {address}: {fault.strerror}",
             remedy="choose another address of this machine, or port",
         ) from fault
     return made

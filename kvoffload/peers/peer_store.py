@@ -39,7 +39,6 @@ from kvoffload.peers.requests import (
     read_answer,
     read_answer_head,
 )
-from kvoffload.peers.seal_library import find_seal_library
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import read_key
@@ -53,21 +52,21 @@ _COUNTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PeerStoreTerms:
-    """Says how the store of one peer is reached."""
+    """The settings with which the store of one peer is reached."""
 
     control: ControlLink
     spaces: SpaceTable
     is_sealed: bool = True
     timeout_s: float = 1.0
     coder: RecordCoder = field(default_factory=RecordCoder)
-    """What all links to the peer share."""
+    """The coder of records, which all links to the peer share."""
 
 
 Connect = Callable[[LinkTicket, PeerStoreTerms], tuple[socket.socket, native.RecordLink]]
 
 
 class PeerStore(SlotStore):
-    """Is one data link. Belongs to one thread, but for `interrupt`."""
+    """One data link. It belongs to one thread, except for `interrupt`."""
 
     def __init__(self, terms: PeerStoreTerms, connect: Connect | None = None) -> None:
         """Connects, as `connect_link` does if nothing else is said. StoreFaultError: it cannot."""
@@ -134,7 +133,7 @@ class PeerStore(SlotStore):
                     timeout_s=self._terms.timeout_s,
                 )
             except OSError as fault:
-                # Whoever gives codes before it answers: where no answer came either, it may have been that.
+                # A peer codes records before it answers, so coding may also be why no answer came.
                 if code and (self._is_interrupted or isinstance(fault, TimeoutError)):
                     taken_s = time.monotonic() - begun_s
                     self._terms.coder.told_late(len(names) * record_bytes, taken_s=taken_s)
@@ -239,8 +238,6 @@ def connect_link(ticket: LinkTicket, terms: PeerStoreTerms) -> tuple[socket.sock
         try:
             end = undo.enter_context(socket.create_connection((address.host, address.port), timeout_s))
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if terms.is_sealed:
-                find_seal_library()
             keys = _shake_hands(end, ticket, terms)
             link = native.RecordLink(os.dup(end.fileno()), keys)
         except (OSError, ValueError, RuntimeError) as fault:
@@ -258,7 +255,7 @@ def _shake_hands(end: socket.socket, ticket: LinkTicket, terms: PeerStoreTerms) 
         raise ValueError(_REFUSALS[answer.verdict])
     secret = LinkSecret(ticket.secret, hello, answer.nonce)
     if not is_proof(answer.proof, secret.server_proof):
-        raise ValueError("whoever answers there does not know the session's secret")
+        raise ValueError("the server that answers there does not know the session's secret")
     end.sendall(secret.client_proof)
     return (secret.client_key, secret.server_key) if terms.is_sealed else None
 

@@ -1,4 +1,4 @@
-"""What travels on a data link: requests about records of one identity, group and shard, and answers, with their bytes.
+"""The messages of a data link: requests about records of one identity, group and shard, and answers, with their bytes.
 
 A get: request, answer, the records that were found. A put: request, answer with what is wanted, those records, answer
 with what became of them. A look, or a removal: request, answer.
@@ -57,7 +57,7 @@ class LinkStatus(IntEnum):
 
 
 class BadRequestError(ValueError):
-    """What came is no request, or asks for too much. One line."""
+    """A message that is no request, or asks for too much. One line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class LinkRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestHead:
-    """What a request is about, and how long the rest of it is."""
+    """The beginning of a request: its subject, and the length of the rest."""
 
     verb: LinkVerb
     fingerprint: bytes
@@ -127,7 +127,7 @@ def read_head(frame: bytes) -> RequestHead:
     """Reads the head of a request. BadRequestError: it is none."""
     magic, verb, code, group, shard, count, wait_ms, record_bytes, fingerprint = _HEAD.unpack(frame)
     if magic != MAGIC or verb not in LinkVerb.__members__.values():
-        raise BadRequestError("what came on a link is no request")
+        raise BadRequestError("the frame that came on a link is no request")
     if count > MAX_RECORDS or record_bytes > MAX_RECORD_BYTES:
         raise BadRequestError(
             f"a request about {count} records of {record_bytes} bytes; allowed are {MAX_RECORDS} of {MAX_RECORD_BYTES}"
@@ -166,7 +166,7 @@ def answer_only(status: LinkStatus) -> LinkAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerHead:
-    """What the first bytes of an answer say: `rest_bytes` come behind them, and then records, coded or not."""
+    """The beginning of an answer. `rest_bytes` bytes follow it, and then records, coded or not."""
 
     status: LinkStatus
     code: int
@@ -178,7 +178,7 @@ def read_answer_head(frame: bytes, wanted: int, *, code: int = 0) -> AnswerHead:
     the request said."""
     magic, status, answered, count = _ANSWER.unpack(frame)
     if magic != MAGIC or status not in LinkStatus.__members__.values():
-        raise BadRequestError("what came on a link is no answer")
+        raise BadRequestError("the frame that came on a link is no answer")
     if answered not in (0, code):
         raise BadRequestError(f"an answer in code {answered}, where {code} was asked for")
     if count != (wanted if status == LinkStatus.OK else 0):

@@ -1,4 +1,5 @@
-"""What each layer keeps, as vLLM itself says it: asked in a process of its own, whose imports and logs are not ours."""
+"""The bytes that each layer keeps, from vLLM itself: it is asked in a process of its own, whose imports and logs are
+not ours."""
 
 from __future__ import annotations
 
@@ -16,6 +17,11 @@ from kvoffload.plan.model_shape import Keeps, LayerShape, ModelShape, ShapeTerms
 
 ASK_S = 300.0
 _ASKED = "kvoffload.connector.engine.layer_shapes"
+_NEED_TOKENIZERS = ("engram_layer_ids",)
+"""Fields whose parts of a model are made with its tokenizer and keep nothing in the cache: DeepSeek-V4.1's tables of
+token sequences."""
+_TOKENS = {"<|imgpad|>": 0}
+"""Numbers of tokens that a model's class asks for, and that decide nothing about the cache: those of dots3."""
 
 
 def ask_vllm(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
@@ -24,14 +30,24 @@ def ask_vllm(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
     if find_spec("vllm") is None:
         raise ConfigError("--exact asks vLLM, which is not installed here", remedy="run it in vLLM's Python")
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(config))
+        write_config(Path(folder), config)
         rows = _run([folder, terms.kv_dtype, terms.state_dtype])
     text = config.get("text_config", config)
     return ModelShape(
         model_type=str(text.get("model_type", "unknown")),
-        layers=list(_make_layers(rows, terms.ranks)),
+        layers=list(read_rows(rows, terms.ranks)),
         max_tokens=int(text.get("max_position_embeddings") or 0),
     )
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Writes a model's config for vLLM to make its layers of, without what only a tokenizer completes."""
+    text = config.get("text_config")
+    shown = {name: value for name, value in config.items() if name not in _NEED_TOKENIZERS}
+    if isinstance(text, dict):
+        shown["text_config"] = {name: value for name, value in text.items() if name not in _NEED_TOKENIZERS}
+    (folder / "config.json").write_text(json.dumps(shown))
+    (folder / "added_tokens.json").write_text(json.dumps(_TOKENS))
 
 
 def _run(arguments: Sequence[str]) -> list[dict[str, Any]]:
@@ -51,7 +67,8 @@ def _run(arguments: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _make_layers(rows: list[dict[str, Any]], ranks: int) -> Iterator[LayerShape]:
+def read_rows(rows: Sequence[Mapping[str, Any]], ranks: int) -> Iterator[LayerShape]:
+    """Reads vLLM's rows of one rank as layers of so many ranks."""
     for row in rows:
         keeps = Keeps[row["keeps"]]
         if keeps is Keeps.STATE:
@@ -67,6 +84,7 @@ def _make_layers(rows: list[dict[str, Any]], ranks: int) -> Iterator[LayerShape]
         yield LayerShape(
             keeps=keeps,
             what=row["what"],
-            token_bytes=row["token_bytes"] // heads * max(heads, ranks),
+            token_bytes=row["token_bytes"],
             tokens=row.get("tokens", 0),
+            copies=max(ranks // heads, 1),
         )

@@ -1,4 +1,5 @@
-"""What each layer of a model keeps of a token, from its config.json alone. What that does not say is refused."""
+"""The bytes that each layer of a model keeps of a token, from its config.json alone. Models of which it says too little
+are refused."""
 
 from __future__ import annotations
 
@@ -17,8 +18,12 @@ from kvoffload.plan.element import Element, find_element
 MAX_CONFIG_BYTES = 4 << 20
 MAX_LAYERS = 4096
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_UNKNOWN = ("index_topk", "compress_ratios", "global_head_dim", "cross_attention_layers")
-"""Layers of these models keep something that is not known here."""
+_UNKNOWN = (
+    *("index_topk", "index_topk_blocks", "indexer_head_dim", "sparse_attention_config", "compress_ratios"),
+    *("global_head_dim", "swa_num_key_value_heads", "attention_other_setting", "num_attention_groups"),
+    *("ple_layer_ids", "cross_attention_layers"),
+)
+"""Layers of these models keep something that is not known here, or have heads of several shapes."""
 _WINDOWED = ("mistral", "mixtral", "starcoder2", "phi3")
 """All of their layers have the window, where there is one."""
 _ATTENTION_ALONE = (
@@ -33,12 +38,12 @@ _LISTS = ("layer_types", "layers_block_type")
 _EXACTLY = "run it with --exact where vLLM is installed"
 
 
-class _WrongRanks(Exception):  # noqa: N818  (nobody outside sees it)
-    """So many ranks cannot share what the config says itself."""
+class _WrongRanks(Exception):  # noqa: N818  (it never leaves this module)
+    """A number of heads in the config cannot be divided among so many ranks."""
 
 
 class Keeps(Enum):
-    """What is to be in the cache for a hit."""
+    """The part of a layer's content that must be in the cache for a hit."""
 
     TOKENS = "all tokens"
     WINDOW = "the last window"
@@ -47,13 +52,18 @@ class Keeps(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """In bytes, of all ranks together. `tokens`: in a window."""
+    """In bytes, of all ranks together. Bytes that several ranks hold alike are stored once, and count once.
+
+    `tokens`: in a window.
+    """
 
     keeps: Keeps
     what: str
     token_bytes: int = 0
     tokens: int = 0
     state_bytes: int = 0
+    copies: int = 1
+    """How many ranks hold the same bytes."""
 
 
 def complete_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -91,12 +101,12 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeTerms:
-    """What an engine is started with."""
+    """The options that an engine is started with."""
 
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
     ranks: int = 1
-    """Of tensor parallelism."""
+    """Number of tensor-parallel ranks."""
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -148,10 +158,10 @@ def _read_as_it_is(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
     inner = config.get("text_config", config)
     text = _Fields(inner if isinstance(inner, dict) else config)
     if config.get("is_encoder_decoder"):
-        raise ConfigError("models with an encoder are not known here", remedy=_EXACTLY)
+        raise ConfigError("kvoffload does not know models with an encoder", remedy=_EXACTLY)
     strange = next((name for name in _UNKNOWN if text.raw.get(name) is not None), None)
     if strange is not None:
-        raise ConfigError(f"models with {strange!r} keep what is not known here", remedy=_EXACTLY)
+        raise ConfigError(f"the config alone does not tell what models with {strange!r} keep", remedy=_EXACTLY)
     said = (fields.get(name) for fields in (text.raw, config) for name in ("dtype", "torch_dtype"))
     dtype = str(next(filter(None, said), "float32"))
     if dtype == "float32":
@@ -248,7 +258,7 @@ def _list_attention(text: _Fields, count: int) -> list[str]:
     every = text.number("sliding_window_pattern", "_sliding_window_pattern", 0)
     if kind not in _ATTENTION_ALONE and not every:
         raise ConfigError(
-            f"what layers of {str(kind)[:40]!r} models keep is not known from this config alone", remedy=_EXACTLY
+            f"the layers of {str(kind)[:40]!r} models are not known from this config alone", remedy=_EXACTLY
         )
     if text.number("sliding_window", 0) == 0 or text.raw.get("use_sliding_window") is False:
         return ["full"] * count
@@ -263,7 +273,7 @@ def _list_attention(text: _Fields, count: int) -> list[str]:
 
 
 class _Makers:
-    """What a layer of each kind keeps."""
+    """Makes the shape of a layer of each kind."""
 
     def __init__(self, text: _Fields, terms: ShapeTerms, element: Element, dtype: str) -> None:
         self._text = text
@@ -286,30 +296,33 @@ class _Makers:
 
     def _full(self) -> LayerShape:
         if self._text.raw.get("kv_lora_rank") is None:
-            return LayerShape(keeps=Keeps.TOKENS, what="attention", token_bytes=self._attention_bytes())
+            size, copies = self._attention_bytes()
+            return LayerShape(keeps=Keeps.TOKENS, what="attention", token_bytes=size, copies=copies)
         if self._element.scale_bytes:
             raise ConfigError(f"a latent has no {self._element.name}", remedy="choose auto or fp8 as kv-dtype")
         numbers = self._text.number("kv_lora_rank") + self._text.number("qk_rope_head_dim")
-        # Each rank has all of it.
-        size = self._element.row_bytes(numbers) * self._ranks
-        return LayerShape(keeps=Keeps.TOKENS, what="latent (MLA)", token_bytes=size)
+        size = self._element.row_bytes(numbers)
+        return LayerShape(keeps=Keeps.TOKENS, what="latent (MLA)", token_bytes=size, copies=self._ranks)
 
     def _window(self, name: str) -> LayerShape:
         tokens = self._text.number(name)
         what = "sliding window" if name == "sliding_window" else "chunk"
-        return LayerShape(keeps=Keeps.WINDOW, what=what, token_bytes=self._attention_bytes(), tokens=tokens)
+        size, copies = self._attention_bytes()
+        return LayerShape(keeps=Keeps.WINDOW, what=what, token_bytes=size, tokens=tokens, copies=copies)
 
-    def _attention_bytes(self) -> int:
+    def _attention_bytes(self) -> tuple[int, int]:
+        """Returns the bytes of a token, and how many ranks hold each of them."""
         text = self._text
         queries = text.number("num_attention_heads")
         heads = text.number("num_key_value_heads", queries)
         if not queries or not heads:
             raise ConfigError("attention without heads", remedy="take a complete config")
+        if heads % self._ranks and self._ranks % heads:
+            raise _WrongRanks(f"num_key_value_heads = {heads} cannot be shared by {self._ranks} ranks")
         numbers = text.number("head_dim", 0) or text.number("hidden_size") // queries
         values = text.number("v_head_dim", numbers)
-        return self._share(heads, "num_key_value_heads") * (
-            self._element.row_bytes(numbers) + self._element.row_bytes(values)
-        )
+        size = heads * (self._element.row_bytes(numbers) + self._element.row_bytes(values))
+        return size, max(self._ranks // heads, 1)
 
     def _delta(self) -> LayerShape:
         text = self._text
@@ -344,9 +357,3 @@ class _Makers:
         of_model = str(said or self._dtype)
         steps = find_element("auto", of_model=self._dtype, setting="dtype").row_bytes(channels * max(kernel - 1, 0))
         return steps + find_element(self._state_dtype, of_model=of_model, setting="state-dtype").row_bytes(state)
-
-    def _share(self, heads: int, name: str) -> int:
-        """Heads of all ranks together."""
-        if heads % self._ranks and self._ranks % heads:
-            raise _WrongRanks(f"{name} = {heads} cannot be shared by {self._ranks} ranks")
-        return max(heads, self._ranks)

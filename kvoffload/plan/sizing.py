@@ -1,4 +1,4 @@
-"""What tokens of a model take in the cache, how many of them fit, and when loading them pays. Pure."""
+"""Computes what a model's tokens take in the cache, how many of them fit, and when loading them pays. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvoffload.plan.model_shape import Keeps, LayerShape, ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSize:
-    """Layers that are alike. Bytes of all of them together, and of all ranks."""
+    """Layers that are alike. Bytes of all of them together, and of all ranks, which store equal bytes once."""
 
     what: str
     keeps: Keeps
@@ -18,6 +18,8 @@ class GroupSize:
     token_bytes: int = 0
     window_tokens: int = 0
     state_bytes: int = 0
+    copies: int = 1
+    """How many ranks hold the same bytes."""
 
     def hit_bytes(self, tokens: int) -> int:
         """Returns the bytes that a hit of so many tokens loads."""
@@ -36,7 +38,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """Says what one model takes in the cache."""
+    """The bytes that one model takes in the cache."""
 
     groups: Sequence[GroupSize]
 
@@ -46,7 +48,8 @@ class Sizing:
         return sum(group.token_bytes for group in self.groups if group.keeps is Keeps.TOKENS)
 
     def end_bytes(self, tokens: int) -> int:
-        """That each place takes besides at which a hit may end: its windows and states."""
+        """Bytes of the windows and states at one place where a hit may end; the tokens before it take their own
+        bytes."""
         return sum(group.hit_bytes(tokens) for group in self.groups if group.keeps is not Keeps.TOKENS)
 
     def hit_bytes(self, tokens: int) -> int:
@@ -65,7 +68,7 @@ class Sizing:
         return total
 
     def break_even_tokens(self, *, bytes_per_s: float, prefill_tokens_per_s: float, fixed_s: float) -> int | None:
-        """From how many tokens on a load is faster than computing them. None: it never is."""
+        """Returns the number of tokens from which on a load is faster than computing them. None: it never is."""
         computing_s = 1 / prefill_tokens_per_s
         if self.token_bytes / bytes_per_s >= computing_s:
             return None
@@ -91,6 +94,7 @@ def _group(layer: LayerShape, count: int) -> GroupSize:
         token_bytes=layer.token_bytes * count,
         window_tokens=layer.tokens,
         state_bytes=layer.state_bytes * count,
+        copies=layer.copies,
     )
 
 
@@ -105,13 +109,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """What a place holds, and what a load from it takes."""
+    """The number of tokens that a place holds, and the time of a load from it."""
 
     place: Place
     tokens: int
     conversations: int
     load_s: float
-    """Of a hit of a thousand tokens."""
+    """Seconds that a hit of a thousand tokens takes to load."""
     break_even_tokens: int | None
     """None: unknown how fast tokens are computed, or a load is never faster."""
 

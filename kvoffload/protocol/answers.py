@@ -22,7 +22,7 @@ class Error(Reply):
     retryable: Annotated[Flag, "the same message may succeed later on this connection"] = False
     retry_after_ms: Annotated[U32, "not earlier than this; 0: unknown"] = 0
     about_op: Annotated[U16, "operation of what is answered; 0: it could not be read"] = 0
-    field: Annotated[Line, "what differs, in a refusal"] = ""
+    field: Annotated[Line, "the field that differs, in a refusal"] = ""
     server_value: Annotated[Line, "its value here, in full unless beyond the length of a line"] = ""
     client_value: Annotated[Line, "its value there, likewise"] = ""
 
@@ -36,5 +36,5 @@ class Done(Reply):
 
 
 def answer_fault(fault: ProtocolFault) -> Error:
-    """Makes what the sender of a wrong frame is told."""
+    """Makes the answer to the sender of a wrong frame."""
     return Error(code=fault.code, message=fault.message, retryable=fault.retryable, about_op=fault.op)

@@ -31,22 +31,22 @@ class Outcome(IntEnum):
     HIT = 0
     MISS = 1
     OVER_LIMIT = 2
-    """The session is not open, or would hold more than its limit."""
+    """The session is not open, or it, its user or a tenant would hold more than they may."""
     NO_ROOM = 3
     """The index cannot hold another lease."""
 
 
 class PromotionOutcome(IntEnum):
-    """What slower tiers could do for a request."""
+    """How much of a request slower tiers have promoted to memory."""
 
     NOTHING = 0
-    """They have nothing that would make its boundary longer."""
+    """Slower tiers have nothing that would make the request's boundary longer."""
     COMPLETE = 1
-    """All that they have is in memory now, or was there already by the time it came."""
+    """All that slower tiers have is in memory now, or was there already when the request came."""
     PARTLY = 2
-    """Some of it: the time is over, there is no room, or a record was not what it should be."""
+    """Some of it is in memory: the time is over, there is no room, or a record was not what it should be."""
     TOO_SLOW = 3
-    """To compute it is estimated to be faster."""
+    """Nothing was promoted: computing the tokens is estimated to be faster."""
 
 
 class InvalidReason(IntEnum):
@@ -69,7 +69,9 @@ class LeasedSlots:
     first: Annotated[U64, "position of the first block in the request, in blocks of the group"]
     addresses: Annotated[Addresses, "one for each block, over all segments as if they lay one behind the other"]
     digests: Annotated[
-        Digests, AsMany("addresses", or_multiple=True), "for each shard asked for, one for each block; 0: unknown"
+        Digests,
+        AsMany("addresses", or_multiple=True),
+        "one digest for each block, shard after shard as asked for; 0: unknown",
     ] = b""
 
 
@@ -81,8 +83,8 @@ class Acquired(Reply):
     channels = EXPRESS
 
     outcome: Annotated[Outcome, Choice(Outcome), "whether there is a lease"]
-    boundary: Annotated[U64, "in tokens; `local` again where it is no hit; 0 for acquire_entries"] = 0
-    lease: Annotated[U64, "to be released, number and generation in one; 0: none"] = 0
+    boundary: Annotated[U64, "the boundary in tokens; `local` if it is no hit; 0 for acquire_entries"] = 0
+    lease: Annotated[U64, "number and generation of the lease in one, as `release` names it; 0: none"] = 0
     groups: Annotated[
         tuple[LeasedSlots, ...], Several(Shape(LeasedSlots), MAX_GROUPS), "one for each group; one for acquire_entries"
     ] = ()
@@ -97,43 +99,43 @@ class Acquire(Request):
     channels = EXPRESS
     reply = Acquired
 
-    name_space: Annotated[U32, "from registered"]
+    name_space: Annotated[U32, "the namespace's number, from `registered`"]
     chain: Annotated[Chain, "the request's hashes from its first token on"]
     local: Annotated[U64, "tokens that the engine has itself"] = 0
     limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
     alignment: Annotated[int, Whole(2**32 - 1, minimum=1), "a boundary is a multiple of it, in tokens"] = 1
-    shards: Annotated[Shards, "whose digests are wanted"] = ()
+    shards: Annotated[Shards, "shards whose digests are wanted"] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promoted(Reply):
-    """An acquire finds now what has come up; it is held for it for half a second."""
+    """The promoted blocks are held in memory for half a second, so that an acquire finds them."""
 
     op = 74
 
-    outcome: Annotated[PromotionOutcome, Choice(PromotionOutcome), "what was done"]
-    boundary: Annotated[U64, "in tokens, that memory and slower tiers have together; `local` again where it is none"]
+    outcome: Annotated[PromotionOutcome, Choice(PromotionOutcome), "how much was promoted"]
+    boundary: Annotated[U64, "boundary, in tokens, of memory and slower tiers together; `local` if there is none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promote(Request):
     """Promote what an acquire of this chain would find if slower tiers were memory, and answer when that is done.
 
-    The answer comes after `wait_ms` at the latest, and what has come by then is of use. It comes at once where there is
-    nothing to be done, or where that is estimated to take longer than to compute the tokens.
+    The answer comes after `wait_ms` at the latest, and the blocks that were promoted by then can be acquired. It comes
+    at once if there is nothing to promote, or if promoting is estimated to take longer than computing the tokens.
     """
 
     op = 12
     capability = "promote"
     reply = Promoted
 
-    name_space: Annotated[U32, "from registered"]
+    name_space: Annotated[U32, "the namespace's number, from `registered`"]
     chain: Annotated[Chain, "the request's hashes from its first token on"]
     local: Annotated[U64, "tokens that the engine has itself"] = 0
     limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
     alignment: Annotated[int, Whole(2**32 - 1, minimum=1), "a boundary is a multiple of it, in tokens"] = 1
     wait_ms: Annotated[U32, "how long the request waits at most"] = 0
-    prefill_ns: Annotated[U64, "what the engine takes to compute one token; 0: unknown"] = 0
+    prefill_ns: Annotated[U64, "time in which the engine computes one token; 0: unknown"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +146,10 @@ class AcquireEntries(Request):
     channels = EXPRESS
     reply = Acquired
 
-    name_space: Annotated[U32, "from registered"]
+    name_space: Annotated[U32, "the namespace's number, from `registered`"]
     group: Annotated[U16, "its number"]
-    hashes: Annotated[Chain, "of the blocks"]
-    shards: Annotated[Shards, "whose digests are wanted"] = ()
+    hashes: Annotated[Chain, "hashes of the blocks"]
+    shards: Annotated[Shards, "shards whose digests are wanted"] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ class CreditsGranted(Reply):
 
     tickets: Annotated[Numbers, "rights to write; 0: this block needs no saving"]
     addresses: Annotated[Numbers, AsMany("tickets"), "where to write"]
-    retry_after_ms: Annotated[U32, "for the rest; 0: unknown"] = 0
+    retry_after_ms: Annotated[U32, "when to ask for the rest; 0: unknown"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +172,10 @@ class Credits(Request):
     channels = EXPRESS
     reply = CreditsGranted
 
-    name_space: Annotated[U32, "from registered"]
+    name_space: Annotated[U32, "the namespace's number, from `registered`"]
     group: Annotated[U16, "its number"]
     count: Annotated[int, Whole(MAX_BATCH), "slots; 0 with hashes"] = 0
-    hashes: Annotated[Hashes, "of the blocks to be saved; empty: not known yet"] = b""
+    hashes: Annotated[Hashes, "hashes of the blocks that the engine wants to save; empty: not known yet"] = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +190,20 @@ class Publish(OneWay):
     op = 32
     channels = EXPRESS
 
-    name_space: Annotated[U32, "from registered"]
+    name_space: Annotated[U32, "the namespace's number, from `registered`"]
     group: Annotated[U16, "its number"]
-    shard: Annotated[U16, "whose records these are; of several, the first"]
-    tickets: Annotated[Numbers, "from credits_granted"]
+    shard: Annotated[U16, "the shard of these records; the first one if there are several"]
+    tickets: Annotated[Numbers, "tickets from `credits_granted`"]
     hashes: Annotated[Hashes, AsMany("tickets"), "names of the blocks"]
     parents: Annotated[Hashes, AsMany("tickets", or_none=True), "the blocks before them"] = b""
     digests: Annotated[
-        Numbers, AsMany("tickets", or_multiple=True), "of the records, shard after shard; none: the server makes them"
+        Numbers,
+        AsMany("tickets", or_multiple=True),
+        "digests of the records, shard after shard; none: the server makes them",
     ] = b""
-    tenant: Annotated[U16, "whose quota pays: a place in registered's tenants, from 1 on; others: the session's"] = 0
+    tenant: Annotated[
+        U16, "the tenant whose quota pays: a place in registered's tenants, from 1 on; others: the session's"
+    ] = 0
     more_shards: Annotated[U16, "shards after the first whose records are written, too"] = 0
 
 
@@ -208,7 +214,7 @@ class Abort(OneWay):
     op = 33
     channels = EXPRESS
 
-    tickets: Annotated[Numbers, "from credits_granted"]
+    tickets: Annotated[Numbers, "tickets from `credits_granted`"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +224,7 @@ class Release(OneWay):
     op = 34
     channels = EXPRESS
 
-    leases: Annotated[bytes, Blob("little-endian u64", 8, MAX_LEASES), "from acquired"]
+    leases: Annotated[bytes, Blob("little-endian u64", 8, MAX_LEASES), "leases from `acquired`"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +234,7 @@ class Prefetch(OneWay):
     op = 35
     capability = "prefetch"
 
-    name_space: Annotated[U32, "from registered"]
+    name_space: Annotated[U32, "the namespace's number, from `registered`"]
     chain: Annotated[Chain, "the request's hashes from its first token on"]
     local: Annotated[U64, "tokens that the engine has itself"] = 0
     limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
@@ -241,7 +247,7 @@ class Invalidate(OneWay):
     op = 36
     channels = EXPRESS
 
-    name_space: Annotated[U32, "from registered"]
+    name_space: Annotated[U32, "the namespace's number, from `registered`"]
     group: Annotated[U16, "its number"]
-    hashes: Annotated[Hashes, "of the blocks"]
-    reason: Annotated[InvalidReason, Choice(InvalidReason), "for counters"] = InvalidReason.ASKED
+    hashes: Annotated[Hashes, "hashes of the blocks"]
+    reason: Annotated[InvalidReason, Choice(InvalidReason), "the reason, for counters"] = InvalidReason.ASKED

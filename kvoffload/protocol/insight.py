@@ -1,4 +1,4 @@
-"""What became of prompts, and why of the rest: told by engines in batches, explained by the server. Never tokens."""
+"""Engines tell in batches what became of prompts, and the server explains misses. No prompt's tokens are sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvoffload.protocol.shape import Shape
 TAG_BYTES = 8
 BUCKETS = 32
 MAX_TAGS = 16_384
-"""Of one prompt: 262,144 tokens in blocks of 16. What is behind is not counted."""
+"""Most tags of one prompt: 262,144 tokens in blocks of 16. Blocks behind them are not counted."""
 
 
 class Miss(IntEnum):
@@ -52,18 +52,18 @@ class Miss(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What an engine asked for one prompt, once it is decided."""
+    """One prompt of an engine: how many tokens it asked the cache for, and how many it got."""
 
     asked: Annotated[U32, "tokens that it had not itself"]
-    promised: Annotated[U32, "of them, from the cache"]
-    lower: Annotated[U32, "of those, from slower tiers"] = 0
-    saved_us: Annotated[U64, "what computing the promised ones would have taken; 0: unknown"] = 0
-    age_ms: Annotated[U32, "since it was asked"] = 0
+    promised: Annotated[U32, "asked tokens that the cache promised"]
+    lower: Annotated[U32, "promised tokens from slower tiers"] = 0
+    saved_us: Annotated[U64, "time in which the engine would have computed the promised tokens; 0: unknown"] = 0
+    age_ms: Annotated[U32, "time since the request was asked"] = 0
     miss: Annotated[Miss, Choice(Miss), "why the others are computed"] = Miss.NEVER_SEEN
-    group: Annotated[U16, "of the block that is missing first"] = 0
+    group: Annotated[U16, "group of the first missing block"] = 0
     missing: Annotated[OptionalDigest, "its hash; empty: none is"] = b""
     tags: Annotated[bytes, Blob("tags", TAG_BYTES, MAX_TAGS), "the first bytes of hashes that were asked for"] = b""
-    session: Annotated[Name, "of an agent, whose next turn it is; empty: of none"] = ""
+    session: Annotated[Name, "the agent's session whose next turn it is; empty: none"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,23 +71,23 @@ class Explanation:
     """Explains the miss of one query."""
 
     miss: Annotated[Miss, Choice(Miss), "why its others are computed, as far as the server knows better"]
-    seconds_ago: Annotated[U32, "since when the block is not there any more"] = 0
+    seconds_ago: Annotated[U32, "how long ago the block left"] = 0
     missing_bytes: Annotated[U64, "more memory that would have kept it, about"] = 0
-    differs: Annotated[Line, "in what the identity differs that has it, or that would have it"] = ""
+    differs: Annotated[Line, "fields in which the identity differs that has the block, or would have it"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained(Reply):
-    """In the order of the queries."""
+    """The explanations of an `explain`, in the order of its queries."""
 
     op = 76
 
-    answers: Annotated[tuple[Explanation, ...], Several(Shape(Explanation), MAX_QUERIES), "of each"]
+    answers: Annotated[tuple[Explanation, ...], Several(Shape(Explanation), MAX_QUERIES), "one answer for each query"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explain(Request):
-    """What was asked lately, for the server's counts; and why what was missing was missing."""
+    """Reports an engine's latest prompts for the server's counts, and asks why blocks were missing."""
 
     op = 15
     capability = "explain"
@@ -100,72 +100,86 @@ class Explain(Request):
 class NamedCount:
     """One of a few counts whose names are those of a metric's label."""
 
-    name: Annotated[Name, "which"]
-    count: Annotated[U64, "since the memory was taken or adopted"]
+    name: Annotated[Name, "name of the count"]
+    count: Annotated[U64, "count since the memory was taken or adopted"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Tells how long what was timed took, as a histogram."""
+    """A histogram of how long calls or waits of one kind took."""
 
-    name: Annotated[Name, "of what"]
-    label: Annotated[Name, "of which; empty: there is one"]
-    counts: Annotated[bytes, Blob("little-endian u64", 8, BUCKETS), "by bucket; the last: longer than all bounds"]
-    sum_ns: Annotated[U64, "of all"]
+    name: Annotated[Name, "call or wait that was timed"]
+    label: Annotated[Name, "one of several of that name; empty: there is one"]
+    counts: Annotated[
+        bytes,
+        Blob("little-endian u64", 8, BUCKETS),
+        "number of times in each bucket; the last one: longer than all bounds",
+    ]
+    sum_ns: Annotated[U64, "sum of all times"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
-    """What one identity's blocks take of the memory."""
+    """The memory that the blocks of one identity take."""
 
-    name: Annotated[Name, "of the model, as far as it was told"]
+    name: Annotated[Name, "name of the model, as far as it is known"]
     fingerprint: Annotated[Name, "the first letters of the identity's"]
     used_bytes: Annotated[U64, "now"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySize:
-    """What a pool of another size would have had of what was asked for."""
+    """The hits that a pool of another size would have had for the same requests."""
 
-    quarters: Annotated[U32, "of the pool's memory: 4 is as much as it has"]
-    hit_blocks: Annotated[U64, "of groups that keep prefixes"]
-    hit_bytes: Annotated[U64, "of all groups"]
+    quarters: Annotated[U32, "quarters of the pool's memory: 4 is as much as it has"]
+    hit_blocks: Annotated[U64, "hit blocks of groups that keep prefixes"]
+    hit_bytes: Annotated[U64, "hit bytes of all groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Insight(Reply):
-    """What came of prompts, and how long what took."""
+    """Counts of what became of prompts, and how long calls and waits took."""
 
     op = 77
 
-    outcomes: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "of prompts, in tokens"]
+    outcomes: Annotated[
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "outcomes of prompts, in tokens"
+    ]
     errors: Annotated[
-        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "that were answered, in all domains"
+        tuple[NamedCount, ...],
+        Several(Shape(NamedCount), MAX_NAMED_COUNTS),
+        "errors that were answered: to operators those of all domains, to others those of their own",
     ]
     timings: Annotated[tuple[Timing, ...], Several(Shape(Timing), MAX_TIMINGS), "histograms; of calls, in all domains"]
-    asked_blocks: Annotated[U64, "that engines had not themselves and asked for"]
+    asked_blocks: Annotated[U64, "blocks that engines did not have themselves and asked for"]
     distinct_blocks: Annotated[U64, "among them, about"]
-    saved_us: Annotated[U64, "that engines did not compute"]
-    models: Annotated[tuple[ModelUse, ...], Several(Shape(ModelUse), MAX_MODELS), "that use most"] = ()
-    speeds: Annotated[tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_TIERS), "of reading, bytes a second"] = ()
+    saved_us: Annotated[U64, "time in which engines would have computed the promised tokens"]
+    models: Annotated[
+        tuple[ModelUse, ...], Several(Shape(ModelUse), MAX_MODELS), "the models that use most memory"
+    ] = ()
+    speeds: Annotated[
+        tuple[NamedCount, ...],
+        Several(Shape(NamedCount), MAX_TIERS),
+        "speed of reading from each tier, in bytes a second",
+    ] = ()
     hints: Annotated[
-        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "by action and outcome: retain.done"
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "hints by action and outcome: retain.done"
     ] = ()
     hint_tokens: Annotated[
-        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "of hints' prefixes: what came of them"
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_NAMED_COUNTS), "tokens of hints' prefixes, by outcome"
     ] = ()
     retained: Annotated[U32, "prefixes that are retained now"] = 0
-    retained_bytes: Annotated[U64, "of their blocks, each counted for every prefix that has it"] = 0
-    retained_limit_bytes: Annotated[U64, "that they may have"] = 0
-    curve_blocks: Annotated[U64, "that engines loaded, or computed and saved; of groups that keep prefixes"] = 0
-    curve_bytes: Annotated[U64, "of them and of other groups"] = 0
+    retained_bytes: Annotated[U64, "bytes of their blocks; a block counts for every prefix that has it"] = 0
+    retained_limit_bytes: Annotated[U64, "most bytes that they may have"] = 0
+    curve_blocks: Annotated[U64, "blocks that engines loaded, or computed and saved, in groups that keep prefixes"] = 0
+    curve_bytes: Annotated[U64, "bytes of these blocks and of those of other groups"] = 0
     curve_one_in: Annotated[U32, "so many blocks, one is followed at each size"] = 1
     curve: Annotated[tuple[MemorySize, ...], Several(Shape(MemorySize), MAX_MEMORY_SIZES), "the smallest first"] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(Request):
-    """Asks for it."""
+    """Asks for `insight`."""
 
     op = 16
     needs = Phase.GREETED
@@ -175,29 +189,29 @@ class Inspect(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSession:
-    """What became of the turns of one agent, in the words of `Query`."""
+    """The turns of one agent's session; the counts are those of `query`, added up."""
 
-    name: Annotated[Name, "that its requests have"]
-    turns: Annotated[U64, "that were told"]
+    name: Annotated[Name, "the session's name, which its requests have"]
+    turns: Annotated[U64, "turns that engines have reported"]
     asked: Annotated[U64, "tokens that engines had not themselves"]
-    promised: Annotated[U64, "of them, from the cache"]
-    lower: Annotated[U64, "of those, from slower tiers"]
-    saved_us: Annotated[U64, "that engines did not compute"]
+    promised: Annotated[U64, "asked tokens that the cache promised"]
+    lower: Annotated[U64, "promised tokens from slower tiers"]
+    saved_us: Annotated[U64, "time in which engines would have computed the promised tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSessions(Reply):
-    """Of the domain, the one with the latest turn first."""
+    """Agents' sessions of the domain. The one with the latest turn comes first."""
 
     op = 88
 
-    total: Annotated[U32, "that are known; the oldest are forgotten"]
-    sessions: Annotated[tuple[AgentSession, ...], Several(Shape(AgentSession), ARRAY_ITEMS), "of them"]
+    total: Annotated[U32, "number of all sessions that are known; the oldest are forgotten"]
+    sessions: Annotated[tuple[AgentSession, ...], Several(Shape(AgentSession), ARRAY_ITEMS), "a part of these sessions"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListAgentSessions(Request):
-    """What agents' sessions got of the cache. For operators."""
+    """Asks for agents' sessions and what each got from the cache. For operators."""
 
     op = 28
     needs = Phase.GREETED
@@ -205,17 +219,17 @@ class ListAgentSessions(Request):
     is_for_operators = True
     reply = AgentSessions
 
-    first: Annotated[U32, "of those that are wanted, counted from 0"] = 0
-    token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
+    first: Annotated[U32, "number of the first session wanted, counted from 0"] = 0
+    token: Annotated[Name, "the operator's token; empty if the socket's credentials suffice"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClearedBlocks(Reply):
-    """What was forgotten."""
+    """How many blocks memory forgot."""
 
     op = 78
 
-    blocks: Annotated[U64, "that memory had"]
+    blocks: Annotated[U64, "blocks that memory had"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,12 +242,13 @@ class Clear(Request):
     is_for_operators = True
     reply = ClearedBlocks
 
-    token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
+    token: Annotated[Name, "the operator's token; empty if the socket's credentials suffice"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetQuota(Request):
-    """Until the server ends. For operators. A tenant without a quota gets none, and one with a quota keeps one."""
+    """Changes a tenant's quota until the server ends. For operators. A tenant that has no quota cannot get one so, and
+    one that has a quota cannot lose it."""
 
     op = 18
     needs = Phase.GREETED
@@ -241,6 +256,6 @@ class SetQuota(Request):
     is_for_operators = True
     reply = Done
 
-    tenant: Annotated[Name, "whose"]
-    quota_bytes: Annotated[U64, "of the memory"]
-    token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
+    tenant: Annotated[Name, "name of the tenant"]
+    quota_bytes: Annotated[U64, "the tenant's part of the memory"]
+    token: Annotated[Name, "the operator's token; empty if the socket's credentials suffice"] = ""

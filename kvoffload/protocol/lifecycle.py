@@ -16,16 +16,16 @@ class AdoptVerdict(IntEnum):
 
     WANTED = 0
     HAS_MEMORY = 1
-    """It has taken memory of its own, or somebody else's offer."""
+    """It has taken memory of its own, or the offer of another engine."""
     NOT_USABLE = 2
-    """Another domain, format or size."""
+    """The memory has another domain, format or size."""
     OWNER_LIVES = 3
     """The old server still runs, or is stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draining(Reply):
-    """What the server still waits for."""
+    """How much the server still waits for before it ends."""
 
     op = 72
 
@@ -36,14 +36,14 @@ class Draining(Reply):
 
 @dataclass(frozen=True, kw_only=True)
 class Drain(Request):
-    """Nothing new from now on, then the end. For operators; not to be taken back."""
+    """The server takes nothing new from now on, and ends once nothing is held. For operators; it cannot be undone."""
 
     op = 9
     needs = Phase.GREETED
     is_for_operators = True
     reply = Draining
 
-    token: Annotated[Name, "of the operator; empty where the socket's credentials suffice"] = ""
+    token: Annotated[Name, "the operator's token; empty if the socket's credentials suffice"] = ""
     deadline_ms: Annotated[U32, "the server ends then, even if something is still held; 0: only when nothing is"] = 0
 
 
@@ -65,6 +65,6 @@ class Adopt(Request):
     capability = "adopt"
     reply = AdoptAnswer
 
-    former_boot_id: Annotated[U64, "of the server whose memory it is"]
+    former_boot_id: Annotated[U64, "boot id of the server whose memory it is"]
     index_bytes: Annotated[U64, "size of the index's file"]
-    segment_sizes: Annotated[bytes, Blob("little-endian u64", 8, MAX_SEGMENTS), "of all segments, in order"]
+    segment_sizes: Annotated[bytes, Blob("little-endian u64", 8, MAX_SEGMENTS), "sizes of all segments, in order"]

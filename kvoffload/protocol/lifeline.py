@@ -17,7 +17,7 @@ from kvoffload.protocol.shape import Shape
 
 
 class Role(IntEnum):
-    """What a process does for its engine."""
+    """The part that a process plays in its engine."""
 
     SCHEDULER = 0
     WORKER = 1
@@ -47,15 +47,15 @@ class Welcome(Reply):
     descriptors = "pidfd of the server"
 
     protocol: Annotated[U16, "the highest version that both have"]
-    session: Annotated[int, Whole(2**64 - 1, minimum=1), "to be named in every message"]
+    session: Annotated[int, Whole(2**64 - 1, minimum=1), "the session's number, which every message names"]
     domain: Annotated[Name, "trust domain of this server's memory"]
     control: Annotated[str, Text(LINE_BYTES), "ZeroMQ endpoint of the control channel"]
     pid: Annotated[U32, "the server's own; 0: not told"] = 0
     uid: Annotated[U32, "the server's own; compare it with the socket's credentials"] = 0
     seen_pid: Annotated[U32, "the client's as the kernel reports it; another than its own: other pid namespaces"] = 0
-    seen_uid: Annotated[U32, "likewise"] = 0
+    seen_uid: Annotated[U32, "the client's user as the kernel reports it"] = 0
     is_reopened: Annotated[Flag, "the former session goes on with all it held"] = False
-    software: Annotated[Name, "for logs"] = ""
+    software: Annotated[Name, "name of the software, for logs"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +71,18 @@ class Greeting(Request):
     protocol_min: Annotated[U16, "oldest version that the client has"]
     protocol_max: Annotated[U16, "newest version that the client has"]
     engine: Annotated[Name, "the same in all processes of one engine, in no other engine"]
-    role: Annotated[Role, Choice(Role), "of this process"]
-    rank: Annotated[U16, "of a worker"] = 0
-    pid: Annotated[U32, "what the process believes to be"] = 0
-    uid: Annotated[U32, "likewise; the server trusts the socket's credentials alone"] = 0
+    role: Annotated[Role, Choice(Role), "role of this process"]
+    rank: Annotated[U16, "rank of a worker"] = 0
+    pid: Annotated[U32, "the process's number in its own pid namespace"] = 0
+    uid: Annotated[U32, "the user in the process's own namespace; the server trusts the socket's credentials alone"] = 0
     domain: Annotated[Name, "trust domain that the client expects; empty: any"] = ""
-    former_session: Annotated[U64, "to be reopened; 0: none"] = 0
-    former_boot_id: Annotated[U64, "of the server that it was of; another than the present one: see adopt"] = 0
-    software: Annotated[Name, "for logs"] = ""
+    former_session: Annotated[U64, "session to reopen; 0: none"] = 0
+    former_boot_id: Annotated[
+        U64, "boot id of the session's server; if it is another than the present one, see adopt"
+    ] = 0
+    software: Annotated[Name, "name of the software, for logs"] = ""
     wants_express: Annotated[Flag, "an express channel, without which it has no blocks"] = False
-    wants_warnings: Annotated[Flag, "to hear what the server's log warns of"] = False
+    wants_warnings: Annotated[Flag, "whether the process wants the warnings of the server's log"] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,9 @@ class Offer(OneWay):
     needs = Phase.NEW
     descriptors = "lock, index (both with `first` 0 only), segments"
 
-    former_boot_id: Annotated[U64, "of the server whose memory it is"]
+    former_boot_id: Annotated[U64, "boot id of the server whose memory it is"]
     first: Annotated[int, Whole(MAX_SEGMENTS), "number of the first segment in this packet"]
-    segment_sizes: Annotated[SegmentSizes, "of those in this packet"]
+    segment_sizes: Annotated[SegmentSizes, "sizes of the segments in this packet"]
     is_last: Annotated[Flag, "no packet follows"]
 
 
@@ -103,14 +105,15 @@ class FormerMemory:
     """Memory of a former server, as far as a process has it mapped."""
 
     memory: Annotated[U64, "inode of its index's file: the same in all processes that have it"]
-    size_bytes: Annotated[U64, "of it that have their pages"]
+    size_bytes: Annotated[U64, "bytes of it that have their pages"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holding(OneWay):
-    """All memory that the process has of former servers; before it has got any of this one, all that it has.
+    """All memory of former servers that the process has mapped. Before this server has sent its own memory, that is all
+    memory that the process has.
 
-    Once `hello` is accepted, once it is joined, and whenever that has changed since.
+    It is sent when `hello` is accepted, when the process has joined, and after each change.
     """
 
     op = 51
@@ -131,7 +134,7 @@ class Farewell(OneWay):
     channels = LIFELINE
     needs = Phase.NEW
 
-    reason: Annotated[ClosingReason, Choice(ClosingReason), "for logs"] = ClosingReason.ENDED
+    reason: Annotated[ClosingReason, Choice(ClosingReason), "the reason, for logs"] = ClosingReason.ENDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +151,7 @@ class Memory(Event):
     index_bytes: Annotated[U64, "size of the index's file"]
     segments: Annotated[int, Whole(MAX_SEGMENTS), "how many there are in all packets"]
     first: Annotated[int, Whole(MAX_SEGMENTS), "number of the first segment in this packet"]
-    segment_sizes: Annotated[SegmentSizes, "of those in this packet"]
+    segment_sizes: Annotated[SegmentSizes, "sizes of the segments in this packet"]
     adopted_boot_id: Annotated[U64, "it is the memory of this old server: what is mapped stays; 0: it is new"] = 0
 
 
@@ -161,7 +164,7 @@ class Growth(Event):
     descriptors = "segments"
 
     first: Annotated[int, Whole(MAX_SEGMENTS), "number of the first new one"]
-    segment_sizes: Annotated[SegmentSizes, "of the new ones"]
+    segment_sizes: Annotated[SegmentSizes, "sizes of the new segments"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,26 +194,27 @@ class Quarantine(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Retire(Event):
-    """Former memory in which the engine's scheduler holds nothing, to be let go by this process. Only who has sent
-    `holding` is told.
+    """Former memory in which the engine's scheduler holds nothing: this process may unmap it. The event goes only to
+    processes that have sent `holding`.
     """
 
     op = 118
     channels = LIFELINE
 
-    memories: Annotated[bytes, Blob("little-endian u64", 8, MAX_FORMER), "as `holding` names them"]
+    memories: Annotated[bytes, Blob("little-endian u64", 8, MAX_FORMER), "memories as `holding` names them"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warned(Event):
-    """A warning of the server's log, for who has greeted with `wants_warnings`. The last ones before the greeting come
-    too, and again to who comes back. A server of several domains tells its operators' processes alone.
+    """A warning of the server's log, for processes that have greeted with `wants_warnings`. The last warnings before
+    the greeting come too, and come again when a process greets again. A server of several domains sends warnings to its
+    operators' processes only.
     """
 
     op = 119
     channels = LIFELINE
 
-    number: Annotated[U64, "of this server's warnings, from 1; some may not be told"]
+    number: Annotated[U64, "number of the warning on this server, from 1; some may be left out"]
     message: Annotated[Line, "one line for people"]
 
 

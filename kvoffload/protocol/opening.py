@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
@@ -29,7 +30,7 @@ ReportText = Blob("lines of UTF-8, bytes", 1, MAX_REPORT)
 
 
 class Reuse(IntEnum):
-    """What of a group must be present before a prefix may be reused."""
+    """The rule for the blocks of a group that must be present before a prefix may be reused."""
 
     PREFIX = 0
     WINDOW = 1
@@ -42,9 +43,9 @@ class Reuse(IntEnum):
 class GroupTerms:
     """One group of an identity."""
 
-    record_bytes: Annotated[U64, "of one block on one rank"]
+    record_bytes: Annotated[U64, "bytes of one block on one rank"]
     block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens of a block"]
-    reuse: Annotated[Reuse, Choice(Reuse), "what may be reused"]
+    reuse: Annotated[Reuse, Choice(Reuse), "rule of reuse"]
     window: Annotated[U32, "tokens that a boundary needs behind it, for WINDOW and CHUNK"] = 0
     shards: Annotated[int, Whole(2**16 - 1, minimum=1), "parts of a block, each with a digest of its own"] = 1
 
@@ -54,19 +55,24 @@ class IdentityField:
     """One part of an identity, so that a refusal can name it."""
 
     name: Annotated[str, Text(NAME_BYTES), "dotted"]
-    value: Annotated[str, Text(LINE_BYTES), "as shown to people; a digest for what is long or secret"]
+    value: Annotated[str, Text(LINE_BYTES), "value as shown to people; a digest if it is long or secret"]
+
+
+def find_model(identity: Iterable[IdentityField]) -> str:
+    """Returns the name of the model that an identity has among its parts, or "" if it has none."""
+    return next((part.value for part in identity if part.name == "model"), "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HelloAccepted(Reply):
-    """What both sides keep to from here on."""
+    """The version and capabilities that both sides use from here on."""
 
     op = 66
 
     protocol: Annotated[U16, "the highest version that both have"]
     capabilities: Annotated[Names, "those that both have, sorted"]
     domain: Annotated[Name, "trust domain of this server's memory"]
-    software: Annotated[Name, "for logs"] = ""
+    software: Annotated[Name, "name of the software, for logs"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +85,9 @@ class Hello(Request):
 
     protocol_min: Annotated[U16, "oldest version that the client has"]
     protocol_max: Annotated[U16, "newest version that the client has"]
-    capabilities: Annotated[Names, "that the client would use"] = ()
+    capabilities: Annotated[Names, "capabilities that the client would use"] = ()
     domain: Annotated[Name, "trust domain that the client expects; empty: any"] = ""
-    software: Annotated[Name, "for logs"] = ""
+    software: Annotated[Name, "name of the software, for logs"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +99,12 @@ class Registered(Reply):
     name_space: Annotated[
         U32, "stands for the fingerprint as long as the session is there, and for no other while the boot id stays"
     ]
-    held_limit_bytes: Annotated[U64, "what the session may hold in leases and reservations"] = 2**64 - 1
-    resume: Annotated[U64, "to be named as former_session later, to this server or its successor; 0: the session"] = 0
+    held_limit_bytes: Annotated[U64, "most bytes that the session may hold in leases and reservations"] = 2**64 - 1
+    resume: Annotated[
+        U64, "value of a later greeting's `former_session`, here or at a successor; 0: session's number"
+    ] = 0
     tenants: Annotated[
-        tuple[str, ...], Several(Text(NAME_BYTES), MAX_TENANTS), "whose quotas a publish may charge"
+        tuple[str, ...], Several(Text(NAME_BYTES), MAX_TENANTS), "tenants whose quotas a publish may charge"
     ] = ()
 
 
@@ -104,27 +112,27 @@ class Registered(Reply):
 class Register(Request):
     """Once per process, and again for every new boot id. All processes of a session must say the same but for `rank`.
 
-    Only digests of seed and salt leave a process: they may be what keeps tenants apart.
+    Only digests of seed and salt leave a process, because seed and salt may be the secrets that keep tenants apart.
     """
 
     op = 2
     needs = Phase.GREETED
     reply = Registered
 
-    fingerprint: Annotated[Digest, "of the identity"]
-    hash_algorithm: Annotated[Name, "that names blocks"]
+    fingerprint: Annotated[Digest, "fingerprint of the identity"]
+    hash_algorithm: Annotated[Name, "algorithm of the blocks' hashes"]
     hash_seed: Annotated[OptionalDigest, "digest of its seed; empty: it has none"]
     hash_block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens per hash of a chain"]
-    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "in the order of their numbers"]
-    rank: Annotated[U16, "of this process"] = 0
+    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "all groups, by number"]
+    rank: Annotated[U16, "rank of this process"] = 0
     ranks: Annotated[int, Whole(2**16 - 1, minimum=1), "how many the engine has"] = 1
-    tenant: Annotated[Name, "whose quota pays; empty: nobody's"] = ""
+    tenant: Annotated[Name, "the tenant whose quota pays; empty: none"] = ""
     identity: Annotated[
         tuple[IdentityField, ...],
         Several(Shape(IdentityField), MAX_IDENTITY),
-        "what the fingerprint is made of, for the text of a refusal; may be left out",
+        "parts of the fingerprint, for the text of a refusal; may be left out",
     ] = ()
-    report: Annotated[bytes, ReportText, "what this process registered, for operators to read; may be left out"] = b""
+    report: Annotated[bytes, ReportText, "report of this process's registration, for operators; may be left out"] = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +147,8 @@ class Mark(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Bye(Request):
-    """The last message of a control connection. What the session holds ends with its processes, not with this."""
+    """The last message of a control connection. The session keeps its leases and reservations until its processes
+    end."""
 
     op = 3
     needs = Phase.NEW

@@ -1,4 +1,4 @@
-"""What another machine's cache server says, for which this one is a tier. Its records travel on links of their own."""
+"""Messages of another machine's cache server, for which this one is a tier. Records travel on links of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LinkOpened(Reply):
 
     port: Annotated[U16, "where links come in, at the address of this channel"]
     token: Annotated[bytes, Blob("token", TOKEN_BYTES, 1, minimum=1), "names the session on a link"]
-    secret: Annotated[Digest, "that both sides prove to have; never sent on a link"]
+    secret: Annotated[Digest, "secret that both sides prove to have; never sent on a link"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,6 @@ class Introduce(Request):
     capability = "peer"
     reply = Done
 
-    fingerprint: Annotated[Digest, "of the identity"]
+    fingerprint: Annotated[Digest, "fingerprint of the identity"]
     hash_block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens per hash of a chain"]
-    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "in the order of their numbers"]
+    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "all groups, by number"]

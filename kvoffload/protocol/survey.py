@@ -1,4 +1,4 @@
-"""What operators look into: who is joined, which identities there are, single blocks. Names of blocks, never tokens."""
+"""Operators ask who is joined, which identities there are, and for single blocks. No prompt's tokens are sent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from kvoffload.protocol.fields import (
     Numbers,
     OptionalDigest,
     Several,
+    Text,
     Whole,
 )
 from kvoffload.protocol.lifeline import Role
-from kvoffload.protocol.limits import ARRAY_ITEMS, MAX_GROUPS, MAX_IDENTITY, MAX_TIERS
+from kvoffload.protocol.limits import ARRAY_ITEMS, LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, MAX_TIERS
 from kvoffload.protocol.message import Phase, Reply, Request
 from kvoffload.protocol.opening import GroupTerms, IdentityField, ReportText
 from kvoffload.protocol.shape import Shape
@@ -34,7 +35,7 @@ from kvoffload.types import HASH_BYTES
 UNKNOWN_S = 2**64 - 1
 NOT_ASKED = 2**64 - 1
 
-_Token = Annotated[Name, "of the operator; empty where the socket's credentials suffice"]
+_Token = Annotated[Name, "the operator's token; empty if the socket's credentials suffice"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +43,15 @@ class JoinedProcess:
     """One process of an engine, or one observer."""
 
     engine: Annotated[Name, "its name; of who comes over TCP what settings call its key, as a peer's address"]
-    role: Annotated[Role, Choice(Role), "of the process"]
-    rank: Annotated[U16, "of the process"]
+    role: Annotated[Role, Choice(Role), "role of the process"]
+    rank: Annotated[U16, "rank of the process"]
     pid: Annotated[U32, "0: not of this machine"]
-    uid: Annotated[U32, "of its user; 2^32 - 1: not of this machine"]
+    uid: Annotated[U32, "the process's user; 2^32 - 1: not of this machine"]
     is_open: Annotated[Flag, "false: its session waits for processes to exit"] = True
     fingerprint: Annotated[Name, "the first letters of its identity's; empty: it has none"] = ""
-    tenant: Annotated[Name, "whose quota pays"] = ""
-    held_bytes: Annotated[U64, "what its session has in leases and reservations"] = 0
-    has_report: Annotated[Flag, "what its rank registered can be read"] = False
+    tenant: Annotated[Name, "the tenant whose quota pays"] = ""
+    held_bytes: Annotated[U64, "bytes that its session has in leases and reservations"] = 0
+    has_report: Annotated[Flag, "whether the report of its rank's registration can be read"] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +60,15 @@ class Joined(Reply):
 
     op = 79
 
-    total: Annotated[U32, "that there are"]
-    processes: Annotated[tuple[JoinedProcess, ...], Several(Shape(JoinedProcess), ARRAY_ITEMS), "of them"]
+    total: Annotated[U32, "number of all processes"]
+    processes: Annotated[
+        tuple[JoinedProcess, ...], Several(Shape(JoinedProcess), ARRAY_ITEMS), "a part of these processes"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListJoined(Request):
-    """Who is joined. For operators."""
+    """Asks for the processes that have joined. For operators."""
 
     op = 19
     needs = Phase.GREETED
@@ -73,13 +76,13 @@ class ListJoined(Request):
     is_for_operators = True
     reply = Joined
 
-    first: Annotated[U32, "of those that are wanted, counted from 0"] = 0
+    first: Annotated[U32, "number of the first process wanted, counted from 0"] = 0
     token: _Token = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRead(Reply):
-    """What a worker found when it registered its engine's tensors."""
+    """The report that a worker made when it registered its engine's tensors."""
 
     op = 80
 
@@ -88,7 +91,7 @@ class ReportRead(Reply):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadReport(Request):
-    """Of an engine that is joined. For operators."""
+    """Asks for the report of one worker of a joined engine. For operators."""
 
     op = 20
     needs = Phase.GREETED
@@ -97,35 +100,38 @@ class ReadReport(Request):
     reply = ReportRead
 
     engine: Annotated[Name, "its name"]
-    rank: Annotated[U16, "of the worker"] = 0
+    rank: Annotated[U16, "rank of the worker"] = 0
     token: _Token = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityRead(Reply):
-    """One identity, as far as it was told to this server: of one that came with a tier's records, little is known."""
+    """One identity, as far as this server knows it. Little is known of an identity that came only with a tier's
+    records."""
 
     op = 81
 
-    total: Annotated[U32, "that there are"]
+    total: Annotated[U32, "number of all identities"]
     name_space: Annotated[U32, "its number, for as long as it is known and the boot id stays"] = 0
-    fingerprint: Annotated[OptionalDigest, "of the identity; empty: there are not so many"] = b""
-    used_bytes: Annotated[U64, "what its blocks take of the memory"] = 0
-    hash_algorithm: Annotated[Name, "that names its blocks; empty: not known"] = ""
+    fingerprint: Annotated[OptionalDigest, "fingerprint of the identity; empty: there are not so many"] = b""
+    used_bytes: Annotated[U64, "bytes of memory that its blocks take"] = 0
+    hash_algorithm: Annotated[Name, "algorithm of its blocks' hashes; empty: not known"] = ""
     hash_block_size: Annotated[U32, "tokens per hash of a chain; 0: not known"] = 0
-    ranks: Annotated[U16, "of its engines; 0: not known"] = 0
-    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "in their order"] = ()
+    ranks: Annotated[U16, "number of ranks of its engines; 0: not known"] = 0
+    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "its groups, by number"] = ()
     identity: Annotated[
-        tuple[IdentityField, ...], Several(Shape(IdentityField), MAX_IDENTITY), "what the fingerprint is made of"
+        tuple[IdentityField, ...], Several(Shape(IdentityField), MAX_IDENTITY), "parts of the fingerprint"
     ] = ()
     hash_seed: Annotated[
         OptionalDigest, "digest of the seed of its blocks' names; empty: it has none, or not known"
     ] = b""
+    place: Annotated[U32, "its place in the list; without one, the last place that was looked at"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadIdentity(Request):
-    """Of the identities of the domain. For operators."""
+    """Asks for an identity of the domain by its place in their list, or for the next one that has these properties.
+    Only some places are looked at; the next question begins behind them. For operators."""
 
     op = 21
     needs = Phase.GREETED
@@ -135,26 +141,28 @@ class ReadIdentity(Request):
 
     place: Annotated[U32, "counted from 0, the one that came first first"]
     token: _Token = ""
+    identity: Annotated[Name, "first hexadecimal digits of its fingerprint; empty: any"] = ""
+    model: Annotated[str, Text(LINE_BYTES), "value of the part of it that is named model; empty: any"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksFound(Reply):
-    """In memory at some moment while they were looked for."""
+    """Blocks that were in memory at some moment of the search."""
 
     op = 82
 
-    total: Annotated[U64, "that there are; those that are told may be fewer"]
-    hashes: Annotated[Hashes, "of blocks that can be read"]
-    name_spaces: Annotated[Numbers, AsMany("hashes"), "whose"]
-    groups: Annotated[Numbers, AsMany("hashes"), "of each"]
-    seconds: Annotated[Numbers, AsMany("hashes"), "since it was stored; 2^64 - 1: by a server before this one"]
-    leases: Annotated[Numbers, AsMany("hashes"), "on it"]
+    total: Annotated[U64, "number of all such blocks; the answer may have fewer"]
+    hashes: Annotated[Hashes, "hashes of blocks that can be read"]
+    name_spaces: Annotated[Numbers, AsMany("hashes"), "namespace of each block"]
+    groups: Annotated[Numbers, AsMany("hashes"), "group of each block"]
+    seconds: Annotated[Numbers, AsMany("hashes"), "age of each block; 2^64 - 1: stored by a server before this one"]
+    leases: Annotated[Numbers, AsMany("hashes"), "leases on each block"]
     used: Annotated[Numbers, AsMany("hashes"), "1: it was loaded since"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindBlocks(Request):
-    """Blocks by the beginning of their names. For operators."""
+    """Asks for blocks by the beginning of their hashes. For operators."""
 
     op = 22
     needs = Phase.GREETED
@@ -162,21 +170,21 @@ class FindBlocks(Request):
     is_for_operators = True
     reply = BlocksFound
 
-    prefix: Annotated[bytes, Blob("bytes", 1, HASH_BYTES), "what their hashes begin with; empty: all"] = b""
-    count: Annotated[U32, "of those that are told, at most; 0: as many as fit"] = 0
+    prefix: Annotated[bytes, Blob("bytes", 1, HASH_BYTES), "first bytes of the hashes; empty: all"] = b""
+    count: Annotated[U32, "most blocks in the answer; 0: as many as fit"] = 0
     token: _Token = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPlaces(Reply):
-    """Of one block: where it is, and what became of it in memory. One item for each group."""
+    """Where one block is, and what became of it in memory. Each array has one item for each group."""
 
     op = 83
 
     in_memory: Annotated[bytes, Blob("bytes", 1, MAX_GROUPS), "1: it can be read there"]
-    seconds: Annotated[Numbers, AsMany("in_memory"), "since it was stored there; 2^64 - 1: not known"]
+    seconds: Annotated[Numbers, AsMany("in_memory"), "age in memory; 2^64 - 1: not known"]
     left: Annotated[bytes, Blob("bytes", 1, MAX_GROUPS), AsMany("in_memory"), "1 evicted, 2 untrusted, 3 cleared; or 0"]
-    left_seconds: Annotated[Numbers, AsMany("in_memory"), "since it left memory"]
+    left_seconds: Annotated[Numbers, AsMany("in_memory"), "time since it left memory"]
     missing_bytes: Annotated[Numbers, AsMany("in_memory"), "more memory that would have kept it, about"]
     tiers: Annotated[Names, "slower tiers, by their kinds"] = ()
     in_tiers: Annotated[
@@ -186,8 +194,8 @@ class BlockPlaces(Reply):
 
 @dataclass(frozen=True, kw_only=True)
 class FollowBlock(Request):
-    """Where a block is. Slower tiers are asked, and what they do not answer in time counts as absent. For
-    operators."""
+    """Asks where a block is. The server asks slower tiers too; a tier that does not answer in time counts as one
+    without the block. For operators."""
 
     op = 23
     needs = Phase.GREETED
@@ -195,9 +203,9 @@ class FollowBlock(Request):
     is_for_operators = True
     reply = BlockPlaces
 
-    name_space: Annotated[U32, "whose"]
+    name_space: Annotated[U32, "number of the namespace"]
     block_hash: Annotated[Digest, "its name"]
-    wait_ms: Annotated[U32, "for what tiers say, at most"] = 1000
+    wait_ms: Annotated[U32, "longest wait for the answers of tiers"] = 1000
     token: _Token = ""
 
 
@@ -208,17 +216,17 @@ class PrefixFound(Reply):
 
     op = 84
 
-    in_memory: Annotated[U64, "from memory alone"]
+    in_memory: Annotated[U64, "tokens from memory alone"]
     tiers: Annotated[Names, "slower tiers, by their kinds, the nearest first"] = ()
     reaches: Annotated[
-        Numbers, "with memory and the tiers up to each one, which never becomes less; 2^64 - 1: it was not asked"
+        Numbers, "tokens with memory and the tiers up to each one, never falling; 2^64 - 1: the tier was not asked"
     ] = b""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindPrefix(Request):
-    """How much of a prompt is there. A question is no use: no block is kept longer for it, and nothing is counted. For
-    operators."""
+    """Asks how much of a prompt is there. The question does not count as a use: no block is kept longer for it, and it
+    changes no count. For operators."""
 
     op = 24
     needs = Phase.GREETED
@@ -226,9 +234,9 @@ class FindPrefix(Request):
     is_for_operators = True
     reply = PrefixFound
 
-    name_space: Annotated[U32, "whose"]
+    name_space: Annotated[U32, "number of the namespace"]
     chain: Annotated[Chain, "the prompt's hashes from its first token on"]
     limit: Annotated[U64, "tokens up to which a load makes sense"] = U64_MAX
     alignment: Annotated[int, Whole(2**32 - 1, minimum=1), "a boundary is a multiple of it, in tokens"] = 1
-    wait_ms: Annotated[U32, "for tiers that have to be asked, at most; 0: they are not asked"] = 0
+    wait_ms: Annotated[U32, "longest wait for tiers that have to be asked; 0: they are not asked"] = 0
     token: _Token = ""

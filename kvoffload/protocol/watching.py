@@ -47,18 +47,18 @@ class PlaceCounts:
     """One place of a slower tier, for example a disk's folder."""
 
     tier: Annotated[Name, "its kind"]
-    name: Annotated[Line, "which one"]
+    name: Annotated[Line, "name of the place"]
     state: Annotated[Name, "opening, ready, read_only or absent"]
-    reason: Annotated[Line, "why it is not ready, in one line"]
+    reason: Annotated[Line, "in one line, why it is not ready, or why it can keep less than its capacity"]
     capacity_bytes: Annotated[U64, "it takes at most"]
-    used_bytes: Annotated[U64, "of live records"]
+    used_bytes: Annotated[U64, "bytes of live records"]
     records: Annotated[U64, "live"]
     coded_records: Annotated[
         U64,
-        "of those written since the server has the tier, or that came from a peer, as many became shorter by a code",
+        "records that a code made shorter: written since the server has the tier, or from a peer",
     ] = 0
-    coded_bytes: Annotated[U64, "of these, as they are in memory"] = 0
-    coded_stored_bytes: Annotated[U64, "of these, as they were written or came"] = 0
+    coded_bytes: Annotated[U64, "bytes of the coded records as they are in memory"] = 0
+    coded_stored_bytes: Annotated[U64, "bytes of the coded records as they were written or came"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +66,15 @@ class TrafficCounts:
     """Traffic between memory and a slower tier, since the server has it. In blocks unless a field differs."""
 
     tier: Annotated[Name, "its kind"]
-    waiting_bytes: Annotated[U64, "to be written, now"] = 0
-    waiting_requests: Annotated[U64, "for blocks that come up, now"] = 0
+    waiting_bytes: Annotated[U64, "bytes that wait to be written, now"] = 0
+    waiting_requests: Annotated[U64, "requests that wait for blocks, now"] = 0
     written: Annotated[U64, "acknowledged by the tier"] = 0
-    written_bytes: Annotated[U64, "of them"] = 0
+    written_bytes: Annotated[U64, "bytes of the written blocks"] = 0
     dropped_full: Annotated[U64, "not written: the queue was too long"] = 0
     dropped_gone: Annotated[U64, "not written: memory had lost them"] = 0
     failed: Annotated[U64, "not written: the tier did not take them"] = 0
     promoted: Annotated[U64, "brought up"] = 0
-    promoted_bytes: Annotated[U64, "of them"] = 0
+    promoted_bytes: Annotated[U64, "bytes of the promoted blocks"] = 0
     missing: Annotated[U64, "asked for, and not there any more"] = 0
     quarantined: Annotated[U64, "records whose bytes were not what they should be"] = 0
     late: Annotated[U64, "requests whose time was over before all had come"] = 0
@@ -88,28 +88,30 @@ class Counts(Reply):
 
     op = 70
 
-    capacity_bytes: Annotated[U64, "of all segments"]
-    used_bytes: Annotated[U64, "in slots"]
+    capacity_bytes: Annotated[U64, "size of all segments"]
+    used_bytes: Annotated[U64, "bytes in slots"]
     readable: Annotated[U64, "entries"]
     reserved: Annotated[U64, "slots that are held ready or being written"]
     quarantined: Annotated[U64, "entries that are not found any more, but leased"]
     leases: Annotated[U64, "open"]
     sessions: Annotated[U64, "open or quarantined"]
     namespaces: Annotated[U64, "registered"]
-    index_bytes: Annotated[U64, "of memory for the index"]
+    index_bytes: Annotated[U64, "memory of the index"]
     hits: Annotated[U64, "acquires with a lease"]
     misses: Annotated[U64, "acquires without a boundary"]
     refused: Annotated[U64, "acquires and credits over a limit"]
     duplicates: Annotated[U64, "published blocks that were there already"]
     evicted: Annotated[U64, "entries"]
     mismatches: Annotated[U64, "records whose bytes were not what their digest says"]
-    moved_bytes: Annotated[U64, "to close holes"]
+    moved_bytes: Annotated[U64, "bytes moved to close holes"]
     lost_touches: Annotated[U64, "uses that the eviction policy did not hear of"]
-    evicted_unused: Annotated[U64, "of the evicted entries, those that nobody had loaded"] = 0
-    tenants: Annotated[tuple[TenantCounts, ...], Several(Shape(TenantCounts), MAX_TENANTS), "of the pool"] = ()
-    places: Annotated[tuple[PlaceCounts, ...], Several(Shape(PlaceCounts), MAX_PLACES), "of slower tiers"] = ()
-    traffic: Annotated[tuple[TrafficCounts, ...], Several(Shape(TrafficCounts), MAX_TIERS), "with each tier"] = ()
-    ready_bytes: Annotated[U64, "of the capacity, what has its memory by now"] = 0
+    evicted_unused: Annotated[U64, "evicted entries that were never loaded"] = 0
+    tenants: Annotated[tuple[TenantCounts, ...], Several(Shape(TenantCounts), MAX_TENANTS), "tenants of the pool"] = ()
+    places: Annotated[tuple[PlaceCounts, ...], Several(Shape(PlaceCounts), MAX_PLACES), "places of slower tiers"] = ()
+    traffic: Annotated[
+        tuple[TrafficCounts, ...], Several(Shape(TrafficCounts), MAX_TIERS), "traffic with each tier"
+    ] = ()
+    ready_bytes: Annotated[U64, "the part of the capacity that has its memory by now"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ class Stats(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Subscribed(Reply):
-    """Events follow, from number 1 on. What is stored already is not told: see `list_blocks`."""
+    """Events follow, from number 1 on. Blocks that are stored already are not among them: see `list_blocks`."""
 
     op = 71
 
@@ -147,25 +149,26 @@ class BlocksListed(Reply):
     op = 87
 
     next: Annotated[U32, "`first` of the next question; 0: that was all"] = 0
-    hashes: Annotated[Hashes, "of the blocks"] = b""
+    hashes: Annotated[Hashes, "hashes of the blocks"] = b""
     parents: Annotated[
         Hashes, AsMany("hashes"), "the blocks before them, zeros for none; the own name: it is not there, or not known"
     ] = b""
-    groups: Annotated[Numbers, AsMany("hashes"), "of each"] = b""
+    groups: Annotated[Numbers, AsMany("hashes"), "group of each block"] = b""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListBlocks(Request):
-    """Asks for the blocks of an identity that are there, some at a time. Who has subscribed before and applies events
-    and answers in the order in which they come knows in the end what is there: of whatever changes meanwhile an event
-    follows the answer, and a block that is told by neither is not there."""
+    """Asks for the blocks of an identity that are there, some at a time. A client that subscribed before it asks, and
+    applies events and answers in the order in which they come, knows in the end which blocks are there: any change
+    during the listing comes as an event after the answer, and a block that neither an answer nor an event names is not
+    there."""
 
     op = 27
     needs = Phase.GREETED
     capability = "inventory"
     reply = BlocksListed
 
-    name_space: Annotated[U32, "whose"]
+    name_space: Annotated[U32, "number of the namespace"]
     first: Annotated[U32, "0, and then `next` of the answer before"] = 0
 
 
@@ -176,7 +179,7 @@ class NamespaceOpened(Event):
     op = 96
 
     name_space: Annotated[U32, "its number"]
-    fingerprint: Annotated[Digest, "of the identity"]
+    fingerprint: Annotated[Digest, "fingerprint of the identity"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +188,10 @@ class Stored(Event):
 
     op = 97
 
-    name_space: Annotated[U32, "whose"]
+    name_space: Annotated[U32, "number of the namespace"]
     medium: Annotated[Medium, Choice(Medium), "where"]
     group: Annotated[U16, "its number"]
-    hashes: Annotated[Hashes, "of the blocks"]
+    hashes: Annotated[Hashes, "hashes of the blocks"]
     parents: Annotated[Hashes, AsMany("hashes", or_none=True), "the blocks before them, zeros for none"] = b""
 
 
@@ -198,10 +201,10 @@ class Removed(Event):
 
     op = 98
 
-    name_space: Annotated[U32, "whose"]
+    name_space: Annotated[U32, "number of the namespace"]
     medium: Annotated[Medium, Choice(Medium), "where"]
     group: Annotated[U16, "its number"]
-    hashes: Annotated[Hashes, "of the blocks"]
+    hashes: Annotated[Hashes, "hashes of the blocks"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +213,7 @@ class Cleared(Event):
 
     op = 99
 
-    name_space: Annotated[U32, "whose"]
+    name_space: Annotated[U32, "number of the namespace"]
     medium: Annotated[Medium, Choice(Medium), "where"]
 
 

@@ -1,15 +1,15 @@
-"""What the cache server decides: sessions, answers, events. Must not import vllm or torch.
+"""The decisions of the cache server: sessions, answers, events. Must not import vllm or torch.
 
-The core is a state machine of one thread: time, credentials and descriptors are handed in, what is to be sent comes
-out. Sockets, memory and the event loop lie around it, in `server`.
+The core is a state machine of one thread: its caller passes in time, credentials and descriptors, and it returns the
+messages to send. Sockets, memory and the event loop lie around it, in `server`.
 """
 
 from kvoffload.server.core import ServerCore
-from kvoffload.server.outbox import SendMemory, ToConnection, ToLifeline
 from kvoffload.server.sessions.domain import DomainTerms, TenantTerms
+from kvoffload.server.sessions.outbox import SendMemory, ToConnection, ToLifeline
 from kvoffload.server.sessions.session import Guest, Peer
 from kvoffload.server.sessions.session_table import SessionTable
-from kvoffload.server.terms import CoreTerms, RemoteTerms, ServerLimits
+from kvoffload.server.sessions.terms import CoreTerms, RemoteTerms, ServerLimits
 
 __all__ = [
     "CoreTerms",

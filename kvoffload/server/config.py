@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import pwd
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from pydantic import (
 )
 
 from kvoffload.cache import NO_LIMIT, TENANT_LIMIT, TENANT_NAME_BYTES
+from kvoffload.config.secrets import mask_secrets
 from kvoffload.config.tcp_address import TCP_FORM, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import KEY_FORM, is_public_key, read_private_text
@@ -125,15 +127,15 @@ class _Client(_Table):
     key: Annotated[StrictStr, AfterValidator(_key)] = _field(KEY_FORM)
     name: _Name = _field(_NAME_FORM, "client")
     domain: StrictStr = _field("the name of a domain", "")
-    """Empty: the only one."""
+    """Name of the client's domain; empty if there is only one."""
     operator: StrictBool = _field("true or false", False)
 
 
 class _Peer(_Table):
     address: Annotated[StrictStr, AfterValidator(_address)] = _field(TCP_FORM)
-    """Where its control channel is: its `listen`."""
-    key: Annotated[StrictStr, AfterValidator(_key)] | None = _field(KEY_FORM, None)
-    """May be left out on loopback."""
+    """Address of the peer's control channel: its `listen`."""
+    key: Annotated[StrictStr, AfterValidator(_key)] = _field(KEY_FORM)
+    """The peer's public key."""
 
 
 class _Operators(_Table):
@@ -142,7 +144,7 @@ class _Operators(_Table):
 
 
 class ServerConfig(_Table):
-    """What the configuration file says. Frozen; made by `read_server_config`."""
+    """The tables of the configuration file. Frozen; made by `read_server_config`."""
 
     domains: tuple[_Domain, ...] = _field(f"{_LIST_FORM} of at most {MAX_DOMAINS} tables", (), max_length=MAX_DOMAINS)
     clients: tuple[_Client, ...] = _field(f"{_LIST_FORM} of at most 4096 tables", (), max_length=4096)
@@ -154,29 +156,14 @@ class ServerConfig(_Table):
         return tuple(_make_domain(domain) for domain in self.domains) or (DomainTerms(name=""),)
 
     def make_guests(self) -> dict[str, Guest]:
-        """Who is let in over TCP, by public key."""
+        """Returns the clients and peers that may connect over TCP, by public key."""
         first = self.make_domains()[0].name
-        peers = {
-            peer.key: Guest(domain=first, name=peer.address, is_peer=True)
-            for peer in self.peers
-            if peer.key is not None
-        }
+        peers = {peer.key: Guest(domain=first, name=peer.address, is_peer=True) for peer in self.peers}
         clients = {
             client.key: Guest(domain=client.domain or first, name=client.name, is_operator=client.operator)
             for client in self.clients
         }
         return peers | clients
-
-    def find_open_domain(self) -> str:
-        """Returns the domain of anyone who comes over TCP without a key. ConfigError: every domain has its users, and
-        nobody is one there."""
-        for domain in self.make_domains():
-            if domain.uids is None:
-                return domain.name
-        raise ConfigError(
-            "every domain is for its users alone, and over TCP nobody knows a user",
-            remedy="set key_file, and name clients in [[clients]]",
-        )
 
     def read_token(self, folder: Path) -> str:
         """Reads the operators' token; empty: there is none. `folder` is that of the configuration file."""
@@ -200,7 +187,7 @@ def read_server_config(tables: Mapping[str, object], *, origin: str) -> ServerCo
     try:
         config = ServerConfig.model_validate(dict(tables))
     except ValidationError as fault:
-        raise _describe(fault, origin) from fault
+        raise _describe(fault, origin) from None  # the fault has values with secrets in it
     _check_domains(config, origin)
     _check_clients(config, origin)
     return config
@@ -245,7 +232,7 @@ def _check_domains(config: ServerConfig, origin: str) -> None:
 
 def _check_clients(config: ServerConfig, origin: str) -> None:
     keys = [(f"clients[{at}].key", client.key) for at, client in enumerate(config.clients)]
-    keys += [(f"peers[{at}].key", peer.key) for at, peer in enumerate(config.peers) if peer.key is not None]
+    keys += [(f"peers[{at}].key", peer.key) for at, peer in enumerate(config.peers)]
     _check_once(keys, origin)
     _check_once(((f"peers[{at}].address", peer.address) for at, peer in enumerate(config.peers)), origin)
     known = [domain.name for domain in config.make_domains()]
@@ -276,7 +263,7 @@ def _describe(fault: ValidationError, origin: str) -> ConfigError:
             place += f"[{part}]"
             continue
         if found["type"] == "extra_forbidden" and part not in table.model_fields:
-            line = f"unknown name {part!r} in {place or 'the tables'} of {origin}"
+            line = f"unknown name {mask_secrets(part)!r} in {place or 'the tables'} of {origin}"
             return ConfigError(line, remedy=_hint(str(part), list(table.model_fields)))
         if part not in table.model_fields:
             continue
@@ -287,9 +274,12 @@ def _describe(fault: ValidationError, origin: str) -> ConfigError:
         table = _TABLES.get(str(part), table)
     if found["type"] == "missing":
         return ConfigError(f"{place} is missing in {origin}", remedy=f"allowed is {allowed}")
-    shown = repr(found["input"])
+    written = repr(found["input"])
+    shown = mask_secrets(written)
+    # A reason with quotation marks may quote a part of the secret.
+    reason = "not allowed here" if shown != written and re.search(r"['\"]", found["msg"]) else found["msg"]
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    reason = found["msg"].removeprefix("Value error, ")
+    reason = reason.removeprefix("Value error, ")
     reason = reason[:1].lower() + reason[1:]
     return ConfigError(f"{place} = {shown} in {origin}: {reason}", remedy=f"allowed is {allowed}")
 

@@ -1,8 +1,8 @@
-"""The server as a state machine: what comes in, with the time at which it did; out comes what is to be sent."""
+"""The server as a state machine: it takes messages with the time at which they came, and returns those to send."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -52,44 +52,49 @@ from kvoffload.protocol.hints import ListRetained
 from kvoffload.protocol.message import ONE_WAY_OPS, OneWay
 from kvoffload.protocol.survey import FindPrefix, FollowBlock
 from kvoffload.server.channels.express_channels import ExpressChannels
-from kvoffload.server.drain import DrainState, check_operator
-from kvoffload.server.event_feed import EVENT_BLOCKS, EventFeed, Space
+from kvoffload.server.common.fault_log import FaultLog
+from kvoffload.server.common.refusal import refuse
+from kvoffload.server.common.steps import Find, FoundLater
 from kvoffload.server.hints.hint_calls import HintCalls
-from kvoffload.server.operators.counts import describe_draining
-from kvoffload.server.operators.fault_log import FaultLog
 from kvoffload.server.operators.operator_calls import OperatorCalls
 from kvoffload.server.operators.prompt_ledger import OnPrompt
 from kvoffload.server.operators.survey import Survey
-from kvoffload.server.outbox import FoundLater, Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.server.peer_links import PeerLinks, peer_calls
-from kvoffload.server.refusal import refuse
 from kvoffload.server.sessions.adoption import Adoption
 from kvoffload.server.sessions.domain import Domain, DomainTerms
+from kvoffload.server.sessions.drain import DrainState, check_operator, is_operator
+from kvoffload.server.sessions.event_feed import EVENT_BLOCKS, EventFeed, Space
 from kvoffload.server.sessions.former_memory import count_former, hear_holding
+from kvoffload.server.sessions.outbox import Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.server.sessions.registration import Identities, open_express
 from kvoffload.server.sessions.session import Connection, EngineSession, Guest, Peer
 from kvoffload.server.sessions.session_table import SessionTable
-from kvoffload.server.terms import CoreTerms
+from kvoffload.server.sessions.terms import CoreTerms
+from kvoffload.server.sessions.tier_requests import TierRequests
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.requests import TierRequests
+from kvoffload.server.tiering.counts import describe_draining
 
 _ENDS_WITH_DRAIN = (Adopt, Hint, Promote)
 
 _TIMED = (Promote, Prefetch, FollowBlock, FindPrefix, Hint, ListRetained, ListBlocks)
-"""Whoever serves these has to know the time, or the number for an answer that comes later."""
+"""Messages whose handlers need the time, or the number for an answer that comes later."""
 
 LISTINGS_AT_ONCE = 4
-"""Answers to `list_blocks` in a turn of the loop. The others wait for the next one."""
+"""Number of `list_blocks` calls that are answered in a turn of the loop. The others wait for the next one."""
 
-_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater] | None
-"""None: there is none. A call: it takes long to find, on whatever thread."""
+CLOCKS_DIFFER_S = 60
+"""No greeting waits for so long: one that is later comes from a process with another clock, whose requests would all
+be late."""
+
+_Answer: TypeAlias = ServerMessage | Find | None
+"""An answer, or a callable that takes long to find it, on any thread. None: there is none, or it comes later."""
 
 
 class ServerCore:
-    """Belongs to one thread. Knows no socket and no clock: `now_ns` is CLOCK_MONOTONIC where it counts.
+    """Belongs to one thread. It knows no socket and no clock: callers pass `now_ns`, which is CLOCK_MONOTONIC.
 
-    Whatever a peer sends is answered by a value; nothing here raises for it. A fault of the cache is INTERNAL to the
-    one that met it.
+    Every message of a peer is answered by a value; none makes a method raise. After a fault of the cache, the sender of
+    the message gets the error INTERNAL.
     """
 
     def __init__(
@@ -104,8 +109,8 @@ class ServerCore:
         express: ExpressChannels | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
-        """`draw` gives random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether anybody
-        wants to hear of blocks that are stored; `tiers`, by domain, always do."""
+        """`draw` returns random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether any
+        subscriber wants to hear of blocks that are stored. `tiers`, by domain, always want to."""
         self._terms = terms
         self.domains = {domain.name: Domain(domain, terms.handshake, tiers.get(domain.name)) for domain in domains}
         self._feed = EventFeed(terms.limits, on_heard)
@@ -121,13 +126,14 @@ class ServerCore:
         self._closing: Closing | None = None
         self.faults = FaultLog()
         self._listings: dict[bytes, tuple[Connection, Call]] = {}
-        """By connection: who waits for an answer to `list_blocks`, the first comer first."""
+        """Calls of `list_blocks` that wait for their answers, by connection, the oldest first."""
         self._tiers = TierRequests(tiers, self._feed, self.faults)
         self._hints = HintCalls(terms, self.domains, self._tiers)
         self._insight = OperatorCalls(
             self.domains,
             tell_cleared=self.tell_cleared,
             hints=self._hints.by_domain,
+            is_operator=partial(is_operator, terms),
             express=express,
             on_prompt=on_prompt,
         )
@@ -147,21 +153,22 @@ class ServerCore:
 
     @property
     def sessions(self) -> SessionTable:
-        """The sessions, to be read only."""
+        """The sessions. Callers only read them."""
         return self._sessions
 
     @property
     def feed(self) -> EventFeed:
-        """What subscribers are to be told."""
+        """The events for subscribers."""
         return self._feed
 
     @property
     def tiers(self) -> TierRequests:
-        """The traffic with what lies below memory, which the loop keeps going."""
+        """The traffic with tiers slower than memory, which the loop keeps going."""
         return self._tiers
 
     def attach_memory(self, domain: str, cache: LocalCache, *, adopted_boot_id: int = 0) -> list[Sendable]:
-        """The domain serves from here on: memory was taken, or that of an old server adopted."""
+        """Notes that the domain serves from now on, because its memory was taken, or adopted from an old server.
+        Returns the memory for the processes that wait for it."""
         self._adoption.forget(domain)
         self.domains[domain].attach(cache, adopted_boot_id=adopted_boot_id)
         self._hints.attach(domain, cache)
@@ -171,29 +178,35 @@ class ServerCore:
         return [SendMemory(process.lifeline, domain, adopted_boot_id) for process in waiting]
 
     def refuse_offer(self, session: EngineSession, verdict: AdoptVerdict) -> None:
-        """The memory that this session offered was no use; another may be."""
+        """Notes that the memory that this session offered could not be used, so that another offer may be wanted."""
         self._adoption.refuse(session, verdict)
 
     def is_offer_wanted(self, lifeline: int, former_boot_id: int) -> bool:
-        """Says whether what a process offers was asked for."""
+        """Whether the server has asked for the memory that a process offers."""
         session = self._sessions.find_lifeline(lifeline)
         return session is not None and self._adoption.is_wanted(session, former_boot_id)
 
     def count_offered(self, lifeline: int) -> int:
-        """Of how many segments the memory is that this process was asked for."""
+        """Returns how many segments the memory has that this process was asked for; 0: it was asked for none."""
         session = self._sessions.find_lifeline(lifeline)
         return 0 if session is None else self._adoption.count_segments(session)
 
     def greet(
         self, lifeline: int, call: Call, peer: Peer, pidfd: ReceivedDescriptor | None, now_ns: int
     ) -> list[Sendable]:
-        """A greeting came in on a lifeline. Takes the pidfd, whatever the answer."""
+        """Answers a greeting that came in on a lifeline. Takes the pidfd in every case."""
         message = call.message
         assert isinstance(message, Greeting)
         if call.is_late(now_ns):
             if pidfd is not None:
                 pidfd.close()
-            return []
+            ahead_s = (now_ns - call.expires_ns) // 1_000_000_000
+            if ahead_s < CLOCKS_DIFFER_S:
+                return []
+            line = (
+                f"the server's monotonic clock is {ahead_s:,} s ahead of the process's: run both in one time namespace"
+            )
+            return [ToLifeline(lifeline, refuse(message, ErrorCode.MISMATCH, line), call.number)]
         greet = partial(self._sessions.greet, may_open=not self._drain.is_on)
         found = self.faults.serve(message, greet, lifeline, message, peer, pidfd)
         if isinstance(found, Error):
@@ -223,11 +236,12 @@ class ServerCore:
         return sent
 
     def close_lifeline(self, lifeline: int) -> None:
-        """A lifeline came to its end, or a farewell on it. Only exits free what its session holds."""
+        """Notes that a lifeline has ended, or a farewell came on it. Its session keeps what it holds until its
+        processes have exited."""
         self.faults.attempt("close_lifeline", self._sessions.close_lifeline, lifeline)
 
     def hear_holding(self, lifeline: int, message: Holding) -> list[Sendable]:
-        """Hears what a process has of former servers' memory. Returns what asks processes to let go of theirs."""
+        """Notes which memory of former servers a process has. Returns requests to processes to let go of theirs."""
         session = self._sessions.find_lifeline(lifeline)
         return [] if session is None else [*hear_holding(session, lifeline, message)]
 
@@ -236,13 +250,15 @@ class ServerCore:
         return count_former(self._sessions, domain, own)
 
     def close_connection(self, connection: bytes) -> None:
-        """Nothing can be sent on this control connection any more."""
+        """Notes that nothing can be sent on this control connection any more."""
         self._sessions.close_connection(connection)
 
     def handle(self, connection: bytes, call: Call, now_ns: int, *, uid: int | None = None) -> list[Sendable]:
-        """A message came in on the control channel. The answer to it comes first, or a `Later` about it.
+        """Serves a message of the control channel. Its answer, or a `Later` in its place, comes first in the returned
+        list.
 
-        `uid` is the connection's user by the kernel's word, without which a server of several domains serves nobody.
+        `uid` is the connection's user as the kernel reports it, which a server of several domains needs to serve it.
+        None stands for any user, where there is only one domain.
         """
         if call.is_late(now_ns) and not isinstance(call.message, OneWay):
             return []
@@ -253,7 +269,7 @@ class ServerCore:
         return behind if answer is None else [self._answer(connection, answer, call.number), *behind]
 
     def finish(self, later: Later, find: Callable[[], FoundLater]) -> list[Sendable]:
-        """Ends a call that took long: what `later` was to find is found, and `find` returns or raises it."""
+        """Answers a call that took long. `find` returns, or raises, what `later.find` did."""
 
         def conclude() -> ServerMessage | None:
             found = find()
@@ -263,8 +279,9 @@ class ServerCore:
         return [] if answer is None else [self._answer(later.connection, answer, later.number)]
 
     def handle_guest(self, connection: bytes, call: Call, guest: Guest, now_ns: int) -> list[Sendable]:
-        """A message came in over TCP, on a connection whose key nobody on the Unix socket can have. Its session is the
-        connection's own and is called 0 there; its sender's clock says nothing here.
+        """Serves a message that came over TCP, on a connection whose key no connection of the Unix socket can have.
+        Each such connection has its own session, whose number in messages is 0. Deadlines are ignored, as the sender
+        has another clock.
         """
         message = call.message
         session = self._sessions.hear_guest(connection)
@@ -282,7 +299,7 @@ class ServerCore:
         return sent
 
     def handle_fault(self, connection: bytes, fault: ProtocolFault) -> list[Sendable]:
-        """A frame came in that is no message. If it was a one-way message, it is counted."""
+        """Answers a frame that is no valid message. If it was to be a one-way message, it is counted."""
         behind: list[Sendable] = []
         answer: ServerMessage = answer_fault(fault)
         known = self._sessions.find_connection(connection)
@@ -293,7 +310,7 @@ class ServerCore:
         return [self._answer(connection, answer, fault.number), *behind]
 
     def overflow(self, connection: bytes, call: Call) -> list[Sendable]:
-        """There was no room for this message of a connection; a lost one-way message ends its session's connection."""
+        """Refuses a message for which its connection has no room. If it was one-way, its session is quarantined."""
         known = self._sessions.find_connection(connection)
         if not isinstance(call.message, OneWay) or known is None:
             return [self._answer(connection, refuse(call.message, ErrorCode.BUSY, "too many at once"), call.number)]
@@ -302,46 +319,50 @@ class ServerCore:
         return [self._answer(connection, answer, call.number), *behind]
 
     def tick(self) -> None:
-        """To be called now and then, and when a process has exited: takes back what ended sessions held, and finds what
-        subscribers have to be told."""
+        """Takes back what ended sessions held, and queues events for subscribers. To be called now and then, and when a
+        process has exited."""
         self.faults.attempt("reclaim", self._sessions.reclaim)
         self.faults.attempt("identities", self._identities.tick)
+        self.faults.attempt("reports", self._survey.tick)
         self.faults.attempt("sweep", self._sweep)
         self.faults.attempt("look", self._tiers.look)
         for domain in self.domains:
             self.faults.attempt("disks", self._feed.check_disks, domain)
 
     def advance(self, now_ns: int) -> list[Sendable]:
-        """To be called in every turn of the loop: goes on with tiers and hints, and gives the answers that are due."""
+        """Goes on with tiers and hints, and returns the answers that are due. To be called in every turn of the
+        loop."""
         self.faults.attempt("hints", self._hints.advance, now_ns)
         return [*self._list_some(), *self._tiers.advance(now_ns)]
 
     @property
     def is_behind(self) -> bool:
-        """The next turn has something to do whatever comes."""
+        """Whether the next turn of the loop has something to do even if no message comes."""
         return self._feed.is_behind or bool(self._listings)
 
-    def tell_cleared(self, domain: str, name_space: int) -> None:
-        """All blocks of a registered identity are being forgotten."""
-        self._hints.forget_spaces(domain, {name_space})
-        fingerprint = self.domains[domain].fingerprints[name_space]
-        self._feed.tell_cleared(Space(domain=domain, name_space=name_space, fingerprint=fingerprint))
+    def tell_cleared(self, domain: str, name_spaces: Set[int]) -> None:
+        """Informs subscribers that all blocks of these registered identities are being forgotten, and forgets the hints
+        about them."""
+        self._hints.forget_spaces(domain, name_spaces)
+        fingerprints = self.domains[domain].fingerprints
+        self._feed.tell_cleared(domain, {number: fingerprints[number] for number in sorted(name_spaces)})
 
     def tell_stored(self, space: Space, stored: StoredBlocks) -> None:
-        """An engine's blocks became readable."""
+        """Informs subscribers and tiers that an engine's blocks became readable."""
         self._feed.tell_stored(space, stored)
         self._tiers.note_stored(space, stored)
 
     def tell_more(self) -> None:
-        """To be called in every turn of the loop: tells of what has left, where that was too much for a tick."""
+        """Informs subscribers of blocks that have left memory, if they were too many for a tick. To be called in every
+        turn of the loop."""
         if self._feed.is_behind:
             self.faults.attempt("sweep", self._sweep)
 
     def start_drain(
         self, now_ns: int, *, reason: ClosingReason = ClosingReason.REPLACED, deadline_ms: int = 0
     ) -> list[Sendable]:
-        """Takes nothing new from now on. Returns what all processes are told, once. Who had a session may come back to
-        it, and is told then."""
+        """Takes nothing new from now on. Returns messages that tell all processes; none if it was called before. A
+        process may still come back to its session, and is told then."""
         if not self._drain.start(now_ns, deadline_ms):
             return []
         self.faults.attempt("hints", self._hints.let_all_go)
@@ -351,11 +372,11 @@ class ServerCore:
 
     @property
     def is_draining(self) -> bool:
-        """The server has begun to end."""
+        """Whether the server has begun to end."""
         return self._drain.is_on
 
     def is_drained(self, now_ns: int) -> bool:
-        """Says whether the server may end."""
+        """Whether the server may end."""
         found = self._count_draining()
         return self._drain.is_over(now_ns, holds_something=bool(found.leases or found.reserved))
 
@@ -433,7 +454,8 @@ class ServerCore:
         return Done()
 
     def _reset(self, connection: Connection, arrival: Arrival, op: int, behind: list[Sendable]) -> Error:
-        """What was lost is not guessed: the session keeps what it holds and has to be greeted anew."""
+        """Quarantines a session that has lost one-way messages, because the server does not guess which. The session
+        keeps what it holds, and its processes have to greet again."""
         received = connection.one_way.received
         line = f"one-way messages: {arrival.value} after number {received}; the session is quarantined"
         told = Quarantine(code=ErrorCode.OUT_OF_ORDER, message=line)
@@ -442,7 +464,8 @@ class ServerCore:
         return Error(code=ErrorCode.OUT_OF_ORDER, message=line, about_op=op)
 
     def _answer(self, connection: bytes, answer: ServerMessage, number: int) -> ToConnection:
-        self._insight.note_answer(answer)
+        known = self._sessions.find_connection(connection)
+        self._insight.note_answer(answer, None if known is None else known.session)
         return ToConnection(connection, answer, number)
 
     def _register(self, connection: Connection, message: Register) -> ServerMessage:
@@ -461,7 +484,7 @@ class ServerCore:
         return Subscribed()
 
     def _await_listing(self, connection: Connection, call: Call, _now_ns: int) -> ServerMessage | None:
-        """One of a connection at a time: a listing takes a thousand times as long as most other calls."""
+        """Queues a listing, one of each connection at a time: it takes a thousand times as long as most other calls."""
         if connection.key in self._listings:
             return refuse(call.message, ErrorCode.BUSY, "one list_blocks at a time")
         self._listings[connection.key] = connection, call
@@ -476,7 +499,7 @@ class ServerCore:
                 yield self._answer(key, answer, call.number)
 
     def _list_blocks(self, connection: Connection, message: ListBlocks) -> ServerMessage:
-        """At once, and not on the thread of long calls: events of what changes meanwhile come behind the answer."""
+        """Lists blocks on this thread and not on that of long calls, so that events of later changes come after it."""
         session = connection.session
         cache = session.domain.cache
         if cache is None:

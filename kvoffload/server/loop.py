@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,21 +35,21 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
 from kvoffload.server.channels.control import ControlLimits
-from kvoffload.server.channels.control_channels import ChannelTerms, ControlChannels
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.channels.lifelines import Lifelines
 from kvoffload.server.channels.open_files import is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
+from kvoffload.server.control_channels import ChannelTerms, ControlChannels
 from kvoffload.server.core import ServerCore
 from kvoffload.server.operators.warning_feed import WarningFeed
-from kvoffload.server.outbox import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.server.peer_links import PeeringPlan, open_peer_links
 from kvoffload.server.private_life import PrivateLife, PrivateTerms
-from kvoffload.server.sessions.domain import DomainTerms
+from kvoffload.server.sessions.domain import DomainTerms, note_sharing
 from kvoffload.server.sessions.memory_record import MemoryRecord
+from kvoffload.server.sessions.outbox import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.server.sessions.pools import Pools
 from kvoffload.server.sessions.session import Peer
-from kvoffload.server.terms import CoreTerms, RemoteTerms, ServerLimits
+from kvoffload.server.sessions.terms import CoreTerms, RemoteTerms, ServerLimits
 from kvoffload.server.tiering.chain import open_chains
 from kvoffload.server.tiering.terms import TierPlan
 
@@ -55,44 +57,48 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 TAKING_TICK_S = 0.01
-"""While the first memory is being taken: engines wait for it."""
+"""Most seconds that a turn waits while the first memory is being taken, because engines wait for it."""
 EVENTS_AT_ONCE = 16
+SWITCH_S = 0.0005
+"""Seconds for which another thread of Python may compute while the loop wants to go on. The loop gives way several
+times for each message, and Python's own 5 ms each time would be longer than all work for it."""
 LOG_PAUSE_NS = 2_000_000
-"""Between two looks at what was stored: engines that save block by block are not to keep the loop busy."""
+"""Nanoseconds between two looks at the log of stored blocks, so that engines that save block by block do not keep the
+loop busy."""
 ADOPT_WAIT_S = 3.0
-"""How long engines that hold a dead server's memory have to offer it."""
+"""Seconds that engines that hold a dead server's memory have to offer it."""
 LAST_LOOKS = 64
-"""At what has come, before a private server ends."""
+"""Most times that a private server looks for messages, and serves them, before it ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerPlan:
-    """What a server is to be."""
+    """The settings of a server, as its loop needs them."""
 
     socket: Path
     memory: Mapping[str, CacheTerms]
-    """By domain."""
+    """Terms of the memory of each domain, by the domain's name."""
     domains: tuple[DomainTerms, ...] = (DomainTerms(name=""),)
     mode: int = 0o600
     group: int | None = None
     adopt_wait_s: float | None = 0.0
-    """How long an engine that holds an old server's memory is waited for before new memory is taken. None: for
-    `ADOPT_WAIT_S` where a former server of this path has left a record of its memory, and else not at all."""
+    """Seconds that the server waits for engines that hold an old server's memory before it takes new memory. None:
+    `ADOPT_WAIT_S` if a former server of this path has left a record of its memory, and else 0."""
     listen_wait_s: float = 0.0
-    """How long a server that ends is waited for where it has the socket."""
+    """Seconds that the server waits for another one that is ending and still has the socket."""
     private: PrivateTerms | None = None
-    """None: it serves until it is stopped. Else it ends with its last engine, too."""
+    """Terms of a private server, which also ends with its last engine. None: it ends when it is stopped or drained."""
     operator_uids: frozenset[int] = field(default_factory=lambda: frozenset({os.getuid()}))
     operator_token: str = field(default="", repr=False)
     remote: RemoteTerms | None = None
-    """None: nobody comes over TCP."""
+    """The address for clients over TCP, and who they are. None: it does not listen there."""
     tiers: Mapping[str, Sequence[TierPlan]] = field(default_factory=dict)
-    """Below memory, by domain."""
+    """Tiers slower than memory, by domain."""
     peering: PeeringPlan | None = None
-    """None: it serves no other servers."""
+    """The plan by which it serves other servers of its fleet. None: it serves none."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     connections: ControlLimits = field(default_factory=ControlLimits)
-    """Of the Unix socket's control channel."""
+    """Limits of the Unix socket's control channel."""
     on_prompt: Callable[[int, int, int, bytes], None] | None = None
 
 
@@ -108,10 +114,11 @@ class _Offered:
 
 
 class CacheServer:
-    """One thread runs `run` or `turn`; `stop` may be called from any, and from a signal handler."""
+    """Belongs to the thread that calls `run` or `turn`. Any thread may call `stop`, and so may a signal handler."""
 
     def __init__(self, plan: ServerPlan, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Listens. ConfigError: the socket cannot be used. Memory is taken later, beside the loop."""
+        """Listens on its socket. ConfigError: the socket cannot be used, or a thread cannot be started. Memory is taken
+        later, on another thread."""
         self._plan = plan
         self._clock_ns = clock_ns
         self._boot_id = secrets.randbits(63) | 1
@@ -123,17 +130,21 @@ class CacheServer:
             domain.name: CacheOwner(domain=domain.name, boot_id=self._boot_id, users=domain.uids)
             for domain in plan.domains
         }
-        self.pools = Pools(plan.memory, owners, tenants)
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
         self._is_over = False
+        self._has_warned = False
+        """Whether the log says that processes get no memory. One that gets it resets this."""
         self._next_tick_ns = 0
         self._watch_log_ns = 0
-        """When the log of stored blocks is looked at again; 0: it is watched."""
+        """Time at which the loop looks at the log of stored blocks again; 0: it watches the log's descriptor."""
         listener = self._listener = UnixListener(
             plan.socket, mode=plan.mode, group=plan.group, wait_s=plan.listen_wait_s
         )
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(listener.close)
+            self.pools = Pools(plan.memory, owners, tenants)
+            opened.callback(self.pools.stop)
             self.channels = ControlChannels(
                 ChannelTerms(
                     socket=plan.socket,
@@ -146,9 +157,7 @@ class CacheServer:
                 ),
                 self,
             )
-        except BaseException:
-            listener.close()
-            raise
+            opened.pop_all()
         self._record = MemoryRecord(listener.lock_file)
         self._express = ExpressChannels(boot_id=self._boot_id)
         open_pidfd = partial(os.pidfd_open, os.getpid())
@@ -167,7 +176,7 @@ class CacheServer:
                 operator_token=plan.operator_token,
                 limits=plan.limits,
             ),
-            plan.domains,
+            note_sharing(plan.domains, plan.mode),
             draw=lambda: secrets.randbits(32),
             on_heard=lambda is_wanted: self._express.watch_stored(is_wanted or bool(tiers)),
             tiers=tiers,
@@ -195,36 +204,39 @@ class CacheServer:
 
     @property
     def remote_endpoint(self) -> str:
-        """Where it listens over TCP; empty: nowhere."""
+        """Address at which it listens over TCP; empty: it does not."""
         return self.channels.remote_endpoint
 
     @property
     def has_memory(self) -> bool:
-        """The first of it, in all domains; engines that came before it wait."""
+        """Whether all domains have their first memory. Engines that came before it wait."""
         return len(self.pools.caches) == len(self._plan.memory)
 
     @property
     def _told_users(self) -> frozenset[int] | None:
-        """Returns who hears of warnings: lines may name others, whom a process of another domain is not to know."""
+        """Users who hear of warnings; None: all. If there are several domains, only operators hear of them, because a
+        line may name users of another domain."""
         return None if len(self._plan.domains) == 1 else self._plan.operator_uids
 
     def stop(self) -> None:
-        """Takes nothing new and ends when nobody holds anything."""
+        """Makes the server take nothing new, and end when no lease or reserved slot is held any more."""
         self._is_stopping = True
 
     @property
     def ready_bytes(self) -> int:
-        """Bytes of memory that have their pages, in all domains."""
+        """Number of bytes of memory that have their pages, in all domains."""
         return sum(cache.ready_bytes for cache in self.pools.caches.values())
 
     def run(self, after_turn: Callable[[], None] = lambda: None) -> None:
-        """Until it was stopped and drained, or ends by itself."""
+        """Serves until the server was stopped and drained, or ends by itself. Calls `after_turn` between turns. The
+        process is the server's own: its threads switch as often as the loop needs it."""
+        sys.setswitchinterval(SWITCH_S)
         while self.turn(TICK_S):
             after_turn()
 
     def turn(self, timeout_s: float) -> bool:
-        """Waits for something to do, and does it. False: it was stopped or drained, and nobody holds anything any more;
-        or it is a private one, and nobody is left.
+        """Waits for something to do, and does it. False: the server ends, because it was stopped or drained and nothing
+        is held any more, or because it is private and its last engine has gone.
 
         CacheMemoryError: there is no memory to serve.
         """
@@ -239,7 +251,7 @@ class CacheServer:
         self._send(self.core.advance(self._clock_ns()))
         if self._clock_ns() >= self._next_tick_ns:
             self._next_tick_ns = self._clock_ns() + int(TICK_S * 1e9)
-            for part in (self.core, self.channels, self._express, self.peers):
+            for part in (self.core, self.pools, self.channels, self._express, self.peers):
                 if part is not None:
                     part.tick()
             self._send([*self._warnings.tell(self.core.sessions, only_users=self._told_users)])
@@ -252,7 +264,7 @@ class CacheServer:
         return not self._is_over
 
     def close(self) -> None:
-        """Lets go of everything. Memory stays for as long as engines have it mapped."""
+        """Closes everything. Memory stays for as long as engines have it mapped."""
         self._is_stopping = True
         # They may offer its memory to the next server.
         is_held = any(session.processes and not session.is_observer for session in self.core.sessions)
@@ -282,13 +294,13 @@ class CacheServer:
         return timeout_s if due_ns is None else min(timeout_s, max(due_ns - self._clock_ns(), 0) / 1e9 + 0.001)
 
     def _serve_ready(self, timeout_s: float) -> bool:
-        """Serves what is ready. False: nothing was."""
+        """Serves the descriptors that are ready. False: none was."""
         found = self._poller.poll(int(timeout_s * 1000))
         for ready, flags in found:
             if isinstance(ready, int) and ready == self.channels.local_file:
                 self.channels.serve(ready, self.core, self._send, self._clock_ns)
             elif isinstance(ready, int) and ready == self.channels.long_file:
-                self.channels.finish_long(self.core, self._send, self._clock_ns)
+                self.channels.finish_long(self.core, self._send)
             elif isinstance(ready, int) and ready == self._express.fileno():
                 core = self.core
                 self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
@@ -308,7 +320,8 @@ class CacheServer:
         return not self.channels.has_long and self.core.is_drained(self._clock_ns())
 
     def _ends_by_itself(self) -> bool:
-        """Nobody is there, and nobody is on the way: whoever comes later is not let in, and starts another server."""
+        """Whether the server is private and ends now: no engine uses it, and none is about to connect. An engine that
+        comes later is not let in, and starts another server."""
         life = self._life
         if life is None or not self._is_due(life) or not life.hold_start():
             return False
@@ -318,7 +331,7 @@ class CacheServer:
         if not self._is_due(life):
             life.free_start()
             return False
-        logger.info("nobody is left, the server ends")
+        logger.info("no process is connected any more, the server ends")
         return True
 
     def _is_due(self, life: PrivateLife) -> bool:
@@ -386,7 +399,8 @@ class CacheServer:
     # ---- memory ----
 
     def _take_memory(self) -> None:
-        """Of each domain that has none and is not waited for any more."""
+        """Attaches the memory that has been taken. Begins to take it for domains that have none, once the time is over
+        in which engines may offer an old server's."""
         for name in self.pools.take_ready():
             self._attach(name, 0)
         if self._clock_ns() >= self._adopt_until_ns and not self._is_stopping:
@@ -439,7 +453,7 @@ class CacheServer:
 
     def _send(self, messages: list[Sendable]) -> None:
         if self.core.is_draining:
-            # Before anybody is told.
+            # No process may hear of the drain before its express channel refuses new calls.
             self._express.start_drain()
         for one in messages:
             if isinstance(one, ToConnection):
@@ -467,7 +481,8 @@ class CacheServer:
             self._express.end(wanted.lifeline)
 
     def _send_events(self) -> None:
-        """Who has a thousand frames unread is let go: no event may be lost without a number that shows it."""
+        """Sends events to subscribers. Closes a connection that has too many frames unread, because no event may be
+        lost without a gap in their numbers."""
         for connection in self.core.feed.ready():
             for event, number in self.core.feed.take(connection, EVENTS_AT_ONCE):
                 if not self.channels.send(connection, event, number):
@@ -483,9 +498,12 @@ class CacheServer:
         try:
             index = cache.open_signed_index(session.cache_session)
         except (RuntimeError, ValueError) as fault:
-            logger.warning("a process of user %d gets no memory, and is let go: %s", session.uid, fault)
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("a process of user %d gets no memory, and is let go: %s", session.uid, fault)
             self._lifelines.end(wanted.lifeline)
             return
+        self._has_warned = False
         files = cache.files
         sizes = [os.fstat(file).st_size for file in files.segments]
         for first in range(0, max(len(sizes), 1), MAX_PACKET_SEGMENTS):

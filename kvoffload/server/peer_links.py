@@ -18,13 +18,13 @@ from kvoffload.peers.loop_queue import LoopQueue, PutBlocks, RemovedBlocks, Want
 from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_server import LinkSession, PeerServer
 from kvoffload.protocol import ClientMessage, Done, Error, ErrorCode, Introduce, LinkOpened, OpenLink, ServerMessage
-from kvoffload.server.event_feed import EventFeed, Space
-from kvoffload.server.refusal import refuse
+from kvoffload.server.common.refusal import refuse
 from kvoffload.server.sessions.domain import Domain
+from kvoffload.server.sessions.event_feed import EventFeed, Space
 from kvoffload.server.sessions.registration import Identities
 from kvoffload.server.sessions.session import Connection
+from kvoffload.server.sessions.tier_requests import TierRequests
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.requests import TierRequests
 from kvoffload.tiers import RecordNames
 from kvoffload.tiers.record_coder import Coding
 
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PeeringPlan:
-    """Where peers' links come in."""
+    """Where peers' links connect, and on which terms."""
 
     address: TcpAddress
     spaces: SpaceTable
-    """What the domain's tiers have learned."""
+    """Identities that the tiers of the peers' domain have learned."""
     is_sealed: bool = True
     compress: Coding = Coding.OFF
     is_known: Callable[[str], bool] = lambda _: True
-    """Whether that is (still) the name of a peer."""
+    """Returns whether a name is that of a present peer."""
 
 
 class PeeredCore(Protocol):
-    """Who is told of what links do."""
+    """The core, as far as it hears what peers' links do."""
 
     def tell_stored(self, space: Space, stored: StoredBlocks) -> None: ...
 
@@ -58,7 +58,7 @@ class PeeredCore(Protocol):
 
 @dataclass(frozen=True)
 class LoopLink:
-    """A PeerLoop of one domain."""
+    """The way from links of one domain to the event loop, as a PeerLoop."""
 
     domain: str
     queue: LoopQueue
@@ -86,7 +86,7 @@ class PeerLinks:
     """Belongs to the thread of the event loop, which watches `fileno` and then calls `tell`."""
 
     def __init__(self, plan: PeeringPlan, *, open_pidfd: Callable[[], int], clock: Callable[[], float]) -> None:
-        """Listens. ConfigError: nobody can listen there."""
+        """Listens. ConfigError: the address cannot be used."""
         self._plan = plan
         self._open_pidfd = open_pidfd
         self._clock = clock
@@ -105,18 +105,18 @@ class PeerLinks:
         return self._server.open_session(peer, domain)
 
     def fileno(self) -> int:
-        """Readable when links have stored something."""
+        """Returns a descriptor that is readable when links have stored, removed or asked for something."""
         return self._queue.fileno()
 
     def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> PeerAccess:
-        """The domain's memory is there, and what lies below it. Returns what links do there."""
+        """Connects the domain's memory and its slower tiers. Returns the access through which links work on them."""
         loop = LoopLink(domain, self._queue, None if chain is None else chain.find_near)
         access = PeerAccess(cache, self._plan.spaces, loop, pidfd=self._open_pidfd(), clock=self._clock)
         self._server.attach(domain, access)
         return access
 
     def tell(self, core: PeeredCore, now_ns: int) -> None:
-        """What links have stored, removed or want since the last time."""
+        """Reports to the core what links have stored, removed or asked for since the last call."""
         blocks, lost = self._queue.take()
         for one in blocks:
             space = Space(domain=one.domain, name_space=one.space.number, fingerprint=one.space.fingerprint)
@@ -131,7 +131,8 @@ class PeerLinks:
             core.feed.tell_lost(lost)
 
     def tick(self) -> None:
-        """Is called now and then."""
+        """Does the links' periodic work, and closes those of servers that are no longer peers. The event loop calls
+        it."""
         self._server.tick()
         self._server.keep_only(self._plan.is_known)
 
@@ -145,14 +146,14 @@ class PeerLinks:
 def open_peer_links(
     plan: PeeringPlan | None, *, open_pidfd: Callable[[], int], clock: Callable[[], float]
 ) -> PeerLinks | None:
-    """Opens the place where links come in; None: there is to be none. ConfigError: nobody can listen there."""
+    """Listens for links; None: the plan has none. ConfigError: the address cannot be used."""
     return None if plan is None else PeerLinks(plan, open_pidfd=open_pidfd, clock=clock)
 
 
 def peer_calls(
     opener: PeerLinks | None, identities: Identities
 ) -> dict[type[ClientMessage], Callable[[Connection, Any], ServerMessage]]:
-    """Returns what answers each message of peers."""
+    """Returns the handler of each message of peers."""
     return {
         OpenLink: partial(open_link, opener=opener),
         Introduce: partial(introduce, identities=identities),
@@ -160,7 +161,7 @@ def peer_calls(
 
 
 def open_link(connection: Connection, message: OpenLink, *, opener: PeerLinks | None) -> LinkOpened | Error:
-    """Only for whoever came over TCP and is named as a peer."""
+    """Opens a link for a client that came over TCP and is named as a peer; others are refused."""
     guest = connection.session.guest
     if opener is None or guest is None or not guest.is_peer:
         return refuse(message, ErrorCode.NOT_ALLOWED, "only a peer opens links; name its key in [[peers]]")
@@ -172,7 +173,7 @@ def open_link(connection: Connection, message: OpenLink, *, opener: PeerLinks | 
 
 
 def introduce(connection: Connection, message: Introduce, *, identities: Identities) -> Done | Error:
-    """An identity of which a peer has records."""
+    """Registers an identity of which a peer has records."""
     guest = connection.session.guest
     domain: Domain = connection.session.domain
     if guest is None or not guest.is_peer:

@@ -1,4 +1,4 @@
-"""A private server's own life: when it ends, so that nobody who looks for it is lost, and which files go with it."""
+"""A private server's end: when it ends, so that no engine that looks for it is lost, and which files it removes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class EndingTerms:
-    """Says how long a private server is there for nobody."""
+    """How long a private server waits while no engine uses it."""
 
     linger_s: float
-    """When its last engine has ended: a new one finds the cache again."""
+    """Seconds for which it stays after its last engine has ended, so that a new one finds the cache again."""
     first_engine_s: float
-    """From its start on."""
+    """Seconds from its start within which the first engine must come."""
 
 
 class Ending:
-    """Says when a private server is due: its last engine has ended, or none has come, and nobody came since.
+    """Decides when a private server should end: its last engine has ended or none has come, and no new one has come
+    since.
 
     Belongs to the thread of the event loop.
     """
@@ -35,10 +36,11 @@ class Ending:
     def __init__(self, terms: EndingTerms, now_ns: int) -> None:
         self._terms = terms
         self._until_ns: int | None = now_ns + int(terms.first_engine_s * _NS_PER_S)
-        """None: it is used."""
+        """Time at which the server should end, or None while engines use it."""
 
     def is_due(self, now_ns: int, *, is_used: bool) -> bool:
-        """To be asked again and again, and whenever an engine has come: one that was not seen here was none."""
+        """Returns whether the server should end. The caller asks periodically and whenever an engine has come: an
+        engine that came and went unseen does not count."""
         if is_used:
             self._until_ns = None
         elif self._until_ns is None:
@@ -48,7 +50,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateTerms:
-    """What makes a server a private one."""
+    """The terms of a private server: its files, and when it ends."""
 
     files: PrivateFiles
     ending: EndingTerms
@@ -57,8 +59,8 @@ class PrivateTerms:
 class PrivateLife:
     """Belongs to the thread of the event loop.
 
-    Whoever does not reach the server takes the start lock, tries again, and starts one. So a server that holds the lock
-    and has served all that came before has nobody on the way to it, and may go.
+    An engine that cannot reach the server takes the start lock, tries again, and starts a server. So when a server
+    holds the lock and has served all engines that came before, no other engine is about to connect, and it may end.
     """
 
     def __init__(self, terms: PrivateTerms, now_ns: int) -> None:
@@ -67,35 +69,36 @@ class PrivateLife:
         self._lock: FileLock | None = None
 
     def is_due(self, now_ns: int, *, is_used: bool) -> bool:
-        """Says whether the server is to end, as `Ending` has it."""
+        """Whether the server should end, as `Ending` decides."""
         return self._ending.is_due(now_ns, is_used=is_used)
 
     def hold_start(self) -> bool:
-        """From now on nobody starts a server of this name. False: somebody is about to; come again."""
+        """Takes the start lock, so that no engine starts a server of this name. False: an engine is about to start one;
+        try again later."""
         try:
             self._lock = FileLock.take(self._files.start_lock)
         except OSError as fault:
             # The folder is gone, and the server cannot be found any more.
-            logger.warning("nobody finds this server: %s", fault)
+            logger.warning("no engine can find this server: %s", fault)
             return True
         return self._lock is not None
 
     def free_start(self) -> None:
-        """Somebody came after all."""
+        """Gives the start lock back, because an engine has come."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def bound_log(self) -> None:
-        """All that was written goes when it is too much: the file is open in append mode."""
+        """Empties the log file when it is too long. That is safe because the file is open in append mode."""
         with contextlib.suppress(OSError):
             if self._files.log.stat().st_size > LOG_BYTES:
                 os.truncate(self._files.log, 0)
-                logger.warning("the log was longer than %d bytes and begins anew", LOG_BYTES)
+                logger.warning("the log was longer than %d bytes and was emptied", LOG_BYTES)
 
     def close(self, *, is_clean: bool) -> None:
-        """Removes the server's files, after everything else. Files that a starter is busy with are those of its
-        server."""
+        """Removes the server's files, after everything else is closed. If an engine holds the start lock, the files
+        belong to the server that it starts, and stay."""
         if self._lock is None and not self.hold_start():
             return
         if is_clean:

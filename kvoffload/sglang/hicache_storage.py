@@ -1,7 +1,7 @@
-"""What SGLang loads by name for HiCache: `KVOffloadStorage`, of this module, for `--hicache-storage-backend dynamic`.
+"""The storage class that SGLang loads by name for HiCache, `KVOffloadStorage`, for `--hicache-storage-backend dynamic`.
 
-Pages go straight between HiCache's host pool and the server's memory. As the linker's class, this one is made when
-somebody asks for it, so that until then nothing of SGLang is imported.
+Pages go straight between HiCache's host pool and the server's memory. Like the linker's class, this one is made when it
+is first asked for, so that until then nothing of SGLang is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STORAGE_NAME = "KVOffloadStorage"
 SETTINGS = "settings"
-"""Of `--hicache-storage-backend-extra-config`: ours. Its other names are SGLang's."""
+"""The key of our own settings in `--hicache-storage-backend-extra-config`. The other keys there are SGLang's."""
 
 
 def __getattr__(name: str) -> Any:
@@ -74,7 +74,7 @@ def derive_storage(
     engine's ranks, `updates` are those of its weights."""
 
     class KVOffloadStorage(base):  # type: ignore[misc]
-        """Is the storage that HiCache's threads call. A fault of ours is a miss, and no fault of the engine."""
+        """The storage that HiCache's threads call. A fault of ours is a miss, and no fault of the engine."""
 
         def __init__(self, storage_config: Any, given: Any) -> None:
             extra = storage_config.extra_config or {}
@@ -146,7 +146,7 @@ def derive_storage(
         def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
             return self._do_each(transfers, self.batch_set_v1)
 
-        # ---- what nobody calls with interface_v1 ----
+        # ---- methods that HiCache does not call with interface_v1 ----
 
         def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
             raise _refuse_copies()
@@ -167,7 +167,7 @@ def derive_storage(
         def clear(self) -> None:
             raise UnsupportedError(
                 "the pool is the server's, and other engines may have pages in it",
-                remedy="start the server anew to empty it",
+                remedy="restart the server to empty it",
             )
 
         def close(self) -> None:

@@ -1,7 +1,7 @@
-"""One rank's pages between SGLang's pool and the cache: which are restorable, how they come, how they are kept.
+"""One rank's pages between SGLang's pool and the cache: finds restorable pages, loads them, and saves new ones.
 
 The engine asks on its scheduler's thread, between two forwards, so nothing here waits without a bound. A load copies at
-once and answers for the bytes; a save is copied beside what the engine does, and told as done when it is.
+once and answers for the bytes. A save is copied while the engine goes on, and told as done when it is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Word = tuple[int, bytes]
 
 @dataclass(frozen=True, eq=False)
 class GroupRows:
-    """What the engine offers of one group, or wants: pages by their keys, and the pool's rows of them."""
+    """Pages of one group that the engine offers or wants: their keys, and their rows in the pool."""
 
     group: int
     keys: Sequence[str]
@@ -102,14 +102,14 @@ class PageLinker:
         self._clock = clock
         self._hits = HitTable(terms, cache, clock=clock)
         self._loaded: dict[str, bool] = {}
-        """By request that waits for its forward: whether its bytes are there."""
+        """Whether a load's bytes are there, for each request that waits for its forward."""
         self._saves: deque[_Save] = deque()
         """In the order in which they were offered, until they are told as done."""
         self._copies: dict[CopyTicket, _Save] = {}
         self._ended: dict[CopyTicket, FinishedCopy] = {}
         self._under_way: set[_Word] = set()
         self._forgotten: set[_Word] = set()
-        """Told to be invalid; the index may show them still when the engine offers them anew."""
+        """Pages that were reported as invalid. The index may still show them when the engine offers them again."""
         self.faults = 0
         self.is_distrusted = False
         """Pages of the engine's cache may be of other weights than those that names stand for."""
@@ -127,9 +127,10 @@ class PageLinker:
         return self._hits.find(rid, self._name(keys), is_counted=is_counted)
 
     def load(self, rid: str, parts: Sequence[GroupRows]) -> bool:
-        """Copies what `lookup` has told of into these rows of the pools. False: nothing was, compute it.
+        """Copies the pages that `lookup` found into these rows of the pools. False: the load failed, and the engine
+        computes them. An engine with several ranks learns of a failure by `take_loaded` instead.
 
-        NativeError: a copy does not end, so that the rows cannot be given to anybody else; the engine must end.
+        NativeError: a copy does not end, so that the rows cannot be given to another request; the engine must end.
         """
         hit = self._hits.take(rid)
         fault = "its lease is over" if hit is None else self._copy_hit(hit, parts)
@@ -156,7 +157,8 @@ class PageLinker:
     # ---- saves ----
 
     def begin_step(self) -> None:
-        """The engine's loop begins anew, with or without requests: slots are asked for before a save needs them."""
+        """Asks for slots before a save needs them. The engine's loop calls this at each turn, with or without
+        requests."""
         self.cache.begin_step()
         self.cache.ready_slots()
         self._hits.prompts.end_old(self._clock())
@@ -258,7 +260,8 @@ class PageLinker:
         return pages
 
     def _copy_hit(self, hit: Hit, parts: Sequence[GroupRows]) -> str:
-        """What went wrong; empty: every byte is where it belongs. NativeError: nobody knows when the copy ends."""
+        """Loads a hit. Returns the fault; empty: every byte is where it belongs. NativeError: it is unknown when the
+        copy ends."""
         try:
             chosen = self._choose_held(hit, parts)
             memory = self.cache.memory(hit.leases[0].memory_id)
@@ -278,10 +281,10 @@ class PageLinker:
         # Those of one request at most: it is computed next.
         forgotten: set[_Word] = set()
         for part, digests in self._digest(finished, chosen):
-            # 0: nobody has made a digest of this record yet.
+            # A digest of 0: no digest of this record has been made yet.
             is_wrong = (digests != part.digests) & (part.digests != 0)
             if is_wrong.any():
-                # Whoever asks again computes it.
+                # The next request for these pages computes them.
                 names = choose_rows(part.names, is_wrong)
                 self.cache.invalidate(part.group, names)
                 forgotten |= {(part.group, name.tobytes()) for name in as_rows(names)}
@@ -289,7 +292,7 @@ class PageLinker:
         if not wrong:
             return ""
         self._forgotten = forgotten
-        return f"{wrong} of {count} records are not what was saved"
+        return f"{wrong} of {count} records differ from the saved bytes"
 
     def _choose_held(self, hit: Hit, parts: Sequence[GroupRows]) -> list[_Chosen]:
         """StorageError: the engine wants other pages than it was told of."""
@@ -395,13 +398,14 @@ class PageLinker:
     def _finish_save(self, save: _Save, finished: FinishedCopy) -> None:
         self._under_way -= save.words
         if save.result is not None or finished.fault:
-            # It was given up meanwhile, or it failed: nobody may read these slots.
+            # The save was given up meanwhile, or it failed: no engine may read these slots.
             self._abort_pieces(save)
             if finished.fault:
                 self.note_line("a save failed", finished.fault)
             save.result = False
         else:
-            # The windows before what they belong to: whoever finds all pages finds them too.
+            # Windows are published before the pages that they belong to: a reader that finds all pages finds their
+            # windows too.
             told = [
                 self.cache.publish(Publication(slots, hashes=part.names, digests=digests))
                 for (_, slots), (part, digests) in reversed(

@@ -1,4 +1,4 @@
-"""What a record is wrapped in where it lies in somebody else's store: its name, its digest, and what came before it.
+"""The envelope of a record in an external store: its name, its digest, and the hash of the block before it.
 
 A record may be coded there (docs/format.md). Its digest is that of the record itself in any case.
 """
@@ -25,7 +25,7 @@ _CODE: Final = 1
 """The version of coded records."""
 _FIELDS = struct.Struct("<4sHHIIQQ32s32s32s")
 _CODED_SHIFT: Final = 32
-"""Of a coded record both lengths lie in the field of the one: no record of 4 GiB is coded."""
+"""Shift of the coded length in the field of the record's length, which holds both: no record of 4 GiB is coded."""
 _CHECKSUM = struct.Struct("<Q")
 _CHECKSUM_MASK: Final = (1 << 64) - 1
 HEAD_BYTES: Final = _FIELDS.size + _CHECKSUM.size
@@ -46,11 +46,11 @@ _HEAD = np.dtype(
         ("checksum", "<u8"),
     ]
 )
-"""The same as an array's element: what has no code is packed and checked by the batch."""
+"""The same as an array's element: heads of records that are not coded are packed and checked by the batch."""
 _PARENT: Final = HEAD_BYTES - _CHECKSUM.size - HASH_BYTES
 
 Heads = npt.NDArray[np.uint8]
-"""HEAD_BYTES a row."""
+"""Heads, one a row of HEAD_BYTES."""
 
 _KEY = struct.Struct(">32sII32s")
 KEY_BYTES: Final = _KEY.size
@@ -73,7 +73,7 @@ class RecordName:
 
 
 def read_key(key: bytes) -> RecordName:
-    """The name whose key it is."""
+    """Returns the name with this key."""
     return RecordName(*_KEY.unpack(key))
 
 
@@ -105,7 +105,7 @@ class RecordHead:
 
 
 class Verdict(Enum):
-    """What a stored value turned out to be."""
+    """The result of checking a stored value."""
 
     GOOD = "good"
     OTHER = "other"
@@ -150,7 +150,7 @@ def pack_heads(names: RecordNames, record_bytes: int, digests: Digests, parents:
 
 @dataclass(frozen=True, eq=False)
 class CameRecords:
-    """Holds the heads of values, and what digests the records behind them have."""
+    """The heads of values that have come, and the digests of the records behind them."""
 
     heads: Heads
     digests: Digests
@@ -164,7 +164,7 @@ class CameRecords:
         return self.heads[:, _PARENT : _PARENT + HASH_BYTES]
 
     def are(self, names: RecordNames, record_bytes: int) -> npt.NDArray[np.bool_]:
-        """Says which of them are these records, not coded and whole: their heads are what would be written now."""
+        """Returns which of them are these records, not coded and whole: their heads are what would be written now."""
         written = pack_heads(names, record_bytes, self.digests, self.parents.tobytes())
         return np.asarray((self.heads == written).all(1), np.bool_)
 
@@ -197,8 +197,8 @@ def digest_slots(names: RecordNames, slots: Addresses, record_bytes: int) -> Dig
 def open_value(
     value: memoryview, name: RecordName, record_bytes: int, *, room: memoryview | None = None
 ) -> OpenValue | Verdict:
-    """Says whether a value is this record, and returns its bytes. `room`: memory of its length for the bytes of a coded
-    one; new memory if None. What is written there is worth nothing if the answer is a verdict."""
+    """Returns the value's bytes if it is this record, or why it is not. `room`: memory of the record's length for the
+    bytes of a coded one; new memory if None. After a verdict, the bytes in `room` mean nothing."""
     head = _read_head(value, name)
     if isinstance(head, RecordHead) and head.name is name and head.record_bytes != record_bytes:
         return Verdict.OTHER
@@ -206,6 +206,9 @@ def open_value(
     if isinstance(head, RecordHead) and head.coded_bytes:
         if head.name is not name or len(record) != head.coded_bytes:
             return Verdict.DAMAGED
+        if room is None:
+            # A value without a room may lie in memory that another process can write to.
+            record = memoryview(bytes(record))
         decoded = memoryview(bytearray(record_bytes)) if room is None else room
         if not native.decode_record(record, decoded) or head.digest != digest_of(decoded, name):
             return Verdict.DAMAGED
@@ -215,7 +218,7 @@ def open_value(
 
 
 def check_record(head_bytes: bytes | memoryview, data: memoryview, name: RecordName) -> RecordHead | Verdict:
-    """The head, if `data` is this record, not coded, and has its digest."""
+    """Returns the head, if `data` is this record, not coded, and has its digest."""
     return _check(_read_head(head_bytes, name), data, name)
 
 
@@ -230,12 +233,14 @@ def _check(head: RecordHead | Verdict, data: memoryview, name: RecordName) -> Re
 
 
 def _sum(fields: bytes | memoryview) -> int:
-    """Returns the sum of a head's fields. A digest may have a bit more, which whoever made the parent could see to."""
+    """Returns the sum of a head's fields, cut to 64 bits: a digest may have one bit more, and the author of a parent
+    hash could bring that about."""
     return native.digest_run(fields) & _CHECKSUM_MASK
 
 
 def _read_head(value: bytes | memoryview, expected: RecordName | None) -> RecordHead | Verdict:
-    """With that name itself where it is that one: to make one costs more than to compare."""
+    """Reads a head. If it has the expected name, the result holds `expected` itself: comparing is cheaper than making
+    one."""
     if len(value) < HEAD_BYTES or value[:4] != MAGIC:
         return Verdict.DAMAGED
     fields = bytes(value[: _FIELDS.size])

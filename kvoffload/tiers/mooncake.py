@@ -1,22 +1,16 @@
 """Mooncake Store as a record store, through its own Python client.
 
-The client runs in a process of its own, one for each connection: a call that hangs cannot be ended in another way, and
-setting one up without a master keeps the whole interpreter waiting. Records pass through memory that is shared with
-that process and registered with the client, so a slot is never what a late call reads or writes.
+The client runs in a process of its own, one for each connection: setting one up without a master keeps the whole
+interpreter waiting. Records pass through memory that is shared with that process and registered with the client, so a
+slot is never what a late call reads or writes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import mmap
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.config.mooncake_address import MooncakeAddress
-from kvoffload.tiers import mooncake_child
+from kvoffload.tiers import store_child
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
     HEAD_BYTES,
@@ -39,11 +33,11 @@ from kvoffload.tiers.envelope import (
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.store_process import StoreProcess
 from kvoffload.types import HASH_BYTES
-from kvoffload.units import MIB
 
 PREFIX = "kvoffload:1:"
-"""Of every key; the number is that of the envelope's layout."""
+"""Prefix of every key; the number is that of the envelope's layout."""
 _ROW = 64
 """Records lie in shared memory at multiples of it."""
 _PROBED = PREFIX + "probe"
@@ -54,16 +48,17 @@ _MASTER_LOST = -900
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeTerms:
-    """Says how a Mooncake store is reached."""
+    """The settings with which a tier reaches a Mooncake store."""
 
     address: MooncakeAddress
     protocol: str = "tcp"
     device: str = ""
-    """Of RDMA; empty for all."""
-    metadata: str = "P2PHANDSHAKE"
-    """Where clients find each other; that word: they ask each other."""
+    """Name of the RDMA device; empty for all."""
+    metadata: str = field(default="P2PHANDSHAKE", repr=False)
+    """Address of the service where clients find each other, possibly with a password; P2PHANDSHAKE: they ask each
+    other."""
     host: str = "127.0.0.1"
-    """By which the stores reach this machine."""
+    """Host name by which the stores reach this machine."""
     call_timeout_s: float = 1.0
     connections: int = 2
     compress: Coding = Coding.OFF
@@ -91,7 +86,7 @@ class MooncakeTerms:
 
 
 class MooncakeStore(SlotStore):
-    """Is a store in Mooncake. Belongs to one thread, but for `interrupt`."""
+    """A store in Mooncake. It belongs to one thread, except for `interrupt`."""
 
     def __init__(self, terms: MooncakeTerms, coder: RecordCoder) -> None:
         """Starts a process. StoreFaultError: it does not begin."""
@@ -103,21 +98,11 @@ class MooncakeStore(SlotStore):
             socket.create_connection((terms.address.host, terms.address.port), terms.call_timeout_s).close()
         except OSError as fault:
             raise StoreFaultError(f"no master: {' '.join(str(fault).split())}") from fault
-        self._memory_fd = os.memfd_create("kvoffload-mooncake", os.MFD_CLOEXEC)
-        self._memory = np.empty(0, np.uint8)
-        self._link, end = socket.socketpair()
-        self._answers = self._link.makefile("rb")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = StoreProcess("mooncake", "Mooncake's client")
         try:
-            with end:
-                self._process = self._start(end)
-            self._link.settimeout(mooncake_child.START_S)
-            self._read_answer()
-            master = terms.address.endpoint
-            code = self._ask("setup", terms.host, terms.metadata, terms.protocol, terms.device, master)
-            if code:
+            words = (terms.host, terms.metadata, terms.protocol, terms.device, terms.address.endpoint)
+            if code := self._process.ask(store_child.START_S, "setup", *words):
                 raise StoreFaultError(f"Mooncake's client cannot be set up: its code is {code}")
-            self._link.settimeout(terms.call_timeout_s)
         except StoreFaultError:
             self.close()
             raise
@@ -132,7 +117,7 @@ class MooncakeStore(SlotStore):
             if there[at]:
                 continue
             if self._is_interrupted:
-                raise StoreFaultError("nobody waits for it any more")
+                raise StoreFaultError("no request waits for it any more")
             data = rows[at, HEAD_BYTES : HEAD_BYTES + record_bytes]
             fill_slot(data.ctypes.data, view_slot(int(batch.slots[at]), record_bytes))
             digest = digest_of(data.data, name)
@@ -168,13 +153,14 @@ class MooncakeStore(SlotStore):
             value, slot = rows[at, :size].data, view_slot(int(slots[at]), record_bytes)
             head: RecordHead | Verdict
             if size == HEAD_BYTES + record_bytes:
-                # What is verified is what lies in the slot: a late transfer may still write to shared memory.
+                # Verifies the copy in the slot: a late transfer may still write to shared memory.
                 fill_slot(int(slots[at]), value[HEAD_BYTES:])
                 head = check_record(bytes(value[:HEAD_BYTES]), slot, wanted[at])
                 self._coder.told_read(record_bytes)
             else:
                 begun_s = time.perf_counter()
-                opened = open_value(value, wanted[at], record_bytes, room=slot)
+                # A copy, so that nothing changes while it is decoded.
+                opened = open_value(memoryview(bytes(value)), wanted[at], record_bytes, room=slot)
                 head = opened.head if isinstance(opened, OpenValue) else opened
                 if isinstance(opened, OpenValue):
                     self._coder.told_read(record_bytes, decoding_s=time.perf_counter() - begun_s)
@@ -185,7 +171,7 @@ class MooncakeStore(SlotStore):
         return FoundRecords(outcomes=outcomes, digests=digests, parents=b"".join(parents))
 
     def look(self, keys: Sequence[Key], *, is_use: bool = False) -> list[bool]:
-        """Each is a use: whatever is looked at has a lease for a while."""
+        """Returns what is there. Each look is a use: a key that is looked at has a lease for a while."""
         return [code == 1 for code in self._ask_each("look", [_name(key) for key in keys])]
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
@@ -201,86 +187,26 @@ class MooncakeStore(SlotStore):
 
     def interrupt(self) -> None:
         self._is_interrupted = True
-        if self._process is not None:
-            self._process.kill()
-        with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
+        self._process.interrupt()
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._answers.close()
-        self._link.close()
-        if self._memory_fd >= 0:
-            os.close(self._memory_fd)
-            self._memory_fd = -1
+        self._process.close()
 
     # ---- inside ----
-
-    def _start(self, end: socket.socket) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", mooncake_child.__name__]
-        command += [str(end.fileno()), str(self._memory_fd), str(self._terms.call_timeout_s)]
-        try:
-            return subprocess.Popen(
-                command,
-                pass_fds=(end.fileno(), self._memory_fd),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as fault:
-            raise StoreFaultError(f"Mooncake's client cannot be started: {fault.strerror}") from fault
 
     def _take(self, count: int, record_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         """Shared memory for so many records with their heads, one a row; and how far rows are apart."""
         step = -(-(HEAD_BYTES + record_bytes) // _ROW) * _ROW
-        if count * step > len(self._memory):
-            size = -(-count * step // MIB) * MIB
-            os.ftruncate(self._memory_fd, size)
-            self._memory = np.frombuffer(mmap.mmap(self._memory_fd, size), np.uint8)
-            if self._ask("map", size):
-                raise StoreFaultError(f"{size} bytes cannot be registered")
-        return self._memory[: count * step].reshape(count, step), step
+        memory = self._process.take(self._terms.call_timeout_s, count * step)
+        return memory.reshape(count, step), step
 
     def _ask_each(self, verb: str, keys: list[str], *rest: Any) -> list[int]:
         """A code a key. StoreFaultError: the master does not answer."""
-        if not keys:
-            return []
-        codes = self._ask(verb, keys, *rest)
-        if not isinstance(codes, list) or len(codes) != len(keys):
-            raise StoreFaultError("Mooncake's client does not answer as it should")
+        codes: list[int] = self._process.ask_each(self._terms.call_timeout_s, verb, keys, *rest)
         lost = [code for code in codes if code <= _MASTER_LOST]
         if lost:
             raise StoreFaultError(f"the master does not answer: Mooncake's code is {lost[0]}")
         return codes
-
-    def _ask(self, *words: Any) -> Any:
-        try:
-            self._link.sendall(json.dumps(words).encode() + b"\n")
-        except OSError as fault:
-            raise StoreFaultError("Mooncake's client has ended") from fault
-        return self._read_answer()
-
-    def _read_answer(self) -> Any:
-        try:
-            line = self._answers.readline()
-        except TimeoutError:
-            raise StoreFaultError(f"no answer within {self._link.gettimeout():g} s") from None
-        except (OSError, ValueError) as fault:
-            raise StoreFaultError("Mooncake's client has ended") from fault
-        if not line:
-            raise StoreFaultError("Mooncake's client has ended")
-        try:
-            told = json.loads(line)
-        except ValueError:
-            told = None
-        if not isinstance(told, dict) or not told.keys() & {"answer", "fault"}:
-            raise StoreFaultError("Mooncake's client does not answer as it should")
-        if "fault" in told:
-            raise StoreFaultError(" ".join(str(told["fault"]).split()))
-        return told["answer"]
 
 
 def _name(key: Key) -> str:

@@ -1,25 +1,21 @@
-"""A process with a Mooncake client in it, alone: its calls cannot be interrupted, and some stop all of Python.
-
-It is told what to do by lines of JSON on a socket, and moves records between the store and memory that it shares with
-whoever started it. Whoever has waited long enough kills it.
-"""
+"""Mooncake's client in a process of its own: its calls cannot be interrupted, and some stop all of Python."""
 
 from __future__ import annotations
 
-import json
 import mmap
-import os
-import signal
-import socket
-import sys
-from collections.abc import Callable
 from ctypes import addressof, c_char
 from typing import Any
 
-START_S = 20.0
-"""For this process to be there, and for its client to know its master."""
-EXTRA_S = 10.0
-"""A call that lasts so much longer than whoever asked wanted to wait ends the process, should nobody be left to."""
+from kvoffload.tiers.store_child import Verbs
+
+
+def load(memory_fd: int) -> Verbs:
+    """Loads the library, and returns the commands. ImportError: it is not there."""
+    try:
+        from mooncake.store import MooncakeDistributedStore
+    except ImportError as fault:
+        raise ImportError(f"Mooncake's client cannot be loaded: {fault}") from fault
+    return Child(MooncakeDistributedStore(), memory_fd).verbs
 
 
 class Child:
@@ -30,7 +26,7 @@ class Child:
         self._memory_fd = memory_fd
         self._view: Any = None
         self._address = 0
-        self.verbs: dict[str, Callable[..., Any]] = {
+        self.verbs: Verbs = {
             "setup": self.setup,
             "map": self.map,
             "put": self.put,
@@ -43,7 +39,7 @@ class Child:
         return int(self._client.setup(host, metadata, 0, 16 << 20, protocol, device, master))
 
     def map(self, size_bytes: int) -> int:
-        """The shared memory is so large now."""
+        """Maps the shared memory, which has a new size."""
         if self._address:
             self._client.unregister_buffer(self._address)
         self._view = (c_char * size_bytes).from_buffer(mmap.mmap(self._memory_fd, size_bytes))
@@ -58,29 +54,3 @@ class Child:
 
     def _places(self, offsets: list[int]) -> list[int]:
         return [self._address + offset for offset in offsets]
-
-
-def main(link_fd: int, memory_fd: int, call_timeout_s: float) -> None:
-    """Serves one store until the other end hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = socket.socket(fileno=link_fd)
-    try:
-        from mooncake.store import MooncakeDistributedStore
-    except ImportError as fault:
-        link.sendall(json.dumps({"fault": f"Mooncake's client cannot be loaded: {fault}"}).encode() + b"\n")
-        return
-    child = Child(MooncakeDistributedStore(), memory_fd)
-    link.sendall(b'{"answer": "ready"}\n')
-    for line in link.makefile("rb"):
-        verb, *rest = json.loads(line)
-        # Its default is to end the process, which works while a call keeps Python from doing anything.
-        signal.setitimer(signal.ITIMER_REAL, (START_S if verb == "setup" else call_timeout_s) + EXTRA_S)
-        answer = child.verbs[verb](*rest)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        link.sendall(json.dumps({"answer": answer}).encode() + b"\n")
-    # What the client would do at its end may take for ever, and nobody waits for it.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""A tier over a store that other machines use too: threads that wait for it, so that nobody else does.
+"""A tier over a store that other machines use too: its own threads wait for the store, so that callers need not.
 
 A store that does not answer costs what is under way one timeout. From then on every batch ends at once, as UNAVAILABLE,
 until a probe in the background has found the store again.
@@ -49,31 +49,36 @@ _URGENT = (Verb.GET, Verb.LOOK)
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteTierTerms:
-    """`place`: where it is, as people may read it: without secrets."""
+    """`place`: where the store is, for people to read, without secrets."""
 
     place: str
     open_store: Callable[[], RecordStore | SlotStore]
-    """Connects; StoreFaultError."""
+    """Connects to the store; raises StoreFaultError."""
     connections: int = 4
     call_bytes: int = 8 * MIB
-    """Moved by one call, so that small records travel together."""
+    """Bytes moved by one call, so that small records travel together."""
     first_probe_s: float = 0.1
     last_probe_s: float = 10.0
-    """Between two probes: of a store that was lost, more and more; of one that is there, always."""
+    """Time between two probes of a store that is there. For a lost one it grows from `first_probe_s` up to this, and
+    stays so long until the store has answered two probes in succession."""
     batch_limit: int = BATCH_LIMIT
+    opens_alone: bool = False
+    """Whether `open_store` does not ask the store. Then connections are opened at once, not when a probe has found
+    it."""
     coder: RecordCoder = field(default_factory=RecordCoder)
-    """What connections share that code records."""
+    """The coder of records, which all connections share."""
     on_close: Callable[[], None] = lambda: None
-    """What else waits for the store ends its waits."""
+    """Called by `close`, to end other waits for the store."""
 
 
 class RemoteTier:
-    """Is a tier whose store lies elsewhere."""
+    """A tier over a remote store, with a thread for each connection."""
 
     knows_all = False
 
     def __init__(self, terms: RemoteTierTerms, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Starts the tier's threads. A store that cannot be had is no fault: `health` tells why."""
+        """Starts the tier's threads. A store that cannot be had is no fault: `health` gives the reason. TierError: a
+        thread cannot be started; those that were started end."""
         self._terms = terms
         self._clock = clock
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -84,7 +89,7 @@ class RemoteTier:
         self._urgent: deque[RemoteJob] = deque()
         self._others: deque[RemoteJob] = deque()
         self._batches: dict[Ticket, RemoteBatch] = {}
-        """Submitted and not ended."""
+        """Batches that were submitted and have not ended."""
         self._deadlines: list[tuple[float, Ticket]] = []
         """A heap; those of ended batches stay until they are due."""
         self._finished: list[FinishedBatch] = []
@@ -97,16 +102,22 @@ class RemoteTier:
         self._is_closed = False
         works = [(self._serve, f"kvoffload-far{at}") for at in range(terms.connections)]
         works += [(self._watch, "kvoffload-fard"), (self._probe, "kvoffload-farp")]
-        self._threads = [threading.Thread(target=work, name=name, daemon=True) for work, name in works]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for work, name in works:
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as fault:
+                self.close()
+                raise TierError(f"a thread for {terms.place} cannot be started: {fault}") from fault
+            self._threads.append(thread)
 
     @property
     def capacity_bytes(self) -> int:
         return self._facts.capacity_bytes
 
     def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
-        """Durable is what another machine has: it survives this one's loss of power."""
+        """Records are durable once another machine has them: they survive this one's loss of power."""
         return self._submit(Verb.PUT, batch, timeout_s)
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
@@ -141,7 +152,10 @@ class RemoteTier:
                 answer.append(fault)
 
         asking = threading.Thread(target=ask, name="kvoffload-fars", daemon=True)
-        asking.start()
+        try:
+            asking.start()
+        except RuntimeError as fault:
+            raise TierError(f"{self._terms.place} cannot be listed: {fault}") from fault
         asking.join(timeout_s)
         found = answer[0] if answer else StoreFaultError(f"no answer within {timeout_s:g} s")
         if isinstance(found, StoreFaultError):
@@ -272,7 +286,7 @@ class RemoteTier:
                 logger.exception("%s: a batch failed", self._terms.place)
                 self._end(job, RecordOutcome.FAILED)
                 if store is not None:
-                    # Answers may lie in it that nobody has read.
+                    # Unread answers may lie in the connection.
                     store.close()
                     store = None
             else:
@@ -285,11 +299,17 @@ class RemoteTier:
             store.close()
 
     def _open_ahead(self) -> RecordStore | SlotStore | None:
-        """Opens a connection as soon as the store is there or somebody asks: the first job has no time to wait for it.
-        None: it cannot be had, which the first job finds out."""
+        """Opens a connection as soon as that can be done, or a job comes: the first job has no time to wait for it.
+        None: it cannot be opened, which the first job finds out."""
         with self._to_serve:
             self._to_serve.wait_for(
-                lambda: self._is_closed or self._urgent or self._others or self._state is TierState.READY
+                lambda: (
+                    self._terms.opens_alone
+                    or self._is_closed
+                    or self._urgent
+                    or self._others
+                    or self._state is TierState.READY
+                )
             )
             if self._is_closed or self._losses:
                 return None
@@ -315,7 +335,8 @@ class RemoteTier:
         return None
 
     def _lose(self, reason: str, losses: int) -> None:
-        """Everything that waits ends now. `losses`: as many as there were when the store was asked."""
+        """Marks the store as lost, and ends all waiting jobs. `losses`: as many as there were when the store was
+        asked."""
         with self._lock:
             if self._is_closed or self._losses != losses or self._state is TierState.ABSENT:
                 return
@@ -331,7 +352,7 @@ class RemoteTier:
             self._end(job, RecordOutcome.UNAVAILABLE)
 
     def _watch(self) -> None:
-        """Ends what is late."""
+        """Ends batches whose deadline has passed."""
         while True:
             with self._to_watch:
                 if self._is_closed:
@@ -365,16 +386,19 @@ class RemoteTier:
                 self._lose(str(fault), losses)
                 with self._lock:
                     if self._state is TierState.ABSENT and not self._is_closed:
-                        # What is wrong now may be something else than what it was lost by.
+                        # The fault of now may differ from the one by which the store was lost.
                         self._reason = str(fault)
-                wait_s = min(2 * wait_s, self._terms.last_probe_s)
             else:
                 self._find(facts)
-                wait_s = self._terms.first_probe_s
             with self._to_probe:
+                is_here = not self._is_closed and self._state is TierState.READY
+                if is_here and not self._to_probe.wait(self._terms.last_probe_s):
+                    # It has stayed. A store that answers probes and nothing else is probed less and less often.
+                    wait_s = self._terms.first_probe_s
+                    continue
                 if not self._is_closed:
-                    is_here = self._state is TierState.READY
-                    self._to_probe.wait(self._terms.last_probe_s if is_here else wait_s)
+                    self._to_probe.wait_for(lambda: self._is_closed, wait_s)
+                    wait_s = min(2 * wait_s, self._terms.last_probe_s)
                 if self._is_closed:
                     break
         if store is not None:

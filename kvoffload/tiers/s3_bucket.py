@@ -1,4 +1,5 @@
-"""A bucket as one connection asks it: many requests at once, each with the same deadline, and no other."""
+"""A bucket as the library asks it: many requests at once, each with the same deadline, and no other. For a process that
+the library may end: S3Client is for others."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from kvoffload.tiers.s3_index import ListedIndex
 from kvoffload.units import MIB
 
 REQUESTS: Final = 16
-"""Under way at once, for one connection."""
+"""The most requests under way at once, for one connection."""
 PART_BYTES: Final = 8 * MIB
-"""Of a large object, moved by one request."""
+"""Bytes of a large object that one request moves."""
 GAP_BYTES: Final = 256 << 10
-"""Read for nothing, rather than to ask twice."""
+"""The largest gap between two ranges that is read along, rather than sending two requests."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>(?:\s*<Message>([^<]{0,200})</Message>)?")
@@ -28,9 +29,9 @@ _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 _CONNECTING = re.compile(r"kind: (Timeout|Connect)\b")
 _SYSTEM = re.compile(r'message: "([^"]{1,100})"')
 _REFUSED = (403, 413, 507)
-"""Said of one object: no right to write, too large, no room."""
+"""Statuses of a request for one object: no right to write, too large, no room."""
 _SHARES = (0.75, 0.2, 0.05)
-"""Of the deadline: for one try; while a second one may begin; before it begins."""
+"""Shares of the deadline: for one try; for the time in which a second one may begin; for the pause before it."""
 _PAUSE_S = 0.1
 
 Item = TypeVar("Item")
@@ -43,12 +44,12 @@ class S3Access:
 
     address: S3Address
     endpoint: str = ""
-    """Of the store; empty for the one of the region."""
+    """URL of the store; empty for the one of the region."""
     region: str = ""
     keys: S3Keys | None = None
-    """None: what the environment or the machine has."""
+    """The keys to use, or None for those of the environment or the machine."""
     ca_certificates: str = field(default="", repr=False)
-    """PEM; trusted beside those that the library brings."""
+    """Certificates in PEM that are trusted in addition to those of the library."""
     call_timeout_s: float = 1.0
 
 
@@ -71,7 +72,7 @@ class Span:
 
 
 def join_ranges(wanted: Ranges) -> list[Span]:
-    """Those that are less than GAP_BYTES apart, to PART_BYTES or a little more."""
+    """Joins ranges that are less than GAP_BYTES apart, to spans of PART_BYTES or a little more."""
     spans: list[Span] = []
     for number in sorted(range(len(wanted.starts)), key=wanted.starts.__getitem__):
         start, size = wanted.starts[number], wanted.sizes[number]
@@ -86,14 +87,14 @@ def join_ranges(wanted: Ranges) -> list[Span]:
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """What lies at one level of a bucket."""
+    """The objects and folders at one level of a bucket."""
 
     objects: list[ListedIndex]
     folders: set[str]
 
 
 class S3Bucket:
-    """Is a bucket as one thread uses it. Its calls raise StoreFaultError where the store cannot be asked now."""
+    """A bucket as used by one thread. Its calls raise StoreFaultError where the store cannot be asked now."""
 
     def __init__(self, terms: S3Access) -> None:
         try:
@@ -123,30 +124,19 @@ class S3Bucket:
 
         return await self._each(ask, paths)
 
-    async def get(self, paths: Sequence[str], limit_bytes: int) -> list[memoryview | None]:
-        """Reads objects; of a longer one its beginning."""
+    async def get(
+        self, paths: Sequence[str], limit_bytes: int, take: Callable[[int, memoryview], Answer]
+    ) -> list[Answer | None]:
+        """Reads objects; of a longer one its beginning. `take` gets each object's number and data as soon as they have
+        come, while they are in the processor's caches; its answers are returned, None for an object that is not
+        there."""
 
-        async def ask(path: str) -> memoryview | None:
-            part = (0, min(PART_BYTES, limit_bytes))
-            try:
-                first = await self._library.get_async(self._client, path, options={"range": part})
-                data = memoryview(await first.bytes_async())
-            except FileNotFoundError:
-                return None
-            except self._errors as fault:
-                if _status_of(fault) == 416:
-                    return memoryview(b"")
-                raise
-            end = min(first.meta["size"], limit_bytes)
-            starts = range(PART_BYTES, end, PART_BYTES)
-            if not starts:
-                return data
-            rest = await asyncio.gather(
-                *(self._get_range(path, start, min(PART_BYTES, end - start)) for start in starts)
-            )
-            return memoryview(b"".join([data, *(part for part in rest if part is not None)]))
+        async def ask(one: tuple[int, str]) -> Answer | None:
+            number, path = one
+            data = await self._get_beginning(path, limit_bytes)
+            return None if data is None else take(number, data)
 
-        return await self._each(ask, paths)
+        return await self._each(ask, list(enumerate(paths)))
 
     async def get_head(self, paths: Sequence[str], size_bytes: int) -> list[memoryview | None]:
         """Reads the first bytes of objects."""
@@ -174,7 +164,7 @@ class S3Bucket:
         return found
 
     async def get_version(self, path: str, limit_bytes: int) -> tuple[bytearray, str] | None:
-        """All of an object, and which of its versions that is. None: it is gone, or longer than that."""
+        """Returns all of an object, and its version. None: it is gone, or longer than `limit_bytes`."""
         try:
             found = await self._library.get_async(self._client, path)
             if found.meta["size"] > limit_bytes:
@@ -199,7 +189,7 @@ class S3Bucket:
         )
 
     async def list_after(self, path: str, after: str, limit: int) -> list[tuple[str, int]]:
-        """Objects at all levels below, with their sizes."""
+        """Returns up to `limit` objects at all levels of the path that come after `after`, with their sizes."""
         pages = self._library.list(self._client, path, offset=after or None, chunk_size=limit)
         try:
             async for page in pages:
@@ -211,12 +201,12 @@ class S3Bucket:
     # ---- changes ----
 
     async def put_new(self, objects: Sequence[tuple[str, Sequence[Value]]]) -> list[bool]:
-        """What is there stays as it is, and counts as put. False: it is refused."""
+        """Puts objects. One that is there stays as it is, and counts as put. False: it is refused."""
 
         async def ask(one: tuple[str, Sequence[Value]]) -> bool:
             path, parts = one
             if sum(map(len, parts)) > 2 * PART_BYTES:
-                # In parts it cannot be made conditional; and under one name there is only one content.
+                # A put in parts cannot be made conditional; and under one name there is only one content.
                 return await self._try(
                     self._library.put_async(self._client, path, parts, use_multipart=True, chunk_size=PART_BYTES)
                 )
@@ -227,7 +217,8 @@ class S3Bucket:
         return await self._each(ask, objects)
 
     async def put_version(self, path: str, data: Value, e_tag: str) -> str | None:
-        """Instead of that version, or of none if that is empty. None: it is another one by now, or that is refused."""
+        """Replaces the version `e_tag` of an object, or creates it if that is empty, and returns the new version. None:
+        the object has another version by now, or the put is refused."""
         mode: Any = {"e_tag": e_tag} if e_tag else "create"
         try:
             put = await self._library.put_async(self._client, path, [data], mode=mode, use_multipart=False)
@@ -240,7 +231,7 @@ class S3Bucket:
         return str(put["e_tag"] or "")
 
     async def delete(self, paths: Sequence[str]) -> list[bool]:
-        """Deletes objects. False: it is refused. What was not there is gone, too."""
+        """Deletes objects. False: it is refused. An object that was not there counts as deleted."""
 
         async def ask(path: str) -> bool:
             return await self._try(self._library.delete_async(self._client, path))
@@ -248,6 +239,24 @@ class S3Bucket:
         return await self._each(ask, paths)
 
     # ---- inside ----
+
+    async def _get_beginning(self, path: str, limit_bytes: int) -> memoryview | None:
+        part = (0, min(PART_BYTES, limit_bytes))
+        try:
+            first = await self._library.get_async(self._client, path, options={"range": part})
+            data = memoryview(await first.bytes_async())
+        except FileNotFoundError:
+            return None
+        except self._errors as fault:
+            if _status_of(fault) == 416:
+                return memoryview(b"")
+            raise
+        end = min(first.meta["size"], limit_bytes)
+        starts = range(PART_BYTES, end, PART_BYTES)
+        if not starts:
+            return data
+        rest = await asyncio.gather(*(self._get_range(path, start, min(PART_BYTES, end - start)) for start in starts))
+        return memoryview(b"".join([data, *(part for part in rest if part is not None)]))
 
     async def _get_range(self, path: str, start: int, size: int) -> memoryview | None:
         try:
@@ -273,8 +282,8 @@ class S3Bucket:
         return True
 
     async def _each(self, ask: Callable[[Item], Awaitable[Answer]], items: Sequence[Item]) -> list[Answer]:
-        """Does this for each item, so many at once. When one finds the store gone, those that wait for their turn end,
-        so that they cost no further deadline."""
+        """Calls `ask` for each item, up to REQUESTS at once. When one finds the store gone, those that wait for their
+        turn end, so that they cost no further deadline."""
         gate = asyncio.Semaphore(REQUESTS)
         faults: list[Exception] = []
 
@@ -337,7 +346,7 @@ def _status_of(fault: BaseException) -> int:
 
 
 def explain_fault(fault: BaseException) -> str:
-    """In one line, without what the library tells its developers."""
+    """Explains a fault in one line, without what the library tells its developers."""
     text = str(fault)
     status = _status_of(fault)
     if code := _CODE.search(text):

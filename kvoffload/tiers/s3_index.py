@@ -1,7 +1,7 @@
-"""Where small records lie in packs: the sections of index objects, and what of them a server remembers.
+"""The places of small records in packs: the sections of index objects, and what a server remembers of them.
 
-An index object has one writer, one connection of one server, which makes it longer by whole sections and never changes
-what it has said. So whoever knows how far it has read an object reads what came behind.
+An index object has one writer, one connection of one server, which appends whole sections and never changes earlier
+ones. So a reader that knows how far it has read an object reads only what was appended.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ MAGIC: Final = b"KVOI"
 VERSION: Final = 1
 PACK_NAME_BYTES: Final = 16
 INDEX_LIMIT: Final = 1 << 22
-"""Records, of all spaces together: 20 bytes of memory each."""
+"""The most records that are remembered, of all spaces together: 20 bytes of memory each."""
 READ_BYTES: Final = 8 * MIB
-"""Of index objects, for one question; the next question reads on. None of ours is as long."""
+"""The most bytes of index objects read for one question; the next question reads on. None of ours is as long."""
+PLACE_LIMIT: Final = 8
+"""The most places of one record that are tried, in each sorted run, whatever indexes say; the newest ones."""
 PACK_LIMIT: Final = 16 * MIB
 """No pack is longer, whatever an index says."""
 
@@ -43,9 +45,9 @@ _Places = npt.NDArray[np.void]
 
 class SectionKind(IntEnum):
     PACKED = 0
-    """These records lie there."""
+    """The section's records lie in the pack."""
     REMOVED = 1
-    """They don't any more."""
+    """The section's records do not lie in the pack any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class PackedRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What an index object says of one pack."""
+    """The entries of an index object about one pack."""
 
     kind: SectionKind
     pack: bytes
@@ -74,7 +76,7 @@ class Section:
 
 
 def read_sections(data: bytes | memoryview) -> list[Section]:
-    """Up to the first that is not as it should be."""
+    """Reads sections, up to the first that is invalid."""
     sections: list[Section] = []
     at = 0
     while at + _HEAD.size <= len(data):
@@ -107,7 +109,7 @@ class ListedIndex:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexPart:
-    """What of an index object is still to be read."""
+    """The part of an index object that is still to read."""
 
     path: str
     start: int
@@ -116,7 +118,7 @@ class IndexPart:
 
 @dataclass(frozen=True, slots=True)
 class PackPlace:
-    """Where a record may lie: what is there says itself whether it is that one."""
+    """A place where a record may lie. The value there names its own record."""
 
     pack: bytes
     offset: int
@@ -136,20 +138,20 @@ class _Run:
 
 @dataclass(eq=False)
 class _Space:
-    """What is known of one identity, group and shard."""
+    """The remembered packs and places of one identity, group and shard."""
 
     read: dict[str, int] = field(default_factory=dict)
-    """Index objects, and up to where each was read."""
+    """Offset up to which each index object was read, by path."""
     packs: list[bytes | None] = field(default_factory=list)
-    """By number; None for those that are gone."""
+    """Names of packs by number; None for those that are gone."""
     gone: list[int] = field(default_factory=list)
     numbers: dict[bytes, int] = field(default_factory=dict)
     runs: list[_Run] = field(default_factory=list)
     """Sorted; each has more than twice the records of the next, so that there are few."""
     removed: set[tuple[bytes, int]] = field(default_factory=set)
-    """Packs and offsets."""
+    """Packs and offsets of records that were removed."""
     has_whole: bool = False
-    """Some records are objects of their own."""
+    """Whether some records are objects of their own."""
 
     @property
     def records(self) -> int:
@@ -162,7 +164,7 @@ class _Space:
         return self.numbers[pack]
 
     def add(self, keys: _Keys, places: _Places) -> None:
-        """Sorts places in; what is gone is left out on the way."""
+        """Sorts places in; those in packs that are gone are left out on the way."""
         while self.runs and len(self.runs[-1]) <= 2 * len(keys):
             run = self.runs.pop()
             keys, places = np.concatenate([run.keys, keys]), np.concatenate([run.places, places])
@@ -181,17 +183,17 @@ class PackIndex:
         self._limit = limit
         self._lock = Lock()
         self._spaces: OrderedDict[str, _Space] = OrderedDict()
-        """The one that was used last is last."""
+        """The spaces by path, the one used last at the end."""
 
     def find(self, space: str, hashes: Sequence[bytes]) -> list[list[PackPlace]]:
-        """Of each record the places that are known, the newest first."""
+        """Returns the known places of each record, the newest first."""
         found: list[list[PackPlace]] = [[] for _ in hashes]
         with self._lock:
             here = self._use(space)
             keys = _keys_of(b"".join(hashes))
             for run in reversed(here.runs):
                 first, last = (np.searchsorted(run.keys, keys, side) for side in ("left", "right"))
-                counts = last - first
+                counts = np.minimum(last - first, PLACE_LIMIT)
                 behind = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
                 rows = run.places[np.repeat(last - 1, counts) - behind]
                 for at, (number, offset, size) in zip(
@@ -203,7 +205,7 @@ class PackIndex:
         return found
 
     def plan(self, space: str, listed: Iterable[ListedIndex]) -> list[IndexPart]:
-        """Says what is to be read, the newest first. A list that is older than what is known changes nothing."""
+        """Returns the parts to read, of the newest objects first. A list older than what is known changes nothing."""
         parts = []
         with self._lock:
             here = self._use(space)
@@ -214,7 +216,7 @@ class PackIndex:
                 if start >= one.size_bytes or one.size_bytes > READ_BYTES or left <= 0:
                     continue
                 if not start and room <= 0:
-                    # Older than what there is room for.
+                    # This object is older than what there is room for.
                     here.read[one.path] = one.size_bytes
                     continue
                 parts.append(IndexPart(path=one.path, start=start, end=one.size_bytes))
@@ -223,7 +225,7 @@ class PackIndex:
         return parts
 
     def learn(self, space: str, part: IndexPart, data: bytes | memoryview) -> None:
-        """Takes what was read of that part."""
+        """Takes the data that was read of that part."""
         sections = read_sections(data)
         with self._lock:
             here = self._use(space)
@@ -249,7 +251,7 @@ class PackIndex:
                 here.gone.append(number)
 
     def forget_record(self, space: str, place: PackPlace) -> None:
-        """It is not in its place any more."""
+        """Notes that a record is not in its place any more."""
         with self._lock:
             self._use(space).removed.add((place.pack, place.offset))
             self._keep_to_limit()
@@ -269,12 +271,12 @@ class PackIndex:
         return here
 
     def _keep_to_limit(self) -> None:
-        """Keeps to the limit: what was not used for longest goes. A space that is too large alone begins anew, with its
-        newest half."""
+        """Keeps to the limit: the space that was unused for longest goes first. A space that alone is too large goes,
+        too, and is read again from its newest objects, up to half of the limit."""
         while sum(space.records for space in self._spaces.values()) > self._limit:
             self._spaces.popitem(last=False)
 
 
 def _keys_of(hashes: bytes) -> _Keys:
-    """Eight bytes of each: enough to find it, and the record itself says the rest."""
+    """Returns eight bytes of each hash: enough to find a record, which names itself."""
     return np.frombuffer(hashes, "<u8").reshape(-1, HASH_BYTES // 8)[:, 0]

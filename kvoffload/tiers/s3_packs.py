@@ -1,7 +1,7 @@
-"""Packs of small records as one connection writes them, and the index objects that say where they lie.
+"""Packs of small records as one connection writes them, and the index objects that list their places.
 
-A pack is written before the index says so; what ends between the two leaves a pack that nobody knows, for the bucket's
-lifecycle. A record that is removed becomes zeros in its place, so that it is gone for whoever knows the place.
+A pack is written before the index lists it; a crash between the two leaves an unlisted pack, which the bucket's
+lifecycle removes. A removed record is overwritten with zeros, so that readers that know its place find it gone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, read_head
 from kvoffload.tiers.record_store import Value
-from kvoffload.tiers.s3_bucket import S3Bucket
+from kvoffload.tiers.s3_client import S3Client
 from kvoffload.tiers.s3_index import PACK_LIMIT, IndexPart, PackedRecord, PackIndex, PackPlace, Section, SectionKind
 from kvoffload.units import KIB, MIB
 
 PACK_BYTES: Final = 9 * MIB
-"""8 MiB of records, with what they are wrapped in."""
+"""The most bytes of a pack: 8 MiB of records, with their envelopes."""
 INDEX_BYTES: Final = 64 * KIB
-"""Of an index object, beyond which the next one is begun."""
+"""Length of an index object beyond which the next one is begun."""
 
 _LOGS = 64
-"""Index objects that one connection makes longer; of further spaces it begins new ones."""
+"""The most index objects that one connection appends to; for further spaces it begins new ones."""
 _TRIES = 4
-"""To change a pack that others change, too."""
+"""The most tries to change a pack that others change, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,10 @@ class _Log:
 
 
 class S3Packs:
-    """Writes packs, on one thread. Nothing here is written by two: packs and index objects have names of their own."""
+    """Writes packs and index objects, on one thread. New ones have names of their own; `blank` changes others'
+    packs."""
 
-    def __init__(self, bucket: S3Bucket, index: PackIndex) -> None:
+    def __init__(self, bucket: S3Client, index: PackIndex) -> None:
         self._bucket = bucket
         self._index = index
         self._writer = os.urandom(8)
@@ -60,7 +61,7 @@ class S3Packs:
         self._logs: OrderedDict[str, _Log] = OrderedDict()
 
     def lay_out(self, records: Sequence[SmallRecord]) -> list[tuple[Section, Sequence[Value]]]:
-        """New packs of at most PACK_BYTES, with the records in their order."""
+        """Lays records out in new packs of at most PACK_BYTES, in their order."""
         packs: list[tuple[Section, Sequence[Value]]] = []
         for pack in _cut(records):
             places, offset = [], 0
@@ -71,7 +72,7 @@ class S3Packs:
             packs.append((section, [part for record in pack for part in record.parts]))
         return packs
 
-    async def publish(self, space: str, sections: Iterable[Section]) -> bool:
+    def publish(self, space: str, sections: Iterable[Section]) -> bool:
         """Publishes sections of the index. False: it is refused."""
         new = b"".join(section.write() for section in sections)
         for _ in range(2):
@@ -81,21 +82,22 @@ class S3Packs:
             self._logs.move_to_end(space)
             if len(self._logs) > _LOGS:
                 self._logs.popitem(last=False)
-            e_tag = await self._bucket.put_version(log.path, log.data + new, log.e_tag)
+            e_tag = self._bucket.put_version(log.path, log.data + new, log.e_tag)
             if e_tag is not None:
                 part = IndexPart(path=log.path, start=len(log.data), end=len(log.data) + len(new))
                 log.data, log.e_tag = log.data + new, e_tag
                 self._index.learn(space, part, new)
                 return True
-            # The bucket's lifecycle has taken it, or somebody else has written to it.
+            # The bucket's lifecycle has removed it, or another writer has written to it.
             del self._logs[space]
         return False
 
-    async def blank(self, space: str, pack: bytes, hashes: dict[PackPlace, bytes]) -> list[PackPlace]:
-        """Which of these records were there and are zeros now, for everybody. A pack of nothing else is removed."""
+    def blank(self, space: str, pack: bytes, hashes: dict[PackPlace, bytes]) -> list[PackPlace]:
+        """Overwrites records with zeros, for all readers, and returns those that were there. An empty pack is
+        removed."""
         path = pack_path(space, pack)
         for _ in range(_TRIES):
-            found = await self._bucket.get_version(path, PACK_LIMIT)
+            found = self._bucket.get_version(path, PACK_LIMIT)
             if found is None:
                 self._index.forget_pack(space, pack)
                 return []
@@ -112,19 +114,19 @@ class S3Packs:
             if not blanked:
                 return []
             if np.frombuffer(data, np.uint8).any():
-                is_done = await self._bucket.put_version(path, data, e_tag) is not None
+                is_done = self._bucket.put_version(path, data, e_tag) is not None
             else:
-                [is_done] = await self._bucket.delete([path])
+                [is_done] = self._bucket.delete([path])
             if is_done:
                 records = [
                     PackedRecord(block_hash=hashes[p], offset=p.offset, size_bytes=p.size_bytes) for p in blanked
                 ]
-                await self.publish(space, [Section(kind=SectionKind.REMOVED, pack=pack, records=records)])
+                self.publish(space, [Section(kind=SectionKind.REMOVED, pack=pack, records=records)])
                 return blanked
         return []
 
     def _new_name(self) -> bytes:
-        """Returns a name that nobody else gives to anything."""
+        """Returns a name that no other writer uses, for a pack or an index object."""
         self._written += 1
         return self._writer + self._written.to_bytes(8, "big")
 
@@ -134,7 +136,7 @@ def pack_path(space: str, pack: bytes) -> str:
 
 
 def is_blank(value: memoryview) -> bool:
-    """It has been removed. No record begins so."""
+    """Whether the record has been removed. No record begins with zeros."""
     return not any(value[:HEAD_BYTES])
 
 

@@ -40,25 +40,27 @@ from kvoffload.tiers.valkey_slots import NODE_LIMIT
 from kvoffload.types import HASH_BYTES
 
 PREFIX = b"kvoffload:1:"
-"""Of every key; the number is that of the envelope's layout."""
+"""Prefix of every key; the number is that of the envelope's layout."""
 _PROBED = PREFIX + b"probe"
-"""A key that nobody writes."""
+"""A key that is never written."""
 _SCANNED = 256
 _SENT_BYTES = 2 << 20
 """Smaller values are verified and leave together, as each call that has to wait costs more than caches lose by it."""
 _AHEAD_BYTES = 2 << 20
-"""Asked for before it is read: the server copies what it has to send, best while that is in its caches."""
+"""Bytes asked for before they are read: the server copies what it sends, best while that is in its caches."""
 _MOVED_BYTES = 256 << 10
 """Records of up to so many bytes are read many at a time. It costs less to wait in the kernel until all of a larger one
 is there."""
 _READ_AT_ONCE = 256
-"""No more records are read at a time, however small they are."""
+"""The most records that are read at a time, however small they are."""
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN")
+_OTHER_TYPE = "WRONGTYPE"
+"""The key has no value of bytes: another writer made it, and it is removed like a damaged record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValkeyTerms(ValkeyAccess):
-    """Says how a tier reaches a server."""
+    """The settings with which a tier reaches a server."""
 
     connections: int = 4
     ttl_s: int = 0
@@ -82,13 +84,13 @@ class ValkeyTerms(ValkeyAccess):
         )
 
     def make_opener(self, coder: RecordCoder | None = None) -> Callable[[], ValkeyStore]:
-        """Returns what opens a connection each time it is called. StoreFaultError: none is to be had. `coder`: what
-        these connections share."""
+        """Returns a function that opens a connection each time it is called. It raises StoreFaultError if it cannot.
+        `coder`: shared by these connections."""
         return partial(ValkeyStore, self, ClusterView(), coder or RecordCoder(self.compress))
 
 
 class ValkeyStore(SlotStore):
-    """Is a store in Valkey. Belongs to one thread, but for `interrupt`."""
+    """A store in Valkey. It belongs to one thread, except for `interrupt`."""
 
     def __init__(self, terms: ValkeyTerms, view: ClusterView, coder: RecordCoder) -> None:
         """Connects. StoreFaultError: it cannot."""
@@ -135,7 +137,7 @@ class ValkeyStore(SlotStore):
         return outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
-        """What a node does not have any more because it was moved is a miss; the next call knows better."""
+        """Reads records. One that its node lacks because it was moved is a miss; the next call asks the right node."""
         self._nodes.begin()
         keys = list_keys(names)
         arrivals = _Arrivals(RecordBatch(names, slots, record_bytes=record_bytes), keys)
@@ -215,6 +217,8 @@ class ValkeyStore(SlotStore):
         """To where it is wanted, if it has the length that is. None: there is none."""
         size = asked.read_size()
         if isinstance(size, ErrorAnswer):
+            if size.code == _OTHER_TYPE:
+                return Verdict.DAMAGED
             self._read_error(size)
             return None
         if size is None:
@@ -278,7 +282,7 @@ class ValkeyStore(SlotStore):
         commands = [(verb, _PROBED, *rest) for verb, *rest in map(bytes.split, allowed)]
         connection.send([pack_command(*command) for command in commands])
         for answer in [connection.read_answer() for _ in commands]:
-            if isinstance(answer, ErrorAnswer) and answer.code not in (*_ELSEWHERE, "OOM"):
+            if isinstance(answer, ErrorAnswer) and answer.code not in (*_ELSEWHERE, _OTHER_TYPE, "OOM"):
                 raise StoreFaultError(answer.text)
         memory = dict(
             line.split(b":", 1)

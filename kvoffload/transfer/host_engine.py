@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvoffload import native
+from kvoffload.cpus import engine_cpus, running_on
 from kvoffload.errors import NativeError, StorageError, UnsupportedError
 from kvoffload.kvspec.page_map import PageMap
 from kvoffload.transfer.copy_engine import PLAN_LIMIT, NativeCopyEngine, find_addresses, list_runs
@@ -18,7 +19,7 @@ class HostEngine(NativeCopyEngine):
     """`memory` maps allocation names to flat uint8 tensors of the host, as `Registration.memory` gives them, or to
     addresses, whose memory the caller keeps until the engine is closed. `after` of a plan means nothing here.
 
-    `threads` 0: one for two processors, at most 8; they may run where the calling thread may.
+    `threads` 0: one for two processors, at most 8. They may run on all processors of the engine.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class HostEngine(NativeCopyEngine):
         runs = list_runs(page_map, find_addresses(page_map, memory))
         try:
             # The core keeps the tensors, so that nothing a copy still touches goes with this object.
-            core = native.create_host_engine(page_map.num_blocks, runs, list(tensors.values()), threads, plan_limit)
+            with running_on(engine_cpus()):
+                core = native.create_host_engine(page_map.num_blocks, runs, list(tensors.values()), threads, plan_limit)
         except (TypeError, ValueError) as fault:
             raise UnsupportedError(f"no host engine can be made: {fault}", remedy="check threads and pages") from fault
         except RuntimeError as fault:

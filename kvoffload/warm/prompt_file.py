@@ -28,7 +28,7 @@ class WarmPrompt:
 
     @property
     def tokens(self) -> list[int] | None:
-        """What it is made of; None: the engine has to say."""
+        """The prompt's tokens; None: only the engine can tell them."""
         given = self.body[self.kind]
         return given if self.kind == "prompt" and isinstance(given, list) else None
 
@@ -47,7 +47,9 @@ def read_prompts(file: BinaryIO) -> Iterator[WarmPrompt | BadLine]:
     while data := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(data) > MAX_LINE_BYTES:
-            yield BadLine(line=number, why=f"has more than {MAX_LINE_BYTES >> 20} MiB; what follows was not read")
+            yield BadLine(
+                line=number, why=f"has more than {MAX_LINE_BYTES >> 20} MiB; the lines after it were not read"
+            )
             return
         if data.strip():
             yield _read_line(number, data)

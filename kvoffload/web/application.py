@@ -1,4 +1,4 @@
-"""What is answered at each path."""
+"""The answers at each path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from kvoffload.client.inspector import describe_agent
-from kvoffload.config.sources import LoadedSettings, format_value
+from kvoffload.config.sources import LoadedSettings, format_shown
 from kvoffload.errors import ServerError
 from kvoffload.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, expose
 from kvoffload.top.samples import Sample, as_row, compare
@@ -147,7 +147,7 @@ class Application:
                 Route(
                     method="POST",
                     path="/drain",
-                    summary="The cache server takes nothing new, and ends when nobody holds anything.",
+                    summary="The cache server accepts no new process, and ends when no process holds a block.",
                     answer=self._drain,
                     needs_token=True,
                     statuses={HTTPStatus.ACCEPTED: "what it still waits for"},
@@ -206,7 +206,7 @@ class Application:
     async def _answer_question(self, question: Question) -> Response:
         with _as_gateway():
             found = await self._prefixes.answer(question)
-        told = [{"identities": rows} for rows in found]
+        told = [{"identities": rows, "is_partial": found.is_partial} for rows in found.prompts]
         return json_response({"prompts": told} if question.is_batch else told[0])
 
     async def _list_agents(self, request: Request) -> Response:
@@ -248,7 +248,7 @@ def _is_name(value: object) -> bool:
 
 @contextlib.contextmanager
 def _as_gateway() -> Iterator[None]:
-    """What the cache server does not do is no fault of whoever asked here."""
+    """Turns a fault of the cache server into BAD_GATEWAY, because the client is not to blame."""
     try:
         yield
     except ServerError as fault:
@@ -256,15 +256,9 @@ def _as_gateway() -> Iterator[None]:
 
 
 def hide_secrets(loaded: LoadedSettings) -> Mapping[str, Any]:
-    """Settings name files with secrets and never hold one; an address may have a user's name in it."""
+    """Returns settings as the page shows them: without users and passwords of addresses."""
     settings = loaded.settings
     return {
-        name: {"value": _hide_user(format_value(name, getattr(settings, name))), "source": loaded.sources[name].value}
+        name: {"value": format_shown(name, getattr(settings, name)), "source": loaded.sources[name].value}
         for name in type(settings).model_fields
     }
-
-
-def _hide_user(text: str) -> str:
-    scheme, mark, rest = text.partition("://")
-    _, at, place = rest.rpartition("@")
-    return f"{scheme}://***@{place}" if mark and at else text

@@ -13,7 +13,7 @@ from kvoffload.protocol.survey import IdentityRead
 from kvoffload.web.hint_envelope import Action, Envelope, IgnoredAction
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import NO_LIMIT
-from kvoffload.web.prompt_chains import KnownIdentities, PromptChains, Row, name_identity
+from kvoffload.web.prompt_chains import MAX_IDENTITIES, KnownIdentities, PromptChains, Row, name_identity
 
 AT_ONCE = 4
 """Envelopes. Others wait for them."""
@@ -50,9 +50,12 @@ class Hints:
         if isinstance(action, IgnoredAction):
             self.ignored[action.why] += 1
             return {**told, "ignored": action.why}
-        meant = await self._identities.choose(action.meant)
+        chosen = await self._identities.choose(action.meant)
+        if chosen.is_partial:
+            line = f"more than {MAX_IDENTITIES} identities are meant: say more of `identity`, or `model`"
+            raise HttpError(HTTPStatus.BAD_REQUEST, line)
         chains = None if action.prompt is None else PromptChains(action.prompt, action.meant)
-        return {**told, "identities": [await self._hint(action, chains, read) for read in meant]}
+        return {**told, "identities": [await self._hint(action, chains, read) for read in chosen.reads]}
 
     async def _hint(self, action: Action, chains: PromptChains | None, read: IdentityRead) -> Row:
         try:

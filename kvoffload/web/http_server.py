@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
+from kvoffload.tcp_peers import name_peer
 from kvoffload.web.http_message import (
     HEAD_END,
     MAX_BODY_BYTES,
@@ -26,6 +28,14 @@ from kvoffload.web.http_message import (
 
 logger = logging.getLogger(__name__)
 
+
+@dataclass(eq=False)
+class _Connection:
+    task: asyncio.Task[None]
+    peer: str
+    """Name of the user or address, by which it shares the places."""
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 BodyLimit = Callable[[RequestHead], int]
 """Bytes that may follow a head. HttpError: none may."""
@@ -36,7 +46,8 @@ _NAMES_OF_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 class HttpTerms:
     address: TcpAddress
     max_connections: int = 64
-    """One more takes the place of the one that has said nothing for longest, if there is such a one."""
+    """One more takes the place of another, of the user or address that has most of them: of the one that has waited for
+    its client longest."""
     read_s: float = 10.0
     """For a request that has begun, and to take an answer."""
     idle_s: float = 60.0
@@ -53,9 +64,10 @@ class HttpServer:
         self._answer = answer
         self._find_body_limit = find_body_limit
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
-        self._idle: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """Between two requests; the one that has been for longest is first."""
+        self._open: set[_Connection] = set()
+        self._waiting: dict[_Connection, None] = {}
+        """Connections that wait for their client: to send a request or the rest of one, or to read its answer. The one
+        that has waited longest comes first."""
 
     @property
     def address(self) -> TcpAddress:
@@ -69,12 +81,12 @@ class HttpServer:
         return len(self._open)
 
     @property
-    def idle_connections(self) -> int:
-        """How many of the connections nothing is asked on now."""
-        return len(self._idle)
+    def waiting_connections(self) -> int:
+        """How many of the connections wait for their client."""
+        return len(self._waiting)
 
     async def start(self) -> None:
-        """Begins to listen. ConfigError: nobody can listen there."""
+        """Starts to listen. ConfigError: listening at this address is not possible."""
         address = self._terms.address
         family = socket.AF_INET6 if address.is_version_6 else socket.AF_INET
         try:
@@ -83,7 +95,7 @@ class HttpServer:
             )
         except OSError as fault:
             raise ConfigError(
-                f"nobody can listen for HTTP at {address}: {fault.strerror or fault}",
+                f"cannot listen for HTTP at {address}: {fault.strerror or fault}",
                 remedy="choose another address of this machine, or port",
             ) from fault
 
@@ -91,56 +103,73 @@ class HttpServer:
         if self._server is None:
             return
         self._server.close()
-        for task in list(self._open):
+        tasks = [connection.task for connection in self._open]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection."""
         task = asyncio.current_task()
         assert task is not None
-        self._make_room()
-        self._open.add(task)
         try:
-            if len(self._open) > self._terms.max_connections:
-                busy = HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "there are as many connections as there may be")
-                await self._send(writer, fault_response(busy).pack(is_last=True, has_body=True))
+            connection = _Connection(task, name_peer(writer.get_extra_info("socket")))
+        except OSError:
+            writer.close()
+            return
+        has_room = self._make_room(connection.peer)
+        self._open.add(connection)
+        try:
+            if has_room:
+                await self._take_requests(connection, reader, writer)
             else:
-                await self._take_requests(task, reader, writer)
+                busy = HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "there are as many connections as there may be")
+                await self._send(connection, writer, fault_response(busy).pack(is_last=True, has_body=True))
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # whoever asked has gone, or is too slow
+            pass  # the client has gone, or is too slow
         finally:
-            self._open.discard(task)
-            self._idle.pop(task, None)
+            self._open.discard(connection)
+            self._waiting.pop(connection, None)
             with contextlib.suppress(OSError):
                 writer.close()
 
-    def _make_room(self) -> None:
-        if len(self._open) >= self._terms.max_connections and self._idle:
-            longest = next(iter(self._idle))
-            del self._idle[longest]
-            self._open.discard(longest)
-            longest.cancel()
+    def _make_room(self, peer: str) -> bool:
+        """Makes room for one more connection of this peer. False: all connections of the peer that has most are being
+        answered, and this one has as many."""
+        if len(self._open) < self._terms.max_connections:
+            return True
+        counts = Counter(connection.peer for connection in self._open)
+        most = max(counts.values())
+        waiting = (one for one in self._waiting if counts[one.peer] == most)
+        answered = (one for one in self._open if counts[one.peer] == most > counts[peer] + 1)
+        chosen = next(waiting, None) or next(answered, None)
+        if chosen is None:
+            return False
+        self._waiting.pop(chosen, None)
+        self._open.discard(chosen)
+        chosen.task.cancel()
+        return True
 
     async def _take_requests(
-        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         while True:
-            self._idle[task] = writer
+            self._waiting[connection] = None
             async with asyncio.timeout(self._terms.idle_s):
                 first = await reader.readexactly(1)
-            self._idle.pop(task, None)
             try:
                 async with asyncio.timeout(self._terms.read_s):
                     request = await self._read(first, reader)
             except HttpError as fault:
                 # Where the next request begins is not known any more.
-                await self._send(writer, fault_response(fault).pack(is_last=True, has_body=True))
+                await self._send(connection, writer, fault_response(fault).pack(is_last=True, has_body=True))
                 return
+            self._waiting.pop(connection, None)
             response = await self._find_answer(request)
             is_last = request.head.is_last
-            await self._send(writer, response.pack(is_last=is_last, has_body=request.head.method != "HEAD"))
+            data = response.pack(is_last=is_last, has_body=request.head.method != "HEAD")
+            await self._send(connection, writer, data)
             if is_last:
                 return
 
@@ -174,7 +203,9 @@ class HttpServer:
             logger.exception("%s %s failed", request.head.method, request.head.path)
             return fault_response(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, "this failed; the log says why"))
 
-    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+    async def _send(self, connection: _Connection, writer: asyncio.StreamWriter, data: bytes) -> None:
+        self._waiting[connection] = None
         async with asyncio.timeout(self._terms.read_s):
             writer.write(data)
             await writer.drain()
+        self._waiting.pop(connection, None)

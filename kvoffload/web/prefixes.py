@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 
 import numpy as np
@@ -21,6 +22,16 @@ AT_ONCE = 4
 ANSWER_S = 5.0
 
 
+@dataclass(frozen=True)
+class FoundPrefixes:
+    """The answer to a question."""
+
+    prompts: Sequence[Sequence[Row]]
+    """For each prompt a row for each identity."""
+    is_partial: bool
+    """Whether more identities are meant than were looked at."""
+
+
 class Prefixes:
     """Answers in one loop, for one domain of the server: that of the client."""
 
@@ -31,15 +42,14 @@ class Prefixes:
         self._asking = asyncio.Semaphore(AT_ONCE)
         self._identities = KnownIdentities(client, token)
 
-    async def answer(self, question: Question) -> list[list[Row]]:
-        """For each prompt a row for each identity that is meant. HttpError: too much is asked, or there was no time.
-        ServerError: the server refuses, or does not answer."""
+    async def answer(self, question: Question) -> FoundPrefixes:
+        """Looks for all prompts. HttpError: there was no time. ServerError: the server refuses, or does not answer."""
         try:
             async with asyncio.timeout(ANSWER_S), self._asking:
                 meant = await self._identities.choose(question.meant)
-                found = [await self._find(prompt, question, meant) for prompt in question.prompts]
+                found = [await self._find(prompt, question, meant.reads) for prompt in question.prompts]
                 self._identities.check_same()
-                return found
+                return FoundPrefixes(found, meant.is_partial)
         except TimeoutError as fault:
             raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, f"there was no answer within {ANSWER_S:g} s") from fault
         except ServerError:
@@ -71,7 +81,7 @@ class Prefixes:
 
 
 def _describe(prompt: Prompt, read: IdentityRead, found: PrefixFound) -> Row:
-    """What each place adds is counted with what stands before it, as a load would take it."""
+    """Describes one prompt's hit. A place's reach includes the places before it, as a load would take them."""
     reaches: list[int | None] = [found.in_memory]
     reaches += [None if reach == NOT_ASKED else int(reach) for reach in np.frombuffer(found.reaches, "<u8")]
     hashes = len(prompt.hashes) // HASH_BYTES

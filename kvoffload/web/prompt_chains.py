@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from itertools import count
 from typing import Any
 
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
 from kvoffload.keys.prompt_hashes import HashTerms, choose_seed, digest_seed, hash_prompt
-from kvoffload.protocol.limits import MAX_BLOCKS
+from kvoffload.protocol.limits import LINE_BYTES, MAX_BLOCKS, NAME_BYTES
+from kvoffload.protocol.opening import find_model
 from kvoffload.protocol.survey import IdentityRead, ReadIdentity
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import Meant, Prompt
@@ -21,8 +22,17 @@ Row = dict[str, Any]
 FRESH_S = 1.0
 """For so long the server's identities are taken to be the same."""
 MAX_IDENTITIES = 16
-"""In one answer."""
+"""How many identities one answer has at most."""
 _SHOWN_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Identities that a question means."""
+
+    reads: Sequence[IdentityRead]
+    is_partial: bool = False
+    """Whether there are more, which are left out."""
 
 
 class KnownIdentities:
@@ -32,25 +42,21 @@ class KnownIdentities:
         """Takes a client, and the operator's `token` for those who are not the server's user."""
         self._client = client
         self._token = token
-        self._known: tuple[IdentityRead, ...] = ()
+        self._known: dict[tuple[str, str], Chosen] = {}
+        """Recent choices, by the beginning of a fingerprint and the model."""
         self._known_of = 0
         """Which server's, by its boot id: another one gives other numbers."""
         self._fresh_until_s = 0.0
 
-    async def choose(self, meant: Meant) -> list[IdentityRead]:
-        """Those that are meant. HttpError: they are too many. ServerError: the server refuses, or does not answer."""
-        known = await self._read()
-        chosen = [
-            read
-            for read in known
-            if read.fingerprint.hex().startswith(meant.identity) and meant.model in ("", _model_of(read))
-        ]
-        if len(chosen) > MAX_IDENTITIES:
-            line = (
-                f"{len(chosen)} identities are meant, {MAX_IDENTITIES} are allowed: say more of `identity`, or `model`"
-            )
-            raise HttpError(HTTPStatus.BAD_REQUEST, line)
-        return chosen
+    async def choose(self, meant: Meant) -> Chosen:
+        """Those that are meant, MAX_IDENTITIES at most. ServerError: the server refuses, or does not answer."""
+        if self._known_of != self._client.boot_id or time.monotonic() >= self._fresh_until_s:
+            self._known, self._known_of = {}, self._client.boot_id
+            self._fresh_until_s = time.monotonic() + FRESH_S
+        wanted = meant.identity, meant.model
+        if wanted not in self._known:
+            self._known[wanted] = await self._read(meant)
+        return self._known[wanted]
 
     def check_same(self) -> None:
         """Checks that the server is that whose identities were chosen. ServerError: it is not."""
@@ -61,18 +67,25 @@ class KnownIdentities:
         """One of them may not be known to the server any more."""
         self._fresh_until_s = 0.0
 
-    async def _read(self) -> Sequence[IdentityRead]:
-        if self._known_of != self._client.boot_id or time.monotonic() >= self._fresh_until_s:
-            boot_id, found = self._client.boot_id, []
-            for place in count():
-                read = await self._client.look_into(ReadIdentity(place=place, token=self._token))
-                assert isinstance(read, IdentityRead)
-                if read.fingerprint:
-                    found.append(read)
-                if place + 1 >= read.total:
-                    break
-            self._known, self._known_of, self._fresh_until_s = tuple(found), boot_id, time.monotonic() + FRESH_S
-        return self._known
+    async def _read(self, meant: Meant) -> Chosen:
+        """Lets the server look for them, because there may be thousands of others."""
+        found: list[IdentityRead] = []
+        place = 0
+        while len(meant.model.encode()) <= LINE_BYTES:
+            # A fingerprint has fewer digits than what is left of a longer text.
+            question = ReadIdentity(
+                place=place, token=self._token, identity=meant.identity[:NAME_BYTES], model=meant.model
+            )
+            read = await self._client.look_into(question)
+            assert isinstance(read, IdentityRead)
+            if read.fingerprint and len(found) == MAX_IDENTITIES:
+                return Chosen(found, is_partial=True)
+            if read.fingerprint:
+                found.append(read)
+            place = max(place, read.place) + 1
+            if place >= read.total:
+                break
+        return Chosen(found)
 
 
 class PromptChains:
@@ -84,7 +97,8 @@ class PromptChains:
         self._made: dict[tuple[str, int], bytes] = {}
 
     async def make(self, read: IdentityRead) -> bytes:
-        """Makes what an identity calls the prompt's blocks. ValueError: only an engine can, or it is too long."""
+        """Makes what an identity calls the prompt's blocks. ValueError: only an engine can, or it is too long.
+        HttpError: no thread can be started for it."""
         kind = read.hash_algorithm, read.hash_block_size
         self._check_seed(read)
         if kind not in self._made:
@@ -115,13 +129,13 @@ class PromptChains:
             tenant=prompt.tenant,
         )
         # Long ones take tens of milliseconds, in which others want to be answered.
-        return await asyncio.to_thread(hash_prompt, prompt.tokens, terms)
+        try:
+            made = asyncio.get_running_loop().run_in_executor(None, hash_prompt, prompt.tokens, terms)
+        except RuntimeError as fault:
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"too busy to hash a prompt: {fault}") from fault
+        return await made
 
 
 def name_identity(read: IdentityRead) -> Row:
     """Names an identity as answers do."""
-    return {"identity": read.fingerprint.hex()[:_SHOWN_DIGITS], "model": _model_of(read)}
-
-
-def _model_of(read: IdentityRead) -> str:
-    return next((part.value for part in read.identity if part.name == "model"), "")
+    return {"identity": read.fingerprint.hex()[:_SHOWN_DIGITS], "model": find_model(read.identity)}

@@ -40,11 +40,12 @@ std::vector<RecordNumber> CacheCalls::reserve(std::size_t place, TenantNumber te
         CHECK(!was_readable[decided.value()]);
         ++refused_;
         const std::uint64_t slot_bytes = spaces_[space].geometry.slot_bytes();
-        const bool may_hold = session.is_open && session.held_bytes + slot_bytes <= session.limit_bytes;
+        const bool may_have =
+            session.is_open && session.held_bytes + slot_bytes <= session.limit_bytes && may_hold(tenant, slot_bytes);
         // Where records in use stand in between, it gives up before everything else is gone, but not at once.
         const std::uint64_t before = used_bytes();
         sync_all();
-        if (may_hold && before - used_bytes() < 2 * slot_bytes) {
+        if (may_have && before - used_bytes() < 2 * slot_bytes) {
             check_nothing_to_evict(tenant, slot_bytes);
         }
     }
@@ -251,13 +252,25 @@ bool CacheCalls::is_over_quota(TenantNumber tenant, std::uint64_t more_bytes) co
     return model_.quotas[tenant] != 0 && bytes > model_.quotas[tenant];
 }
 
-// Of a tenant beyond its quota, nobody gives way who is within theirs.
+// Returns whether the tenant would stay within its quota with these bytes in use as well.
+bool CacheCalls::may_hold(TenantNumber tenant, std::uint64_t more_bytes) const {
+    std::uint64_t bytes = more_bytes;
+    for (std::uint32_t i = 0; i < model_.record_end; ++i) {
+        const ModelRecord& record = model_.records[i];
+        const bool is_held = record.state != ModelRecord::State::none && is_pinned(record);
+        bytes += is_held && record.tenant == tenant ? model_.slot_bytes(record) : 0;
+    }
+    return model_.quotas[tenant] == 0 || bytes <= model_.quotas[tenant];
+}
+
+// For a tenant that is over its quota or has none, no record of a tenant within its own quota is evicted.
 void CacheCalls::check_nothing_to_evict(TenantNumber wanting, std::uint64_t wanted_bytes) {
     sync_all();
     const bool is_over = is_over_quota(wanting, wanted_bytes);
     for (std::uint32_t i = 0; i < model_.record_end; ++i) {
         const ModelRecord& record = model_.records[i];
-        if (is_over && record.tenant != wanting && !is_over_quota(record.tenant)) {
+        const bool is_within = record.tenant != wanting && !is_over_quota(record.tenant);
+        if (is_within && (is_over || (model_.quotas[wanting] == 0 && model_.quotas[record.tenant] != 0))) {
             continue;
         }
         CHECK(record.state != ModelRecord::State::readable || record.leases != 0 || may_carry_leased(record));

@@ -42,7 +42,7 @@ public:
     void commit(std::size_t place, std::size_t space, std::uint32_t shard, const std::vector<RecordNumber>& numbers,
                 bool with_digests, bool is_stale);
 
-    // What must come of a valid commit of one shard.
+    // Returns the outcome that a valid commit of one shard must have.
     CommitOutcome apply_commit(RecordNumber number, std::uint32_t shard, std::uint64_t digest);
     void abort(std::size_t place, const std::vector<RecordNumber>& numbers);
     void release(std::size_t lease);
@@ -101,6 +101,7 @@ private:
     void check_apart(RecordNumber number);
     std::uint64_t used_bytes() const;
     bool is_over_quota(TenantNumber tenant, std::uint64_t more_bytes = 0) const;
+    bool may_hold(TenantNumber tenant, std::uint64_t more_bytes) const;
     void check_nothing_to_evict(TenantNumber wanting = 0, std::uint64_t wanted_bytes = 0);
     bool may_carry_leased(const ModelRecord& record) const;
     // The block before, or for windows and states the prefix group's block that ends at the same token.

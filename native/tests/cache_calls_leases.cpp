@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
 #include "cache_calls.hpp"
 
 namespace kvo::test {
@@ -101,7 +105,8 @@ void CacheCalls::acquire_entries(std::size_t place, std::size_t space, const std
     settle();
 }
 
-// What reading these records finds where each use is checked. All of them lose their names at once.
+// Finds the records that reading these keys finds damaged, if the world checks records at each use. All of them lose
+// their names at once.
 bool CacheCalls::remove_damaged(const std::vector<KeyNumber>& keys) {
     if (!model_.world.verifies_always) {
         return false;
@@ -123,11 +128,18 @@ bool CacheCalls::remove_damaged(const std::vector<KeyNumber>& keys) {
 
 AcquireOutcome CacheCalls::expect_lease(std::size_t place, const std::vector<KeyNumber>& keys) {
     std::uint64_t bytes = 0;
-    for (const KeyNumber key : keys) {
-        bytes += spaces_[model_.space_of(key)].geometry.slot_bytes();
+    std::map<TenantNumber, std::uint64_t> first_leased;
+    for (const KeyNumber key : std::set<KeyNumber>(keys.begin(), keys.end())) {
+        const std::uint64_t slot_bytes = spaces_[model_.space_of(key)].geometry.slot_bytes();
+        bytes += slot_bytes;
+        if (const ModelRecord& record = model_.record_of(key); record.leases == 0) {
+            first_leased[record.tenant] += slot_bytes;
+        }
     }
     const ModelSession& session = model_.sessions[place];
-    const bool is_granted = session.is_open && session.held_bytes + bytes <= session.limit_bytes;
+    const bool is_granted =
+        session.is_open && session.held_bytes + bytes <= session.limit_bytes &&
+        std::ranges::all_of(first_leased, [&](const auto& one) { return may_hold(one.first, one.second); });
     return is_granted ? AcquireOutcome::hit : AcquireOutcome::over_limit;
 }
 
@@ -152,10 +164,13 @@ void CacheCalls::take_lease(std::size_t place, const Acquired& acquired, const s
             ModelRecord& record = model_.record_of(keys[next]);
             CHECK(record.leases == 0 || record.address == leased.addresses[i]);
             record.address = leased.addresses[i];
-            ++record.leases;
-            model_.sessions[place].held_bytes += plan.geometry.slot_bytes();
             const auto number = static_cast<RecordNumber>(model_.readable[keys[next]] - 1);
-            lease.records[lease.count++] = number;
+            // One that is named again is leased once.
+            if (std::find(keys.begin(), keys.begin() + next, keys[next]) == keys.begin() + next) {
+                ++record.leases;
+                model_.sessions[place].held_bytes += plan.geometry.slot_bytes();
+                lease.records[lease.count++] = number;
+            }
             check_apart(number);
             CHECK_EQUAL(leased.digests[i], shard < plan.geometry.shards ? record.digests[shard] : kNoDigest);
             for (std::uint32_t s = 0; s < plan.geometry.shards; ++s) {

@@ -1,4 +1,4 @@
-// What sessions hold when their processes end, with real ones.
+// Slots and leases of sessions whose processes end, tested with real processes.
 #include <random>
 #include <thread>
 
@@ -116,16 +116,16 @@ TEST(a_quarantined_lease_on_a_forgotten_entry_ends_with_its_processes) {
 }
 
 TEST(a_session_that_still_holds_something_is_told_again) {
-    // As when another thread's acquire was under way: it was charged before the end, and gets its lease after.
+    // The session is charged before its end and gets its lease after it, as if another thread's acquire was under way.
     SmallCache cache;
     const Space space = cache.open();
     const SessionId session = cache.session();
-    CHECK(cache->sessions().charge(session, 4096));
+    CHECK(cache->sessions().charge(session, {.bytes = 4096}));
     CHECK(cache->sessions().quarantine(session));
     CHECK_EQUAL(cache->reclaim_ended(), 0u);
     CHECK(cache->sessions().is_known(session));
     CHECK(cache.reserve(session, space, chain(1, 1)).empty());
-    cache->sessions().discharge(session, 4096);
+    cache->sessions().discharge(session, {.bytes = 4096});
     CHECK_EQUAL(cache->reclaim_ended(), 1u);
     CHECK(!cache->sessions().is_known(session));
 }

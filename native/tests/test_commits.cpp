@@ -2,6 +2,7 @@
 #include <set>
 
 #include "cache_fixture.hpp"
+#include "index/lookup.hpp"
 
 using namespace kvo;
 using namespace kvo::test;
@@ -28,6 +29,19 @@ struct Written {
     SessionId session;
 };
 
+// Names that share a chain of the table in this space, as a process can choose them that reads the index's seed.
+Hashes names_of_one_chain(const SmallCache& cache, Space space, std::size_t count, std::uint64_t first) {
+    const IndexFile index = cache.open_index();
+    Hashes names;
+    for (std::uint64_t prompt = first; names.size() < count * kHashBytes; ++prompt) {
+        const Hashes one = chain(prompt, 1);
+        if ((mix_key({read_hash(one.data()), space}, index.view().header->seed) & 1023) == 0) {
+            std::ranges::copy(one, std::back_inserter(names));
+        }
+    }
+    return names;
+}
+
 }  // namespace
 
 TEST(a_record_is_found_once_it_is_committed) {
@@ -50,7 +64,7 @@ TEST(a_record_is_found_once_it_is_committed) {
     const auto lease = made.cache.take(made.session, made.space, hashes);
     CHECK(lease && lease->groups[0].addresses == addresses);
 
-    // What is readable needs no slot.
+    // Readable blocks need no slot.
     Hashes more = chain(1, 302);
     const std::vector<Ticket> again = made.cache.reserve(made.session, made.space, more);
     CHECK_EQUAL(again.size(), 302u);
@@ -285,7 +299,7 @@ TEST(a_commit_may_name_who_pays) {
     CHECK_EQUAL(cache.count_readable(space, hashes), 10u);
     CHECK_EQUAL(cache->stats().tenants[first].used_bytes, 0u);
     CHECK_EQUAL(cache->stats().tenants[second].used_bytes, 10u * 4096);
-    // It loses them as its own, and nothing stays on anybody's account.
+    // The second tenant loses the blocks as its own, and no tenant is left charged for them.
     for (std::uint64_t prompt = 10; prompt < 30; ++prompt) {
         cache.put(session, space, chain(prompt, 100), second);
         cache.put(session, space, chain(100 + prompt, 100), first);
@@ -296,4 +310,42 @@ TEST(a_commit_may_name_who_pays) {
                 stats.used_bytes);
     CHECK_EQUAL(cache->removals().clear(namespace_of(space)), std::size_t{stats.readable});
     CHECK_EQUAL(cache->stats().tenants[second].used_bytes, 0u);
+}
+
+// A chain is never full by chance: an identity has filled it with chosen names, and makes room.
+TEST(a_full_chain_of_the_table_keeps_no_neighbours_block_out) {
+    SmallCache cache(small_options(2));
+    const Space hostile = cache.open(plain_geometry(), 1);
+    const Space honest = cache.open(plain_geometry(), 2);
+    const SessionId session = cache.session();
+    const Hashes old = names_of_one_chain(cache, honest, 3, 1'000'000);
+    CHECK_EQUAL(cache.put(session, honest, old), 3u);
+    const Hashes chosen = names_of_one_chain(cache, hostile, 1'600, 1);
+    CHECK_EQUAL(cache.put(session, hostile, chosen), 1'600u);
+    CHECK(cache.count_readable(hostile, chosen) < 180);
+    CHECK_EQUAL(cache.count_readable(honest, old), 3u);
+    const Hashes later = names_of_one_chain(cache, honest, 20, 2'000'000);
+    CHECK_EQUAL(cache.put(session, honest, later), 20u);
+    CHECK_EQUAL(cache.count_readable(honest, later), 20u);
+}
+
+TEST(a_full_chain_takes_nothing_that_is_in_use_or_of_a_tenant_within_its_quota) {
+    SmallCache cache(small_options(2));
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const TenantNumber modest = value_of(cache->open_tenant("modest", 400 * 4096));
+    const TenantNumber other = value_of(cache->open_tenant("other", 400 * 4096));
+    const Hashes names = names_of_one_chain(cache, space, 220, 1);
+    const auto part = [&](std::size_t first, std::size_t count) {
+        const auto begin = names.begin() + static_cast<std::ptrdiff_t>(first * kHashBytes);
+        return Hashes(begin, begin + static_cast<std::ptrdiff_t>(count * kHashBytes));
+    };
+    CHECK_EQUAL(cache.put(session, space, part(0, 176), modest), 176u);
+    CHECK_EQUAL(cache.put(session, space, part(176, 10), other), 0u);
+    CHECK_EQUAL(cache.count_readable(space, part(0, 176)), 176u);
+    const auto held = cache.take(session, space, part(0, 170));
+    CHECK(held);
+    CHECK_EQUAL(cache.put(session, space, part(190, 6), modest), 6u);
+    CHECK_EQUAL(cache.count_readable(space, part(170, 6)), 0u);
+    CHECK(cache.is_right(*held, space, part(0, 170)));
 }

@@ -106,6 +106,34 @@ TEST(a_file_system_without_room_is_read_only_in_one_line_and_used_when_there_is_
     scene.device.drop();
 }
 
+TEST(a_file_system_that_others_fill_takes_no_record_from_a_small_store_and_writes_resume_when_there_is_room) {
+    Scene scene("filled");
+    if (!scene.can_run()) {
+        return;
+    }
+    const std::string ballast = scene.file_system.target + "/ballast";
+    scene.device.open();
+    CHECK(scene.device.put(range(0, 50), 10000).are_all(DiskOutcome::durable));
+    CHECK(!run("dd if=/dev/zero of=" + ballast + " bs=1M count=100"));  // until it is full
+    scene.device.reopen();
+    CHECK(scene.device.put({100}, 10000).are_all(DiskOutcome::unavailable));  // at once, not at its deadline
+    DeviceHealth health = scene.device.health();
+    CHECK(health.state == DeviceState::read_only);
+    CHECK(health.reason.find("No space left") != std::string::npos);
+    // A block for the probe is not yet room for a segment.
+    std::filesystem::resize_file(ballast, std::filesystem::file_size(ballast) - (64 << 10));
+    for (int step = 0; step < 100; ++step) {
+        health = scene.device.health();
+        CHECK(health.state == DeviceState::read_only && health.counts.evicted_segments == 0);
+    }
+    CHECK_EQUAL(scene.device.get(range(0, 50), 10000).check_found(), std::size_t{50});
+    std::filesystem::remove(ballast);
+    scene.await(DeviceState::ready);
+    CHECK(scene.device.put({100}, 10000).are_all(DiskOutcome::durable));
+    CHECK_EQUAL(scene.device.get(range(0, 50), 10000).check_found(), std::size_t{50});
+    scene.device.drop();
+}
+
 TEST(a_read_only_remount_is_noticed_and_its_end_too) {
     Scene scene("read_only");
     if (!scene.can_run()) {

@@ -150,9 +150,9 @@ TEST(a_wrong_call_is_answered_and_ends_its_channel) {
         CHECK_EQUAL(next_answer(peer).op, std::uint64_t{express::kError});
         CHECK(!peer.read_frame());
     }
-    CHECK_EQUAL(scene.server.refusals().of(express::kNoSession), 1u);
-    CHECK_EQUAL(scene.server.refusals().of(express::kOutOfOrder), 1u);
-    CHECK_EQUAL(scene.server.refusals().of(express::kMalformed), 3u);
+    CHECK_EQUAL(scene.server.count_refusals(0, express::kNoSession), 1u);
+    CHECK_EQUAL(scene.server.count_refusals(0, express::kOutOfOrder), 1u);
+    CHECK_EQUAL(scene.server.count_refusals(0, express::kMalformed), 3u);
     // A frame beyond the limit is not even read.
     Peer peer = scene.open();
     const auto size = static_cast<std::uint32_t>(scene.terms.frame_bytes + 1);
@@ -337,7 +337,7 @@ TEST(whoever_holds_more_than_its_share_of_long_messages_has_its_channel_ended) {
     Peer other(std::move(theirs));
     CHECK(other.send(wrong));
     CHECK(other.read_frame().has_value());
-    // What has gone is there for the next one.
+    // The share of a connection that has ended is free for the next one.
     peers[0].close();
     for (bool is_answered = false; !is_answered;) {
         next = scene.open();

@@ -150,7 +150,7 @@ TEST(what_is_kept_is_not_read) {
     CHECK(kept.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(cache->stats().mismatches, 0u);
     CHECK_EQUAL(cache->removals().evict(kSegmentBytes), 0u);  // it holds, as any
-    // Whoever uses it checks it.
+    // An acquire for use checks the records.
     CHECK(value_of(cache->leases().acquire_entries(session, space, chain(1, 2))).outcome == AcquireOutcome::miss);
     CHECK_EQUAL(cache->stats().mismatches, 1u);
     CHECK(cache->leases().release(session, kept.lease));
@@ -294,4 +294,53 @@ TEST(blocks_of_one_group_do_not_hang_on_those_of_another) {
     CHECK(kept.outcome == AcquireOutcome::hit);
     CHECK_EQUAL(cache->removals().evict(kNoLimit), 2u * 4096);
     CHECK_EQUAL(cache.count_readable(second, hashes), 2u);
+}
+
+TEST(a_block_that_is_named_often_is_leased_once) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    CHECK_EQUAL(cache.put(session, space, chain(1, 2)), 2u);
+    Hashes hashes;
+    for (int i = 0; i < 1000; ++i) {
+        const Hashes one = chain(1, 1, static_cast<std::size_t>(i % 2));
+        hashes.insert(hashes.end(), one.begin(), one.end());
+    }
+    for (int i = 0; i < 2; ++i) {
+        const Acquired leased = value_of(cache->leases().acquire_entries(session, space, hashes));
+        CHECK(leased.outcome == AcquireOutcome::hit);
+        CHECK_EQUAL(leased.groups[0].addresses.size(), 1000u);
+        CHECK(leased.groups[0].addresses[0] != leased.groups[0].addresses[1]);
+        CHECK_EQUAL(leased.groups[0].addresses[0], leased.groups[0].addresses[998]);
+        CHECK_EQUAL(cache->sessions().held_bytes(session), 2u * 4096);
+        CHECK(cache->leases().release(session, leased.lease));
+        CHECK_EQUAL(cache->sessions().held_bytes(session), 0u);
+    }
+}
+
+// Otherwise one within its quota could only replace its own blocks, as nothing else may go.
+TEST(a_tenant_has_no_more_in_use_than_its_quota) {
+    SmallCache cache;
+    const Space space = cache.open();
+    const SessionId session = cache.session();
+    const TenantNumber small = value_of(cache->open_tenant("small", 32 * 4096));
+    const TenantNumber large = value_of(cache->open_tenant("large", 992 * 4096));
+    for (std::uint64_t prompt = 1; prompt <= 5; ++prompt) {
+        CHECK_EQUAL(cache.put(session, space, chain(prompt, 16), small), 16u);  // while there is room
+    }
+    const auto lease = [&](std::uint64_t prompt, LeaseFor purpose = LeaseFor::use) {
+        return value_of(cache->leases().acquire_entries(session, space, chain(prompt, 16), {}, purpose));
+    };
+    const Acquired first = lease(1);
+    CHECK(lease(2).outcome == AcquireOutcome::hit);
+    CHECK(lease(3).outcome == AcquireOutcome::over_limit);
+    CHECK(lease(1).outcome == AcquireOutcome::hit);  // it is in use already
+    CHECK(lease(3, LeaseFor::upkeep).outcome == AcquireOutcome::hit);
+    CHECK_EQUAL(cache.reserve(session, space, chain(6, 1), small).size(), 0u);
+    // The memory has room, only the tenant may not use it.
+    CHECK_EQUAL(cache->reservations().without_room(), 0u);
+    // The others of its blocks go for a tenant within its quota.
+    CHECK_EQUAL(cache.put(session, space, chain(10, 976), large), 976u);
+    CHECK_EQUAL(cache.count_readable(space, chain(10, 976)), 976u);
+    CHECK(cache->leases().release(session, first.lease));
 }

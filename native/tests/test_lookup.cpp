@@ -49,7 +49,7 @@ void read_beside_a_writer(const KeyKinds& keys, std::uint64_t changes) {
     }
 }
 
-// As a process that knows nothing but the descriptor.
+// Looks keys up in a process that knows nothing but the descriptor.
 int read_in_child(FileDescriptor file, std::uint64_t size, const KeyKinds& keys, const Line& line) {
     const Segment segment = take(Segment::adopt(
         std::move(file), {.size_bytes = size, .access = Access::read_only, .huge_pages = HugePages::none}));
@@ -92,7 +92,7 @@ TEST(batches_find_what_single_look_ups_find) {
         const std::size_t count = round % 10 == 0 ? random() % 3 : random() % 150;
         std::vector<Key> chain(stride * count + random() % stride);
         std::ranges::generate(chain, [&] { return keys[random() % keys.size()]; });
-        // At any address.
+        // The hashes may lie at any address.
         const std::vector<std::uint8_t> hashes = pack_hashes(chain);
         const std::size_t shift = random() % 64;
         std::vector<std::uint8_t> bytes(shift + hashes.size());
@@ -154,15 +154,15 @@ TEST(keys_of_a_new_process_spread_over_all_buckets) {
 
 TEST(threads_find_what_is_there_beside_a_writer) { read_beside_a_writer(make_scattered(300, 6'000), 60'000); }
 
-TEST(threads_find_what_is_there_in_crowded_chains) { read_beside_a_writer(make_crowded(40, 300, 10), 30'000); }
+TEST(threads_find_what_is_there_in_crowded_chains) { read_beside_a_writer(make_crowded(40, 120, 10), 30'000); }
 
 TEST(threads_find_what_is_there_while_long_chains_are_split) {
     for (int round = 0; round < 5; ++round) {
-        read_beside_a_writer(make_crowded(60, 1'500, 6), 6'000);
+        read_beside_a_writer(make_crowded(60, 1'500, 3), 6'000);
     }
 }
 
 TEST(another_process_finds_what_is_there) {
     read_in_another_process(make_scattered(300, 6'000), 60'000);
-    read_in_another_process(make_crowded(40, 300, 10), 30'000);
+    read_in_another_process(make_crowded(40, 120, 10), 30'000);
 }

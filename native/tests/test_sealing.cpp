@@ -20,7 +20,7 @@ SealKey key_of(std::uint8_t first) {
 }
 
 const Libcrypto& library() {
-    static const Result<Libcrypto> found = open_machine_libcrypto();
+    static const Result<Libcrypto> found = open_libcrypto("libcrypto.so.3");
     CHECK(found.ok());
     return found.value();
 }

@@ -1,5 +1,8 @@
 #include "disk/segment_files.hpp"
 
+#include <fcntl.h>
+
+#include <cerrno>
 #include <filesystem>
 
 #include "check.hpp"
@@ -7,6 +10,22 @@
 
 using namespace kvo;
 using namespace kvo::test;
+
+namespace {
+
+int segments_left = 100;  // until the file system is full
+
+}  // namespace
+
+// Instead of the C library's, for the core as well.
+extern "C" int fallocate(int file, int, off_t offset, off_t length) {
+    if (segments_left == 0) {
+        errno = ENOSPC;
+        return -1;
+    }
+    --segments_left;
+    return ftruncate(file, offset + length);
+}
 
 namespace {
 
@@ -122,4 +141,42 @@ TEST(a_probe_is_paid_for_like_any_other_bytes) {
     files.spend(7 * kIoAlignment);
     CHECK(!files.may_spend(1));
     CHECK_EQUAL(scene.counts.written_bytes, 8 * std::uint64_t{kIoAlignment});
+}
+
+TEST(a_full_file_system_makes_room_among_four_segments_and_takes_none_of_three) {
+    for (const std::uint64_t made : {3, 4}) {
+        Scene scene("full");
+        scene.terms.capacity_bytes = 8 * kSmallSegment;
+        SegmentFiles files(scene.terms, scene.counts);
+        CHECK(files.open().ok());
+        segments_left = static_cast<int>(made);
+        for (std::uint64_t i = 0; i < made; ++i) {
+            begin_one(files);
+        }
+        const bool is_rotating = made == 4;
+        CHECK(files.shortage().empty());
+        CHECK(files.find_empty().fault().code() == (is_rotating ? Code::unavailable : Code::failed));
+        CHECK_EQUAL(files.empty_count() == 0, is_rotating);  // else the evictor has nothing to do
+        CHECK_EQUAL(
+            files.shortage().find("No space left on device; blocks are kept in the 4 of 8") != std::string::npos,
+            is_rotating);
+        // A small store is written to again when there is room for a segment. One that makes room itself is not kept
+        // from writing by that.
+        CHECK_EQUAL(files.try_writing().ok(), is_rotating);
+        scene.clock += 61s;
+        files.ask_for_room(scene.clock);
+        CHECK_EQUAL(files.shortage().empty(), !is_rotating);
+        segments_left = 1;
+        files.ask_for_room(scene.clock + 59s);
+        CHECK_EQUAL(files.file_count(), made);
+        if (is_rotating) {
+            files.ask_for_room(scene.clock + 60s);
+        } else {
+            CHECK(files.try_writing().ok());
+        }
+        CHECK(files.shortage().empty());
+        CHECK_EQUAL(files.file_count(), made + 1);
+        CHECK(files.find_empty().ok());
+        segments_left = 100;
+    }
 }

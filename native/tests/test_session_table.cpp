@@ -52,11 +52,11 @@ TEST(a_session_holds_at_most_its_limit) {
     const SessionId id = sessions.open(100);
     CHECK(id != 0);
     CHECK(sessions.table.is_known(id) && sessions.table.is_open(id));
-    CHECK(sessions.table.charge(id, 60));
-    CHECK(!sessions.table.charge(id, 41));
+    CHECK(sessions.table.charge(id, {.bytes = 60}));
+    CHECK(!sessions.table.charge(id, {.bytes = 41}));
     CHECK_EQUAL(sessions.table.held_bytes(id), 60u);
-    CHECK(sessions.table.charge(id, 40));
-    sessions.table.discharge(id, 100);
+    CHECK(sessions.table.charge(id, {.bytes = 40}));
+    sessions.table.discharge(id, {.bytes = 100});
     CHECK_EQUAL(sessions.table.held_bytes(id), 0u);
     CHECK_EQUAL(sessions.table.at(session_place(id)), id);
     CHECK_EQUAL(sessions.table.count(), 1u);
@@ -67,8 +67,8 @@ TEST(ids_that_are_none_do_nothing) {
     const SessionId id = sessions.open();
     for (const SessionId other : {SessionId{0}, id + 1, id + (1u << 16), id + (3u << 16), ~0u}) {
         CHECK(!sessions.table.is_known(other) && !sessions.table.is_open(other));
-        CHECK(!sessions.table.charge(other, 1));
-        sessions.table.discharge(other, 1);
+        CHECK(!sessions.table.charge(other, {.bytes = 1}));
+        sessions.table.discharge(other, {.bytes = 1});
         CHECK(!sessions.table.quarantine(other));
         CHECK(!sessions.table.reopen(other));
         CHECK(!sessions.table.forget(other));
@@ -88,11 +88,11 @@ TEST(a_session_lives_as_long_as_any_of_its_processes) {
     ChildProcess second = idle_child();
     CHECK(sessions.table.add_member(id, handle_of(first.pid())).ok());
     CHECK(sessions.table.add_member(id, handle_of(second.pid())).ok());
-    CHECK(sessions.table.charge(id, 10));
+    CHECK(sessions.table.charge(id, {.bytes = 10}));
 
     CHECK(sessions.table.quarantine(id));
     CHECK(sessions.table.is_known(id) && !sessions.table.is_open(id));
-    CHECK(!sessions.table.charge(id, 1));
+    CHECK(!sessions.table.charge(id, {.bytes = 1}));
     CHECK(sessions.table.add_member(id, handle_of(getpid())).code() == Code::invalid);
     CHECK(sessions.table.take_ended().empty());
     end(first);
@@ -108,7 +108,7 @@ TEST(a_session_lives_as_long_as_any_of_its_processes) {
     CHECK(!sessions.table.forget(id));
     CHECK(sessions.table.take_ended() == Ids{id});
     CHECK(!sessions.table.reopen(id));
-    sessions.table.discharge(id, 10);
+    sessions.table.discharge(id, {.bytes = 10});
     CHECK(sessions.table.forget(id));
     CHECK(!sessions.table.forget(id));
     CHECK(sessions.table.take_ended().empty());
@@ -127,7 +127,7 @@ TEST(an_open_session_whose_processes_are_gone_ends_too) {
     end(child);
     CHECK(sessions.table.is_open(id));
     CHECK(sessions.table.take_ended() == Ids{id});
-    CHECK(!sessions.table.is_open(id) && !sessions.table.charge(id, 1));
+    CHECK(!sessions.table.is_open(id) && !sessions.table.charge(id, {.bytes = 1}));
 }
 
 TEST(a_session_without_processes_ends_with_its_connection) {
@@ -190,20 +190,20 @@ TEST(a_successor_waits_for_the_same_processes) {
     successor.adopt();
     CHECK_EQUAL(successor.count(), 3u);
     CHECK(successor.is_known(living) && !successor.is_open(living) && !successor.is_known(forgotten));
-    successor.charge_adopted(session_place(living), 400);
+    successor.charge_adopted(session_place(living), {.bytes = 400});
     CHECK((successor.take_ended() == Ids{ended, nobodys}));
     CHECK(!successor.reopen(ended));
     CHECK(successor.forget(ended) && successor.forget(nobodys));
 
     CHECK(successor.reopen(living));
     CHECK(successor.is_open(living));
-    CHECK(!successor.charge(living, 101));
-    CHECK(successor.charge(living, 100));
+    CHECK(!successor.charge(living, {.bytes = 101}));
+    CHECK(successor.charge(living, {.bytes = 100}));
     CHECK(successor.add_member(living, handle_of(alive.pid())).ok());
     CHECK_EQUAL(sessions.record(living).member_count, 1u);
     const SessionId next = value_of(successor.open(1));
     CHECK(next != ended && next != nobodys && next != forgotten && next != living);
-    successor.discharge(living, 500);
+    successor.discharge(living, {.bytes = 500});
     end(alive);
     CHECK(successor.take_ended() == Ids{living});
 }
@@ -276,7 +276,7 @@ TEST(a_process_of_a_namespace_that_is_not_ours_lives_as_long_as_there_is_a_sign_
     FileDescriptor sign = value_of(sessions.index.open_signed(session_place(id)));
     for (const SessionId one : {id, gone}) {
         CHECK(sessions.table.note_signs(one));
-        // Nobody could name the first; the second has a number that is nobody's here, or another's.
+        // The first process could not be named; the second has a number that no process has here, or that another has.
         sessions.record(one).member_count = 2;
         sessions.record(one).members[0] = {};
         sessions.record(one).members[1] = {.pid = getpid(), .reserved = 0, .start_ticks = 1};
@@ -289,7 +289,7 @@ TEST(a_process_of_a_namespace_that_is_not_ours_lives_as_long_as_there_is_a_sign_
         successor.adopt();
         CHECK(successor.take_ended() == Ids{gone});
         CHECK(successor.is_known(id));
-        // It comes back, is seen no better, and its record is written anew: the sign alone is left of it.
+        // It comes back, still cannot be seen, and its record is rewritten: only the sign is left of it.
         CHECK(successor.reopen(id));
         CHECK_EQUAL(sessions.record(id).member_count, 0u);
         CHECK(successor.take_ended() == Ids{gone});
@@ -328,7 +328,7 @@ TEST(damaged_records_harm_no_other_session) {
             CHECK(ended != 0 && ended != whole);
             CHECK(successor.forget(ended));
         }
-        CHECK(successor.reopen(whole) && successor.charge(whole, 10));
+        CHECK(successor.reopen(whole) && successor.charge(whole, {.bytes = 10}));
         if (round % 4 != 0) {
             const SessionId next = value_of(successor.open(1));
             CHECK(next != whole && next != 0);

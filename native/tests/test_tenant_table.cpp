@@ -86,7 +86,7 @@ TEST(a_successor_has_the_tenants_that_it_is_told_of) {
     CHECK_EQUAL(tenants.open("lru").usage()[b].quota_bytes, 5u);
     CHECK(!tenants.open("lru").is_known(a));
 
-    // A number that is nobody's is the next one's.
+    // The next tenant gets a number that is free.
     CHECK_EQUAL(value_of(successor.open("new", 3)), a);
     CHECK_EQUAL(value_of(successor.open("last", 3)), c + 1);
     CHECK_EQUAL(tenants.open("lru").usage()[a].name, "new");
@@ -135,7 +135,7 @@ TEST(whoever_is_furthest_over_its_quota_loses_first) {
     }
     CHECK_EQUAL(tenants.victim(), 3u);  // twice its quota, the other one and a half times
 
-    // Those asked in vain are left out, then whoever is oldest goes.
+    // Tenants that were asked in vain are left out, then the oldest entry goes.
     const std::size_t of_b = tenants.table.choose_policy([](EntryNumber) { return 0u; });
     CHECK_EQUAL(tenants.victim(1ull << of_b), 2u);
     const std::size_t of_a = tenants.table.choose_policy([](EntryNumber) { return 0u; }, 0, 1ull << of_b);
@@ -153,6 +153,18 @@ TEST(one_over_its_quota_with_nothing_to_lose_spares_nobody) {
     CHECK_EQUAL(tenants.victim(0, a), kNoEntry);  // but for itself
     tenants.table.subtract_bytes(a, 80);
     CHECK_EQUAL(tenants.victim(0, a), 9u);  // it is at its quota, not over it
+}
+
+TEST(a_tenant_within_its_quota_loses_nothing_to_those_without_one) {
+    Tenants tenants;
+    const TenantNumber a = tenants.tenant("a", 20);
+    const TenantNumber b = tenants.tenant("b", 20);
+    tenants.admit(a, 1);
+    tenants.admit(0, 2);
+    CHECK_EQUAL(tenants.victim(), 2u);      // the older entry is of a tenant within its quota
+    CHECK_EQUAL(tenants.victim(0, b), 2u);  // and the same for another one
+    CHECK_EQUAL(tenants.victim(1), kNoEntry);
+    CHECK_EQUAL(tenants.victim(1, b), 1u);  // no memory is left without a quota, so there are more promises than memory
 }
 
 TEST(tenants_without_quota_share_one_policy) {

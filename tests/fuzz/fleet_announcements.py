@@ -1,4 +1,5 @@
-"""What somebody has written to a fleet's registry: as it is, and as one of the fleet alone could sign it."""
+"""Entries that anyone may have written to a fleet's registry: unsigned, and signed as only a member of the fleet
+could."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ def make_seeds() -> Iterator[bytes]:
     for host in ("127.0.0.1", "::1", "host.example"):
         member = FleetMember(address=TcpAddress(host, 5000), key="k" * 40)
         for is_gone in (False, True):
-            signed = Announcement(member=member, at_ms=1_700_000_000_000, is_gone=is_gone).sign(_FLEET, _SECRET)
+            signed = Announcement(member=member, at_ms=1_700_000_000_000, order=1, is_gone=is_gone).sign(
+                _FLEET, _SECRET
+            )
             yield b"\0" + signed
             yield b"\1" + signed.rpartition(b" ")[0]
 

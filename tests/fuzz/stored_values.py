@@ -1,4 +1,4 @@
-"""What lies in somebody else's store: values in their envelopes, index objects, packs; with right checksums around
+"""Values in a store that others write to: values in their envelopes, index objects, packs; with right checksums around
 anything, too. And what a store says of itself when it refuses."""
 
 from __future__ import annotations
@@ -35,21 +35,25 @@ _MOST_BYTES = 1 << 16
 
 
 class _Bucket:
-    """Objects, and nobody else who writes."""
+    """Objects that no other client writes."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects = objects
 
-    async def has(self, paths: Sequence[str]) -> list[bool]:
+    def begin(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def has(self, paths: Sequence[str]) -> list[bool]:
         return [path in self.objects for path in paths]
 
-    async def get(self, paths: Sequence[str], limit_bytes: int) -> list[memoryview | None]:
+    def get(self, paths: Sequence[str], limit_bytes: int) -> list[memoryview | None]:
         return [memoryview(self.objects[path])[:limit_bytes] if path in self.objects else None for path in paths]
 
-    async def get_head(self, paths: Sequence[str], size_bytes: int) -> list[memoryview | None]:
-        return await self.get(paths, size_bytes)
+    def get_head(self, paths: Sequence[str], size_bytes: int) -> list[memoryview | None]:
+        return self.get(paths, size_bytes)
 
-    async def get_ranges(self, wanted: Sequence[Ranges]) -> list[list[memoryview] | None]:
+    def get_ranges(self, wanted: Sequence[Ranges]) -> list[list[memoryview] | None]:
         return [
             [
                 memoryview(self.objects[one.path])[start : start + size]
@@ -60,18 +64,18 @@ class _Bucket:
             for one in wanted
         ]
 
-    async def get_version(self, path: str, limit_bytes: int) -> tuple[bytearray, str] | None:
+    def get_version(self, path: str, limit_bytes: int) -> tuple[bytearray, str] | None:
         found = self.objects.get(path)
         return None if found is None or len(found) > limit_bytes else (bytearray(found), "1")
 
-    async def put_version(self, path: str, data: bytes, _: str) -> str:
+    def put_version(self, path: str, data: bytes, _: str) -> str:
         self.objects[path] = bytes(data)
         return "1"
 
-    async def delete(self, paths: Sequence[str]) -> list[bool]:
+    def delete(self, paths: Sequence[str]) -> list[bool]:
         return [self.objects.pop(path, None) is not None for path in paths]
 
-    async def list_level(self, path: str) -> Level:
+    def list_level(self, path: str) -> Level:
         changed = datetime.fromtimestamp(0, UTC)
         objects = [
             ListedIndex(path=one, size_bytes=len(data), changed=changed)
@@ -80,7 +84,7 @@ class _Bucket:
         ]
         return Level(objects=objects, folders={one[len(path) + 1 :].partition("/")[0] for one in self.objects})
 
-    async def list_after(self, _: str, after: str, limit: int) -> list[tuple[str, int]]:
+    def list_after(self, _: str, after: str, limit: int) -> list[tuple[str, int]]:
         return [(path, len(self.objects[path])) for path in sorted(self.objects) if path > after][:limit]
 
 

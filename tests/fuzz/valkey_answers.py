@@ -1,4 +1,4 @@
-"""Whatever a Valkey server answers, cut anywhere: to a tier that looks, reads, writes, lists and asks how full it is,
+"""Any answers of a Valkey server, cut anywhere: to a tier that looks, reads, writes, lists and asks how full it is,
 and to a fleet's registry."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWN = FleetMember(address=TcpAddress("127.0.0.1", 5000), key="k" * 40)
 _REGISTRY = RegistryTerms(valkey=_TERMS, fleet="blue", secret=b"what only the fleet knows")
 _CALLS = 7
 _SAID_LIMIT = 100 << 10
-"""What a socket takes that nobody reads."""
+"""Most bytes said, which fit into a socket that is not read."""
 
 
 class _Connected:
@@ -90,7 +90,7 @@ def make_seeds() -> Iterator[bytes]:
         b"*2\r\n$1\r\n5\r\n*1\r\n$3\r\nkey\r\n" + record,
         b":1\r\n$-1\r\n:0\r\n:0\r\n:0\r\n:0\r\n$-1\r\n$30\r\nused_memory:5\r\nmaxmemory:100\r\n\r\n:3\r\n",
     ]
-    announcement = Announcement(member=_OWN, at_ms=5_000).sign(_REGISTRY.fleet, _REGISTRY.secret)
+    announcement = Announcement(member=_OWN, at_ms=5_000, order=1).sign(_REGISTRY.fleet, _REGISTRY.secret)
     written = b"$%d\r\n%b\r\n" % (len(_OWN.name), _OWN.name.encode()) + b"$%d\r\n%b\r\n" % (
         len(announcement),
         announcement,
@@ -112,7 +112,7 @@ def run(data: bytes) -> None:
     said = _Connected(given.rest(), piece_bytes)
 
     def connect(address: tuple[str, int], _: float) -> _Connected:
-        """As the real one refuses what is no address."""
+        """Refuses a malformed address as the real call does."""
         host, port = address
         if "\0" in host or not host.encode("idna"):
             raise ValueError("no host")

@@ -1,11 +1,11 @@
-"""What a connection of the control channel sends, cut anywhere: ZMTP's greeting, commands and messages."""
+"""Bytes that a connection of the control channel sends, cut anywhere: ZMTP's greeting, commands and messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvoffload import zmtp
 from kvoffload.errors import PacketError
-from kvoffload.server.channels import zmtp
 from tests.fuzz.parts import Input, check_line, pack_part
 
 _FRAME_BYTES = 1000

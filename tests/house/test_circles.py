@@ -1,4 +1,5 @@
-"""No module imports itself by way of others, not even for its types: of two files one can be read without the other."""
+"""No module imports itself by way of others, not even for its types, and no room either: of two files, and of two
+folders, one can be read without the other."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def find_imports(source: str, modules: Mapping[str, object]) -> Iterator[str]:
         else:
             continue
         for name in names:
-            # What is imported from a module may be a name in it.
+            # The imported name may be a module, or a name in one.
             found = name if name in modules else name.rpartition(".")[0]
             if found in modules:
                 yield found
@@ -49,6 +50,34 @@ def find_circle(imports: Mapping[str, Set[str]]) -> list[str]:
 
 def test_nothing_imports_itself() -> None:
     assert find_circle(read_imports()) == []
+
+
+def by_room(imports: Mapping[str, Set[str]]) -> dict[str, set[str]]:
+    """Returns by folder those that its modules import. A module that is in the package's
+    own folder counts as a room."""
+    folders = {name.rpartition(".")[0] for name in imports}
+    room_of = {name: name if name in folders or name.count(".") == 1 else name.rpartition(".")[0] for name in imports}
+    rooms: dict[str, set[str]] = {room: set() for room in room_of.values()}
+    for name, found in imports.items():
+        rooms[room_of[name]] |= {room_of[one] for one in found if one in room_of} - {room_of[name]}
+    return rooms
+
+
+def test_no_room_imports_itself() -> None:
+    imports = read_imports()
+    # The package's face and its command line are above all rooms.
+    imports = {name: found for name, found in imports.items() if name not in ("kvoffload", "kvoffload.__main__")}
+    assert find_circle(by_room(imports)) == []
+
+
+def test_a_planted_circle_of_rooms_is_found() -> None:
+    imports = {
+        "kvoffload.a.low": set(),
+        "kvoffload.a.b.low": set(),
+        "kvoffload.a.b.high": {"kvoffload.a.low"},
+        "kvoffload.a.top": {"kvoffload.a.b.low"},
+    }
+    assert set(find_circle(by_room(imports))) == {"kvoffload.a", "kvoffload.a.b"}
 
 
 @pytest.mark.parametrize("planted", ["from kvoffload.b import it", "def late():\n    import kvoffload.b"])

@@ -1,4 +1,4 @@
-"""What tests import is named where tests are installed from: nothing comes by the way with another package."""
+"""Packages that tests import are named in the tests' requirements, and do not just come with another package."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from importlib.metadata import packages_distributions
 
 from tests.house.tree import ROOT, read_texts
 
-BY_THE_WAY = {"typing-extensions", "triton"}
-"""These are requirements of pydantic's own, and of torch's where it is for CUDA."""
+BY_THE_WAY = {"triton"}
+"""A requirement of a torch that is built for CUDA."""
 
 
 def test_what_tests_import_is_pinned() -> None:
-    lines = (ROOT / "requirements" / "tests.txt").read_text().splitlines()
+    lines = [
+        line for name in ("engine", "tests") for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines()
+    ]
     pinned = {canonical(line.split("==")[0]) for line in lines if "==" in line}
     distributions = packages_distributions()
     unnamed = set()

@@ -30,7 +30,7 @@ def preprocess(option: str) -> Iterator[str]:
     yield from re.findall(r"\bPy[A-Za-z]+_?\w*", done.stdout)
 
 
-def test_bindings_use_nothing_beside_it(stable_names: frozenset[str]) -> None:
+def test_bindings_use_names_of_the_stable_abi_alone(stable_names: frozenset[str]) -> None:
     assert BINDINGS
     used = {
         f"{path.name}: {name}"
@@ -43,7 +43,7 @@ def test_bindings_use_nothing_beside_it(stable_names: frozenset[str]) -> None:
 
 
 def test_the_extension_shows_its_entry_alone() -> None:
-    """Whatever more it shows of a static libstdc++ is mixed with torch's: `import torch` after it ended the process."""
+    """Any other symbol of a static libstdc++ would be mixed with torch's: `import torch` after it ended the process."""
     extension = find_spec("kvoffload._native")
     assert extension is not None
     assert extension.origin is not None

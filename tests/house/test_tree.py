@@ -1,4 +1,4 @@
-"""What must not be in the tree."""
+"""Things that must not be in the tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_LINES = 600
 
 # An absolute path that a machine must have anyway, or that a document uses as an example.
 ALLOWED_PATHS = re.compile(
-    r"/(?:proc|sys|dev|run/kvoffload\b|usr/bin/env$|bin/(?:ba)?sh$|usr/local/cuda$)",
+    r"/(?:proc|sys|dev|run/(?:kvoffload\b|user\b)|usr/bin/env$|bin/(?:ba)?sh$|usr/local/cuda$)",
 )
 TOP_FOLDERS = "home|root|work|tmp|opt|mnt|srv|var|etc|usr|Users|data|run|proc|sys|dev|bin"
 ABSOLUTE_PATH = re.compile(rf"(?<![\w.}}$)\]/<-])/(?:{TOP_FOLDERS})(?:/[\w.-]+)+")

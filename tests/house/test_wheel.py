@@ -58,7 +58,7 @@ def wheel(pythons: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
     (sdist,) = folder.glob("kvoffload-*.tar.gz")
     run(pythons[0], "-m", "venv", "--without-pip", folder / "build", cwd=folder)
     pip = [*PIP, "--python", folder / "build/bin/python"]
-    pins = [line for line in (ROOT / "requirements/tests.txt").read_text().splitlines() if line.startswith(BUILDERS)]
+    pins = [line for line in (ROOT / "requirements/engine.txt").read_text().splitlines() if line.startswith(BUILDERS)]
     run(*pip, "install", "--quiet", *pins, cwd=folder)
     build = ["wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder]
     run(*pip, *build, "--config-settings=cmake.define.KVOFFLOAD_CUDA=OFF", sdist, cwd=folder)

@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 
 @contextmanager
-def child(arguments: Sequence[str], *, says: str = "") -> Iterator[subprocess.Popen[str]]:
+def child(
+    arguments: Sequence[str], *, says: str = "", env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A Python process, after it has printed the line `says`; it is killed on the way out."""
     with subprocess.Popen(
-        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as process:
         try:
             if says:

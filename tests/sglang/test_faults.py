@@ -1,4 +1,4 @@
-"""Whatever becomes of the server or of a record: a shorter hit or none, the right answer, and an engine that lives."""
+"""A lost server or record means a shorter hit or none, the right answer, and an engine that lives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_records_that_are_not_what_was_saved_are_computed_and_saved_anew(verifyi
     again = verifying.ask(prompt)
     assert again.restored == HIT
     assert again.answer == own.answer
-    assert "are not what was saved" in verifying.engine.read_log()
+    assert "records differ from the saved bytes" in verifying.engine.read_log()
 
 
 def test_a_server_that_does_nothing_delays_no_request_for_long(verifying: Verifying) -> None:

@@ -88,7 +88,7 @@ def test_records_that_are_not_what_was_saved_are_computed(stored: Stored) -> Non
         spoiled = stored.ask(make_prompt(86))
     assert (spoiled.own, spoiled.restored) == (0, 0)
     assert spoiled.answer.tokens == cold.answer.tokens
-    assert "are not what was saved" in stored.engine.read_log()
+    assert "records differ from the saved bytes" in stored.engine.read_log()
 
 
 def test_a_server_that_does_nothing_or_is_killed_takes_nothing_but_hits(stored: Stored) -> None:

@@ -28,7 +28,7 @@ from kvoffload.protocol import (
     Release,
 )
 from kvoffload.protocol.limits import FRAME_BYTES
-from kvoffload.server.refusal import refuse
+from kvoffload.server.common.refusal import refuse
 from kvoffload.server.sessions.session import Registration
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
@@ -144,7 +144,7 @@ def invalidate(cache: LocalCache, message: Invalidate) -> None:
 
 
 def _find_tenant(registration: Registration, place: int) -> int | None:
-    """Finds whose slots these are. None: whoever the slots were granted to."""
+    """Finds the tenant that a publish names. None: the tenant to which the slots were granted."""
     tenants = tuple(registration.tenants.values())
     return tenants[place - 1] if 0 < place <= len(tenants) else None
 

@@ -1,4 +1,4 @@
-"""What a native express channel does, on the memory of a simulated server."""
+"""A model of a native express channel, on the memory of a simulated server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import OneWay
 from kvoffload.server import ServerCore
-from kvoffload.server.event_feed import Space
-from kvoffload.server.refusal import refuse
+from kvoffload.server.common.refusal import refuse
+from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.sessions.session import Registration
 from tests.simulation import block_service
 

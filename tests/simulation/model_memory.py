@@ -35,7 +35,7 @@ from tests.simulation.model_entries import SLOT_BYTES, Entry, Session, Tag, spli
 
 
 class ModelMemory:
-    """What lies in shared memory. It belongs to whoever has its number."""
+    """The shared memory of a cache. Its user is the process that has its number."""
 
     def __init__(self, number: int, slots: int) -> None:
         self.number = number
@@ -141,7 +141,7 @@ class ModelCache:
     def open_tenant(self, name: str, *, quota_bytes: int = 0) -> int:
         return 0
 
-    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
+    def open_session(self, *, held_limit_bytes: int = NO_LIMIT, owner: int | None = None) -> SessionId:
         self.memory.last_session += 1
         self.memory.sessions[self.memory.last_session] = Session()
         return SessionId(self.memory.last_session)
@@ -162,7 +162,7 @@ class ModelCache:
             found.is_open = False
         return found is not None
 
-    def reopen_session(self, session: SessionId) -> bool:
+    def reopen_session(self, session: SessionId, *, owner: int | None = None) -> bool:
         found = self.memory.sessions.get(session)
         if found is None or found.is_ending:
             return False
@@ -290,7 +290,7 @@ class ModelCache:
     def invalidate(self, name_space: int, group: int, hashes: Buffer) -> int:
         return sum(self._remove((name_space, group, name)) for name in split(hashes))
 
-    # ---- nobody writes but who asks ----
+    # ---- writes, each by the thread that asks for it ----
 
     def leave_reserve(
         self, session: SessionId, name_space: int, group: int, *, hashes: Buffer
@@ -346,7 +346,7 @@ class ModelCache:
     def clear(self, name_space: int) -> int:
         return sum(self._remove(key) for key in list(self.memory.readable) if key[0] == name_space)
 
-    # ---- what nobody asks for here: hints, and subscribers of events ----
+    # ---- parts that this simulation does not use: hints, and subscribers of events ----
 
     @property
     def without_room(self) -> int:
@@ -370,10 +370,13 @@ class ModelCache:
             "leases": len(self.memory.leases),
             "sessions": len(self.memory.sessions),
         }
-        used_by = {space: SLOT_BYTES for space, _, _ in self.memory.readable}
-        return CacheStats(
-            **(counts | {"tenants": (), "places": (), "traffic": {}, "residence": Residence(), "used_by": used_by})
-        )
+        return CacheStats(**(counts | {"tenants": (), "places": (), "traffic": {}, "residence": Residence()}))
+
+    def used_by(self, name_space: int) -> int:
+        return self.used_by_each().get(name_space, 0)
+
+    def used_by_each(self) -> dict[int, int]:
+        return {space: SLOT_BYTES for space, _, _ in self.memory.readable}
 
     # ---- inside ----
 

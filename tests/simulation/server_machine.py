@@ -31,7 +31,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import OneWay
 from kvoffload.server import CoreTerms, DomainTerms, Peer, SendMemory, ServerCore, ToConnection
-from kvoffload.server.outbox import OpenExpress, Sendable, ToLifeline
+from kvoffload.server.sessions.outbox import OpenExpress, Sendable, ToLifeline
 from kvoffload.server.tiering.chain import TierChain
 from tests.simulation.channels import Connection, Hangup, Packet
 from tests.simulation.express_model import ExpressModel
@@ -50,7 +50,7 @@ _HANDSHAKE = ServerTerms(capabilities=frozenset(CAPABILITIES), domain="", softwa
 
 @dataclass(eq=False)
 class FakePidfd:
-    """It is the process's number. Belongs to somebody at every moment."""
+    """A pidfd, which is the process's number. It has one owner at every moment."""
 
     number: int
     is_over: bool = False
@@ -75,7 +75,7 @@ class Server:
         self.is_alive = True
         self.is_draining = False
         self.stopped: list[tuple[Any, ...]] | None = None
-        """What came while it is stopped; None: it runs."""
+        """Items that came while the server is stopped; None: it runs."""
         self.memory: AnyMemory | None = None
         self._cache: AnyCache | None = None
         self._adopted_boot_id = 0
@@ -83,10 +83,10 @@ class Server:
         self._is_taking = False
         self._adopt_until_ns = self.timeline.now_ns + adopt_wait_ns
         self.processes: dict[int, Process] = {}
-        """By lifeline and control connection."""
+        """Processes by lifeline and control connection."""
         self._connections: dict[int, Connection] = {}
         self._express: dict[int, tuple[Connection, ExpressModel]] = {}
-        """By lifeline."""
+        """Express channels by lifeline."""
         self.pid = world.draw_number()
         self.traffic = None if world.disk is None else make_traffic(self, world.disk, self.pid)
         self._tiers_due_ns = 0
@@ -107,7 +107,7 @@ class Server:
 
     @property
     def moves_blocks(self) -> bool:
-        """Something is under way to or from the tier, or held for somebody."""
+        """Whether blocks are under way to or from the tier, or held for a request."""
         if self.traffic is None:
             return False
         writes, reads = self.traffic.writes, self.traffic.reads

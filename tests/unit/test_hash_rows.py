@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvoffload.hash_rows import as_rows, choose_rows, count_hashes
+from kvoffload.hash_rows import as_rows, choose_rows, count_hashes, find_first
 from kvoffload.types import HASH_BYTES
 
 NAMES = [bytes([number] * HASH_BYTES) for number in range(4)]
@@ -45,3 +45,14 @@ def test_hashes_are_counted_in_any_buffer() -> None:
     assert count_hashes(np.zeros((2, 32), np.uint8)) == 2
     with pytest.raises(ValueError, match="32 bytes each, not 33"):
         count_hashes(bytes(33))
+
+
+def test_of_hashes_that_come_again_the_first_are_found() -> None:
+    assert find_first(as_rows(HASHES)) is None
+    assert find_first(as_rows(b"")) is None
+    again = find_first(as_rows(NAMES[2] + NAMES[0] + NAMES[2] + NAMES[1] + NAMES[0]))
+    assert again is not None
+    assert again.tolist() == [0, 1, 3]
+    every_other = find_first(as_rows((NAMES[0] + NAMES[1]) * 2)[::2])
+    assert every_other is not None
+    assert every_other.tolist() == [0]

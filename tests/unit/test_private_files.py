@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.errors import ConfigError
+from kvoffload import private_files
+from kvoffload.errors import ConfigError, TakenFolderError
 from kvoffload.private_files import PrivateFiles
+
+OTHER = 64_003
+"""A user that has no folder of its own."""
 
 
 def test_equal_parts_are_the_same_server(tmp_path: Path) -> None:
@@ -83,8 +87,32 @@ def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path, monkeypatch:
     files.folder.chmod(0o770)
     assert_refused("has mode 0770, allowed is 0700")
     files.folder.chmod(0o700)
-    uid = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    assert_refused(f"belongs to user {uid}, not to {uid + 1}")
+    monkeypatch.setattr(os, "getuid", lambda: OTHER)
+    assert_refused(f"belongs to user {os.geteuid()}, not to {OTHER}")
     files = PrivateFiles.named(tmp_path / "none")
     assert_refused("cannot be made: No such file")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders of other users")
+def test_a_name_that_another_user_has_taken_keeps_nobody_from_a_private_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken, home = PrivateFiles.named(tmp_path).folder, tmp_path / "home"
+    taken.mkdir(mode=0o777)
+    os.chown(taken, OTHER, OTHER)
+    home.mkdir(mode=0o700)
+    monkeypatch.setattr(private_files, "OWN_ROOMS", (str(tmp_path / "none"), str(home)))
+    first = PrivateFiles.settled(tmp_path, "a")
+    assert first.folder == home / taken.name
+    assert first.folder.stat().st_mode & 0o777 == 0o700
+    assert PrivateFiles.settled(tmp_path, "a") == first
+    assert caplog.messages[0].endswith(
+        f"belongs to user {OTHER}, not to {os.getuid()}: private servers are in {first.folder} instead"
+    )
+    # A home to which others may write could be taken likewise.
+    first.remove_folder()
+    home.chmod(0o770)
+    with pytest.raises(TakenFolderError, match=f"belongs to user {OTHER}"):
+        PrivateFiles.settled(tmp_path, "a")
+    taken.rmdir()
+    assert PrivateFiles.settled(tmp_path, "a").folder == taken

@@ -19,9 +19,9 @@ from tests.vllm.pool_probe import Entry
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from kvoffload.connector.common.step_plan import LoadJob
     from kvoffload.connector.facade import KVOffloadConnector
     from kvoffload.connector.scheduler_side import SchedulerSide
-    from kvoffload.connector.step_plan import LoadJob
     from kvoffload.connector.worker_side import WorkerSide
 
 # A server that has to wait for its turn on a busy machine must not decide what a test finds, nor what steps took there.
@@ -133,7 +133,7 @@ def tenants(engine: Engine) -> dict[str, int]:
 
 
 def held(engine: Engine) -> dict[str, int]:
-    """What the scheduler side keeps of requests, transfers and blocks."""
+    """Counts the requests, transfers and blocks that the scheduler side keeps."""
     return pool_probe.count_held(_side(engine))
 
 
@@ -170,7 +170,7 @@ def entries(engine: Engine) -> list[Entry]:
 
 
 def names(engine: Engine) -> set[tuple[int, str]]:
-    """(group, name) of the same, without anybody having checked their bytes. For an engine in this process."""
+    """(group, name) of the same, without a check of their bytes. For an engine in this process."""
     return {(group, name.hex()) for group, name in pool_probe.follow(_side(engine)).names()}
 
 
@@ -289,14 +289,14 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     return [sha256(row.numpy().data).hex() for row in torch.cat(records, dim=1)]
 
 
-def zero_record(worker: Any, group: int, address: int, rank: int | None = None) -> Json:
-    """Overwrites a record with zeros, in one rank or all. How many bytes that changed."""
+def zero_record(worker: Any, group: int, address: int, rank: int | None = None, size_bytes: int | None = None) -> Json:
+    """Overwrites the first bytes of a record with zeros, or all, in one rank or all. How many bytes that changed."""
     if rank not in (None, worker.rank):
         return 0
     content = record(group, address)
     _originals[group, address] = content.copy()
-    changed = int(np.count_nonzero(content))
-    content[:] = 0
+    changed = int(np.count_nonzero(content[:size_bytes]))
+    content[:size_bytes] = 0
     return changed
 
 
@@ -312,12 +312,13 @@ _originals: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
 
 
 @contextmanager
-def zeroed(engine: Engine, entry: Entry, *, rank: int | None = None) -> Iterator[None]:
-    """Within it, this record is zeros in that rank (None: in all); afterwards it is what it was.
+def zeroed(engine: Engine, entry: Entry, *, rank: int | None = None, size_bytes: int | None = None) -> Iterator[None]:
+    """Makes this record zeros in that rank (None: in all) within the block; afterwards it has its old bytes. With
+    `size_bytes` only so many bytes at its beginning.
 
-    Nobody notices: digests are checked where the engine has `verify` set to "always".
+    The change is not noticed, because digests are checked only if the engine has `verify` set to "always".
     """
-    changed = sum(engine.ask_workers(zero_record, entry.group, entry.address, rank))
+    changed = sum(engine.ask_workers(zero_record, entry.group, entry.address, rank, size_bytes))
     assert changed > 0, "the record was zeros already"
     try:
         yield

@@ -27,7 +27,7 @@ Json = bool | int | float | str | None | list["Json"] | dict[str, "Json"]
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    # One thread for each rank, free to move: a second one only waits at barriers for whoever else uses the machine,
+    # One thread for each rank, free to move: a second one only waits at barriers while others use the machine,
     # and vLLM's own choice binds threads to cores and refuses two ranks on one NUMA node.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -134,8 +134,8 @@ class Engine:
     def drain(self) -> None:
         """Lets an engine without requests step until it has nothing more to do, its connector neither, and settles.
 
-        With processes of its own it steps by itself, and tells when it has come to rest. In this process nobody steps
-        it but the caller.
+        With processes of its own it steps by itself, and tells when it has come to rest. In this process only the
+        caller steps it.
         """
         client = self.llm.llm_engine.engine_core
         if self.has_own_processes:
@@ -184,7 +184,8 @@ def start_engine(model: TinyModel, folder: Path, *, has_own_processes: bool = Fa
     if torch.get_num_threads() > 1:  # torch was imported before the environment was set
         torch.set_num_threads(1)
     try:
-        llm = LLM(str(folder), **settings)  # type: ignore[arg-type]
+        with model.starting():
+            llm = LLM(str(folder), **settings)  # type: ignore[arg-type]
     except BaseException:
         if not has_own_processes:
             _leave_torch_distributed()
@@ -194,7 +195,7 @@ def start_engine(model: TinyModel, folder: Path, *, has_own_processes: bool = Fa
 
 @cache
 def _spare_imports() -> None:
-    """From here on no collection of garbage goes through what was imported before the first engine started.
+    """Keeps garbage collections from going through the objects imported before the first engine started.
 
     Those are 650,000 objects, and vLLM collects ten times while an engine starts and ends, which was three quarters of
     the time. It also freezes what there is when an engine has started, and undoes that for all when it ends: neither
@@ -292,7 +293,15 @@ def cache_shapes(engine: Engine) -> list[CacheShape]:
 
     return [
         CacheShape(
-            **(answer | {"groups": tuple(GroupShape(**g | {"layers": tuple(g["layers"])}) for g in answer["groups"])})
+            **(
+                answer
+                | {
+                    "groups": tuple(
+                        GroupShape(**group | {name: tuple(group[name]) for name in ("layers", "pages")})
+                        for group in answer["groups"]
+                    )
+                }
+            )
         )
         for answer in engine.ask_workers(_describe_cache)
     ]
@@ -306,14 +315,19 @@ def _describe_cache(worker: Any) -> Json:
         "num_blocks": config.num_blocks,
         "hash_block_size": vllm_compat.hash_block_size(worker.vllm_config, config),
         "layout": config.kv_cache_layout,
-        "groups": [
-            {
-                "kind": type(group.kv_cache_spec).__name__,
-                "layers": [int(name.split(".")[2]) for name in group.layer_names],  # model.layers.3.self_attn.attn
-                "block_size": group.kv_cache_spec.block_size,
-                "page_bytes": group.kv_cache_spec.real_page_size_bytes,
-                "padded_page_bytes": group.kv_cache_spec.page_size_bytes,
-            }
-            for group in config.kv_cache_groups
-        ],
+        "groups": [_describe_group(group) for group in config.kv_cache_groups],
+    }
+
+
+def _describe_group(group: Any) -> dict[str, Json]:
+    spec = group.kv_cache_spec
+    own = getattr(spec, "kv_cache_specs", {})  # of layers with pages of several sizes
+    pages = [own[name].real_page_size_bytes for name in group.layer_names] if own else []
+    return {
+        "kind": type(own[group.layer_names[0]] if own else spec).__name__,
+        "layers": [int(name.split(".")[2]) for name in group.layer_names],  # model.layers.3.self_attn.attn
+        "block_size": spec.block_size,
+        "page_bytes": sum(pages) if own else spec.real_page_size_bytes,
+        "padded_page_bytes": spec.page_size_bytes,
+        "pages": pages,
     }

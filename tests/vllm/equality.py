@@ -1,4 +1,4 @@
-"""Answers of engines that restored a prompt, beside those of the engine's own hit."""
+"""Answers of engines that restored a prompt, compared with those of the engine's own hit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from tests.vllm import connector_probe as probe
-from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.engine import Engine, EnginePool, cache_shapes, make_prompt
 from tests.vllm.tiny_models import DENSE, GDN, MLA, SLIDING, TinyModel
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ SLIDING_CASE = Case("sliding", SLIDING, CHUNKS)
 GDN_CASE = Case("gdn", GDN, GDN_CHUNKS)
 
 
-# Its windows are kept wherever a hit can end; those of SLIDING_CASE only where hits are to be expected.
+# Its windows are kept wherever a hit can end; those of SLIDING_CASE only where hits can be expected.
 WINDOWS_CASE = Case("sliding-all-windows", SLIDING, CHUNKS | {"prefix_cache_retention_interval": None})
 
 
@@ -98,7 +98,7 @@ def each(*cases: Case, scope: Literal["session", "module"] = "session") -> pytes
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run said, for comparison with `==`, and how much of its prompt came from a cache."""
+    """The answer of a run, for comparison with `==`, and how much of its prompt came from a cache."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[tuple[tuple[int, float], ...], ...]  # for each token, the likeliest first
@@ -162,7 +162,7 @@ def check_own_hit(engines: EnginePool, case: Case) -> None:
 
 
 def check_every_repeat(engine: Engine, model: TinyModel, lengths: Sequence[int]) -> None:
-    """Checks an engine that has stepped for nobody yet. The very first request is one of a single step: nothing keeps
+    """Checks an engine that has not served a request yet. The very first request is one of a single step: nothing keeps
     the engine stepping after it but the connector."""
     first = make_prompt(899, 641)
     answer(engine, first, max_tokens=1)
@@ -194,6 +194,24 @@ def check_restored_bytes(engines: EnginePool, case: Case) -> None:
         assert engine.ask_workers(probe.block_digests, group, [block]) == record
 
 
+def check_every_byte(engines: EnginePool, case: Case) -> None:
+    """Checks that the proof of a registration accounts for all bytes of the engine's cache, layer by layer."""
+    engine = case.acquire(engines)
+    for report, shape in zip(engine.ask_workers(probe.completeness_report), cache_shapes(engine), strict=True):
+        print(report["text"])
+        ((allocation,), (storage_bytes,)) = report["allocations"], report["storage_bytes"]
+        parts = [allocation[part] for part in ("page_bytes", "excluded_bytes", "padding_bytes")]
+        assert sum(parts) == allocation["size_bytes"]
+        assert 0 <= storage_bytes - allocation["size_bytes"] < 4096
+        found = sorted((int(label.split(".")[2]), size) for label, size in allocation["layers"].items())
+        pages = [page for group in shape.groups for page in group.layer_pages]
+        assert found == sorted((layer, shape.num_blocks * page_bytes) for layer, page_bytes in pages)
+        assert report["num_blocks"] == shape.num_blocks
+        assert report["elsewhere"] == []
+    records = [sum(page_bytes for _, page_bytes in group.layer_pages) for group in shape.groups]
+    assert engine.ask_workers(probe.record_bytes) == [records] * len(engine.ask_workers(probe.record_bytes))
+
+
 def check_zeros_are_seen(engines: EnginePool, case: Case) -> None:
     """Checks that zeros in the place of any record change the answer."""
     engine, prompt = case.acquire(engines), one_boundary(case.model)
@@ -217,3 +235,19 @@ def one_boundary(model: TinyModel) -> list[int]:
     Its end is near the boundary, because recurrent states fade: some hundred tokens later what was restored is little.
     """
     return make_prompt(seed=8, length=model.block_size + 6)
+
+
+def second_turns(engine: Engine, *, said: int) -> tuple[Answer, list[int], Answer]:
+    """A conversation's second answer from the engine's own cache, what it loaded nevertheless, and from ours."""
+    question, more = make_prompt(seed=8, length=1200), make_prompt(seed=9, length=30)
+    engine.forget()
+    first = answer(engine, question, max_tokens=said)
+    turn = question + list(first.tokens) + more
+    restored = restored_answer(engine, turn)
+    engine.forget()  # that turn has saved more than the first one
+    again = answer(engine, question, max_tokens=said)
+    assert (again.cached, again) == (0, first)
+    probe.drain(engine)
+    with probe.watch_loads(engine) as external:
+        local = answer(engine, turn)
+    return local, external, restored

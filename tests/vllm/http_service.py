@@ -97,15 +97,24 @@ class Service:
 
 @contextmanager
 def serving(model: Path, log: Path, *arguments: str, connector: Mapping[str, object] = CONNECTOR) -> Iterator[Service]:
-    """Of the dense tiny model in this folder, with an engine's cache for two prompts or so."""
-    port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", DENSE.name, "--enforce-eager"]
-    command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20)]
-    command += ["--kv-transfer-config", json.dumps(connector), *arguments]
+    """Serves the dense tiny model in this folder, with an engine's cache for two prompts or so."""
+    small = ("--max-model-len", "1024", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(4 << 20))
     # It logs and has the processes that it has for a user who has said nothing of that, whatever engines began before.
     told = ("VLLM_LOGGING_", "VLLM_ENABLE_V1_MULTIPROCESSING")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(told)}
+    with serving_with(environment, model, log, *small, *arguments, connector=connector) as one:
+        yield one
+
+
+@contextmanager
+def serving_with(
+    environment: Mapping[str, str], model: Path, log: Path, *arguments: str, connector: Mapping[str, object]
+) -> Iterator[Service]:
+    """Runs `vllm serve` with these arguments and environment variables alone, and ends it."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", DENSE.name, "--enforce-eager"]
+    command += ["--kv-transfer-config", json.dumps(connector), *arguments]
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
@@ -119,7 +128,7 @@ def serving(model: Path, log: Path, *arguments: str, connector: Mapping[str, obj
                     break
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < until, log.read_text()
-                time.sleep(0.2)
+                time.sleep(0.05)
             yield one
         finally:
             process.terminate()

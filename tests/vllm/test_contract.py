@@ -137,7 +137,7 @@ def test_every_hook_is_called_where_and_as_we_think() -> None:
 def test_what_the_connector_hands_over_has_the_shapes_of_the_installed_vllm(kind: str) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1 import base, metrics
 
-    from kvoffload.connector import step_plan
+    from kvoffload.connector.common import step_plan
     from kvoffload.connector.engine import stats as engine_stats
 
     ours, theirs, inherited = {
@@ -175,7 +175,7 @@ def test_every_model_is_noted_where_we_look_for_it() -> None:
 
 
 class Base(ABC):
-    """What a vLLM might have."""
+    """A base class as a vLLM might have it."""
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: object) -> bool:
@@ -374,7 +374,7 @@ def test_a_call_that_vanished_is_named() -> None:
 
 
 def test_a_call_with_what_ours_does_not_take_is_named() -> None:
-    """Whatever shape the base has."""
+    """The call is named whatever parameters the base has."""
     (complaint,) = complain_of_calls(OldSleep, {"worker.py": WORKER}, {})
     assert complaint.startswith("restore_kv_caches: worker.py:3 calls it with what ours does not take")
     assert "kv_caches" in complaint

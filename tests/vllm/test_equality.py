@@ -1,4 +1,4 @@
-"""What the connector restores is what the engine computed: bit for bit the engine's own prefix hit, on the real engine.
+"""Restored blocks equal the engine's own prefix hit bit for bit, on the real engine.
 
 A cold run is no measure: its chunks have other shapes than those after a hit, the engine's own hits included, and
 bfloat16 rounds them differently. So each prompt runs cold, then from the engine's own cache, then, with that dropped,
@@ -13,7 +13,7 @@ import itertools
 import pytest
 
 from tests.vllm import connector_probe as probe
-from tests.vllm.engine import Engine, EnginePool, cache_shapes, make_prompt
+from tests.vllm.engine import EnginePool, cache_shapes, make_prompt
 from tests.vllm.equality import (
     CHUNKS,
     FLOAT32_ROUNDING,
@@ -23,9 +23,9 @@ from tests.vllm.equality import (
     MLA_CASE,
     MLA_LENGTHS,
     SLIDING_CASE,
-    Answer,
     Case,
     answer,
+    check_every_byte,
     check_own_hit,
     check_restored_bytes,
     check_zeros_are_seen,
@@ -33,6 +33,7 @@ from tests.vllm.equality import (
     one_boundary,
     restorable,
     restored_answer,
+    second_turns,
 )
 from tests.vllm.tiny_models import DENSE, GDN, MLA, SLIDING, TinyModel
 
@@ -64,7 +65,7 @@ def test_where_the_engines_own_hits_end_within_a_block_ours_are_whole_blocks(eng
     restored = restored_answer(engine, prompt)
     assert (local.cached, restored.cached) == (1696, restorable(GDN, 1700)) == (1696, 1280)
     assert restored == local
-    # What the engine has of a block gives way to a hit that is longer.
+    # The engine's own part of a block gives way to a longer hit.
     engine.reset_local()
     assert answer(engine, prompt[:700]).cached == 0
     assert answer(engine, prompt[:700]).cached == 688
@@ -102,7 +103,7 @@ def test_a_hit_may_begin_with_the_engines_own_blocks_and_end_with_restored_ones(
 
 
 def test_where_two_prompts_part_the_third_one_hits(engines: EnginePool) -> None:
-    """Nobody can know beforehand that 896 tokens are shared, so with the first prompt no window was kept there."""
+    """It is not known beforehand that 896 tokens are shared, so no window was kept there with the first prompt."""
     engine, shared = SLIDING_CASE.acquire(engines), make_prompt(seed=11, length=900)
     first, second, third = (shared + make_prompt(seed=seed, length=500) for seed in (12, 13, 14))
     assert answer(engine, first).cached == 0
@@ -118,19 +119,7 @@ def test_where_two_prompts_part_the_third_one_hits(engines: EnginePool) -> None:
 
 @each(*LOCAL_CASES, MLA_CASE, TWO_RANKS_CASE)
 def test_every_byte_of_the_engines_cache_is_accounted_for(engines: EnginePool, case: Case) -> None:
-    engine = case.acquire(engines)
-    for report, shape in zip(engine.ask_workers(probe.completeness_report), cache_shapes(engine), strict=True):
-        print(report["text"])
-        ((allocation,), (storage_bytes,)) = report["allocations"], report["storage_bytes"]
-        parts = [allocation[part] for part in ("page_bytes", "excluded_bytes", "padding_bytes")]
-        assert sum(parts) == allocation["size_bytes"]
-        assert 0 <= storage_bytes - allocation["size_bytes"] < 4096
-        found = {int(label.split(".")[2]): size for label, size in allocation["layers"].items()}
-        assert found == {layer: shape.num_blocks * group.page_bytes for group in shape.groups for layer in group.layers}
-        assert report["num_blocks"] == shape.num_blocks
-        assert report["elsewhere"] == []
-    records = [sum(group.page_bytes for _ in group.layers) for group in shape.groups]
-    assert engine.ask_workers(probe.record_bytes) == [records] * len(engine.ask_workers(probe.record_bytes))
+    check_every_byte(engines, case)
 
 
 def test_two_ranks_share_the_heads(engines: EnginePool) -> None:
@@ -170,22 +159,6 @@ def test_an_engine_that_retains_decoded_boundaries_has_them_all_restored(engines
         expected = (1200 + said - 1) // model.block_size * model.block_size
         assert (local.cached, restored.cached, external) == (expected, expected, []), said
         assert restored == local, said
-
-
-def second_turns(engine: Engine, *, said: int) -> tuple[Answer, list[int], Answer]:
-    """A conversation's second answer from the engine's own cache, what it loaded nevertheless, and from ours."""
-    question, more = make_prompt(seed=8, length=1200), make_prompt(seed=9, length=30)
-    engine.forget()
-    first = answer(engine, question, max_tokens=said)
-    turn = question + list(first.tokens) + more
-    restored = restored_answer(engine, turn)
-    engine.forget()  # that turn has saved more than the first one
-    again = answer(engine, question, max_tokens=said)
-    assert (again.cached, again) == (0, first)
-    probe.drain(engine)
-    with probe.watch_loads(engine) as external:
-        local = answer(engine, turn)
-    return local, external, restored
 
 
 def test_zeros_in_any_record_of_any_rank_change_the_answer(engines: EnginePool) -> None:

@@ -1,4 +1,5 @@
-"""Loads and saves that fail, are aborted or meet a reset: at most one request is computed anew, and nothing is left."""
+"""Loads and saves that fail, are aborted or meet a reset: at most one request is computed again, and nothing is
+left."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from tests.vllm.workload import (
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
-    from kvoffload.connector.step_plan import StepPlan
+    from kvoffload.connector.common.step_plan import StepPlan
 
 pytestmark = pytest.mark.vllm
 
@@ -57,7 +58,7 @@ def change_bytes_on_the_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
 
 def lose_the_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker may not copy from where the scheduler's lease is; what is saved afterwards is elsewhere."""
-    from kvoffload.connector.step_plan import StepPlan
+    from kvoffload.connector.common.step_plan import StepPlan
 
     side = probe.worker_side()
     submit = side.submit
@@ -90,7 +91,7 @@ def never_begin(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invalidate_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is forgotten is not found in the same step: else it counts as saved, and is missed later."""
+    """Makes invalidated blocks missing in the same step: otherwise they count as saved, and are missed later."""
     client = connector_side(engine).parts.cache
     invalidate = client.invalidate
 

@@ -104,7 +104,7 @@ def working(walk: Walk) -> Walk:
 @pytest.mark.timeout(900)
 def test_make_demo(walk: Walk) -> None:
     """`examples/demo.py`, without the set-up, which this tree has had."""
-    told = walk.type("make", "-o", "setup", "demo")
+    told = walk.type("make", "-o", ".venv/stamps/native", "-o", ".venv/stamps/text", "demo")
     assert "answers and logprobs, restored against the engine's own cache: equal" in told
     assert "kvoffload.connector.facade.KVOffloadConnector" in told
     assert ElementTree.parse(walk.clone / ".cache/demo/demo.svg").getroot().tag.endswith("svg")
@@ -116,7 +116,7 @@ def test_make_demo(walk: Walk) -> None:
 
 
 def test_top_once(working: Walk) -> None:
-    # What became of prompts is told a moment after they were answered.
+    # The outcomes of prompts reach the server a moment after the answers.
     await_that(lambda: working.ask("kvoffload", "top", "--once")[0]["prompts"]["totals"]["hit_memory"] > 0)
     [row] = working.ask("kvoffload", "top", "--once")
     assert row["up"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from copy import copy
 from importlib.metadata import entry_points
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from kvoffload.connector import plugin
-from kvoffload.errors import ConfigError, UnsupportedError
+from kvoffload.connector.engine.kept_groups import SPECS
+from kvoffload.errors import ConfigError
 from tests.vllm import connector_probe as probe
-from tests.vllm.engine import Engine, EnginePool, make_prompt
+from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
 from tests.vllm.tiny_models import DENSE, GDN
 
 pytestmark = pytest.mark.vllm
@@ -85,8 +87,8 @@ def test_an_engine_finds_the_connector_by_its_module_path(engines: EnginePool) -
     assert engine.generate(prompt).num_cached_tokens == 256
 
 
-def construct(engine: Engine, *, transfer: dict[str, object], **parallel: int) -> None:
-    """What an engine with these settings does at its start, in both roles."""
+def construct(engine: Engine, *, transfer: dict[str, object], **parallel: int) -> list[Any]:
+    """Makes the connectors that an engine with these settings makes at its start, one for each role."""
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -96,26 +98,39 @@ def construct(engine: Engine, *, transfer: dict[str, object], **parallel: int) -
     config.parallel_config = copy(config.parallel_config)
     for name, value in parallel.items():
         setattr(config.parallel_config, name, value)
-    for role in KVConnectorRole:
-        KVConnectorFactory.create_connector(config, role, engine.core.scheduler.kv_cache_config)
+    cache = engine.core.scheduler.kv_cache_config
+    return [KVConnectorFactory.create_connector(config, role, cache) for role in KVConnectorRole]
 
 
-@pytest.mark.parametrize(
-    ("parallel", "what"),
-    [
-        ({"decode_context_parallel_size": 2}, "decode context parallel"),
-        ({"prefill_context_parallel_size": 2}, "prefill context parallel"),
-    ],
-)
-def test_an_engine_that_cannot_be_served_is_refused_in_one_line(
-    engines: EnginePool, parallel: dict[str, int], what: str
+def test_an_engine_that_cannot_be_served_has_an_idle_connector_and_one_line_says_why(
+    engines: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engines.acquire(DENSE)
-    construct(engine, transfer=probe.transfer())
-    construct(engine, transfer=probe.transfer(), pipeline_parallel_size=2)
-    with pytest.raises(UnsupportedError, match=f"does not serve .*{what}.*; .+") as refusal:
-        construct(engine, transfer=probe.transfer(), **parallel)
-    assert "\n" not in str(refusal.value)
+    for served in ({}, {"pipeline_parallel_size": 2}):
+        for connector in construct(engine, transfer=probe.transfer(), **served):
+            assert type(connector).__name__ == "KVOffloadConnector"
+    for connector in construct(engine, transfer=probe.transfer(), prefill_context_parallel_size=2):
+        assert type(connector).__name__ == "IdleConnector"
+    (line,) = [record.message for record in caplog.records if "keeps nothing" in record.message]
+    assert "prefill context parallel" in line
+    assert "\n" not in line
+
+
+def test_an_engine_with_an_unknown_kind_of_cache_computes_all_prompts_as_without_us(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later vLLM may bring a model whose cache we do not know. It must start, and give the same tokens."""
+    prompt = make_prompt(seed=1, length=300)
+    alone = engines.acquire(DENSE).generate(prompt)
+    monkeypatch.delitem(SPECS, "FullAttentionSpec")
+    engines.leave_process()
+    with closing(start_engine(DENSE, engines.model_folder(DENSE), kv_transfer_config=probe.transfer())) as engine:
+        assert type(engine.core.scheduler.connector).__name__ == "IdleConnector"
+        for _ in range(2):
+            engine.reset_local()
+            found = engine.generate(prompt)
+            assert found.outputs[0].token_ids == alone.outputs[0].token_ids
+            assert found.num_cached_tokens == 0
 
 
 @pytest.mark.parametrize("is_one_of_several", [False, True])

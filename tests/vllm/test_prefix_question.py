@@ -1,4 +1,4 @@
-"""What /v1/prefix answers for a prompt's tokens is what a real engine then loads of it."""
+"""A real engine loads as many tokens of a prompt as /v1/prefix has answered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector.block_chain import NO_MASK
+from kvoffload.connector.common.block_chain import NO_MASK
 from kvoffload.protocol.message import Reply, Request
 from kvoffload.web.prefix_question import read_body
 from kvoffload.web.prefixes import Prefixes
@@ -39,7 +39,7 @@ def test_a_hit_is_counted_as_the_engine_counts_it(engines: EnginePool, model: Ti
     engine = engines.acquire(model, kv_transfer_config=probe.transfer())
     side: Any = probe.scheduler_connector(engine).scheduler_side
     client: Any = side.parts.cache
-    # A cache that was reset for an earlier test has names that nobody else can make; an engine starts without.
+    # A cache that was reset for an earlier test has masked names; a new engine has none.
     side.masks.generation = NO_MASK
     prompt = make_prompt(seed=9127, length=1400)
     longer = [*prompt, *make_prompt(seed=9128, length=300)]
@@ -49,7 +49,7 @@ def test_a_hit_is_counted_as_the_engine_counts_it(engines: EnginePool, model: Ti
     prompts = [prompt, longer, other, make_prompt(seed=9130, length=700)]
     question = read_body({"prompts": [{"tokens": one} for one in prompts]})
     with pool_probe.unhurried(client):
-        told = asyncio.run(Prefixes(EnginesClient(client), "").answer(question))  # type: ignore[arg-type]
+        told = asyncio.run(Prefixes(EnginesClient(client), "").answer(question)).prompts  # type: ignore[arg-type]
     fingerprint = client.terms.register.fingerprint.hex()
     hits = [row["hit_tokens"] for rows in told for row in rows if fingerprint.startswith(row["identity"])]
     found = []

@@ -118,14 +118,14 @@ def beside_another(engines: EnginePool, tmp_path: Path) -> Iterator[Engine]:
         engine.close()
 
 
-def test_beside_another_connector_too(beside_another: Engine) -> None:
+def test_with_another_connector_an_engine_sleeps_too(beside_another: Engine) -> None:
     with sleepy(beside_another) as memory:
         check_cycles(beside_another, DENSE, sleep_and_wake, memory)
 
 
 @pytest.mark.parametrize("is_beside", [False, True], ids=["alone", "beside another"])
 def test_vllm_starts_an_engine_with_sleep_mode_and_us(engines: EnginePool, is_beside: bool) -> None:
-    """What its configuration asks of a connector; on a CPU it refuses sleep mode before that."""
+    """Makes the check of vLLM's configuration on a connector; on a CPU, vLLM refuses sleep mode before that."""
     from vllm.config import KVTransferConfig
 
     engine = engines.acquire(DENSE, kv_transfer_config=probe.transfer(verify="always"))
@@ -218,7 +218,7 @@ def test_weights_that_are_loaded_again_in_a_deep_sleep_are_the_same(provable: En
 def test_weights_that_change_with_a_sleep_find_nothing_of_the_old_ones(
     provable: Engine, saved: Answer, moment: str
 ) -> None:
-    """Also if they change when the engine is awake already, and nobody resets anything."""
+    """This holds even if they change when the engine is awake already, without a reset."""
     with sleepy(provable):
         provable.llm.sleep(level=1)
         if moment == "asleep":
@@ -239,7 +239,7 @@ def test_weights_that_change_with_a_sleep_find_nothing_of_the_old_ones(
 def test_a_reset_finds_nothing_whether_the_weights_have_changed_or_not(
     provable: Engine, saved: Answer, factor: float
 ) -> None:
-    """Whoever resets without a sleep may want a cold cache."""
+    """A user who resets without a sleep may want a cold cache."""
     provable.ask_workers(scale_keys, factor)
     try:
         provable.forget()

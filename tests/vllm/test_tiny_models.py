@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.vllm.engine import CacheShape, EnginePool, cache_shapes, make_prompt
+from tests.vllm.tiny_deepseek_v4 import DEEPSEEK_V4
 from tests.vllm.tiny_models import ALL_MODELS, DENSE, TinyModel
 
 pytestmark = pytest.mark.vllm
 
 # The scope makes pytest run all tests of one model, then those of the next: one engine start for each.
-each_model = pytest.mark.parametrize("model", ALL_MODELS, ids=lambda model: model.name, scope="module")
+each_model = pytest.mark.parametrize("model", [*ALL_MODELS, DEEPSEEK_V4], ids=lambda model: model.name, scope="module")
 
 
 def prompt_of(model: TinyModel, seed: int) -> list[int]:

@@ -42,7 +42,8 @@ class Nodes(NamedTuple):
 
 @pytest.fixture(scope="module")
 def nodes(engines: EnginePool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Of a model of one group. What a server that hangs is asked for is a miss after two seconds."""
+    """An engine on two nodes with a model of one group. A request to a server that hangs is a miss after two
+    seconds."""
     with (
         node_servers(tmp_path_factory.mktemp("nodes")) as servers,
         two_nodes(engines, DENSE, servers, settings={"acquire_deadline": "2s"}, **TWO_RANKS) as engine,
@@ -133,7 +134,7 @@ def test_the_other_nodes_server_ends_and_comes_back(nodes: Nodes, fault: Fault) 
     Fault("stopped", 0, SharedServer.stop, SharedServer.go_on),
     Fault("stopped", 1, SharedServer.stop, SharedServer.go_on),
 )
-def test_either_nodes_server_ends_or_hangs(nodes: Nodes, fault: Fault) -> None:
+def test_an_engine_survives_the_end_or_hang_of_either_nodes_server(nodes: Nodes, fault: Fault) -> None:
     check_fault(nodes, fault, 5000 + 10 * fault.node + len(fault.name))
 
 
@@ -167,7 +168,7 @@ def test_the_smaller_pool_decides(engines: EnginePool, tmp_path: Path) -> None:
         found = [answer(engine, prompt).cached for prompt in reversed(prompts)]
         assert any(found)
         assert not all(found)
-        # What the one has lost was saved again on both.
+        # Blocks that one node had lost were saved again on both.
         engine.reset_local()
         last = prompts[-1]
         answers = [answer(engine, last), answer(engine, last)]

@@ -1,7 +1,7 @@
 """Tiny random models, made with transformers' own classes, for running the real engine without a download.
 
-Each takes one shape of KV cache to the engine: one group, window groups beside full ones, recurrent state with padded
-pages, one latent per token. The expected groups stand beside the builders, so a test that fails on them says that the
+Each takes one shape of KV cache to the engine: one group, window groups with full ones, recurrent state with padded
+pages, one latent per token. The expected groups stand next to the builders, so a test that fails on them says that the
 engine changed, not that a test was careless.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,13 +54,19 @@ TOKENIZER_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What one KV-cache group of a tiny model looks like inside the engine."""
+    """One KV-cache group of a tiny model as the engine has it."""
 
     kind: str  # the name of the engine's spec class
     layers: tuple[int, ...]
     block_size: int  # tokens
-    page_bytes: int  # one block of one layer
+    page_bytes: int  # one block of one layer; of all layers, where each has pages of its own size
     padded_page_bytes: int  # the same with the padding that makes all groups' pages equal
+    pages: tuple[int, ...] = ()  # where each layer has pages of its own size, these in bytes
+
+    @property
+    def layer_pages(self) -> tuple[tuple[int, int], ...]:
+        """Each layer with the size of its pages."""
+        return tuple(zip(self.layers, self.pages or [self.page_bytes] * len(self.layers), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,8 @@ class TinyModel:
     layout: str
     engine_args: Mapping[str, object] = field(default_factory=dict)
     has_local_prefix_cache: bool = True
+    starting: Callable[[], AbstractContextManager[object]] = nullcontext
+    """A context that engines of this model need while they start in this process."""
 
     @property
     def block_size(self) -> int:
@@ -90,13 +99,13 @@ def build_dense(folder: Path, *, kv_heads: int = 2) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        **_shared_shape(),
+        **shared_shape(),
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
         head_dim=64,
     )
-    _save(folder, config, Qwen3ForCausalLM)
+    save_model(folder, config, Qwen3ForCausalLM)
 
 
 def build_sliding(folder: Path) -> None:
@@ -104,7 +113,7 @@ def build_sliding(folder: Path) -> None:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     config = Gemma3TextConfig(
-        **_shared_shape(),
+        **shared_shape(),
         num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -113,7 +122,7 @@ def build_sliding(folder: Path) -> None:
         sliding_window=128,
         layer_types=_pattern(6, period=3, recurring="sliding_attention"),
     )
-    _save(folder, config, Gemma3ForCausalLM)
+    save_model(folder, config, Gemma3ForCausalLM)
 
 
 def build_gdn(folder: Path, *, kv_heads: int = 2) -> None:
@@ -124,7 +133,7 @@ def build_gdn(folder: Path, *, kv_heads: int = 2) -> None:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     config = Qwen3NextConfig(
-        **_shared_shape(),
+        **shared_shape(),
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
@@ -139,7 +148,7 @@ def build_gdn(folder: Path, *, kv_heads: int = 2) -> None:
         shared_expert_intermediate_size=64,
         layer_types=_pattern(4, period=4, recurring="linear_attention"),
     )
-    _save(folder, config, Qwen3NextForCausalLM)
+    save_model(folder, config, Qwen3NextForCausalLM)
 
 
 def build_mla(folder: Path, *, nope_size: int = 64, value_size: int = 64) -> None:
@@ -147,7 +156,7 @@ def build_mla(folder: Path, *, nope_size: int = 64, value_size: int = 64) -> Non
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
     config = DeepseekV2Config(
-        **_shared_shape(),
+        **shared_shape(),
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -165,7 +174,7 @@ def build_mla(folder: Path, *, nope_size: int = 64, value_size: int = 64) -> Non
         topk_group=1,
         rope_parameters=dict(MLA_POSITIONS),
     )
-    _save(folder, config, DeepseekV2ForCausalLM)
+    save_model(folder, config, DeepseekV2ForCausalLM)
 
 
 def build_uneven(folder: Path) -> None:
@@ -173,7 +182,7 @@ def build_uneven(folder: Path) -> None:
     from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
     config = Gemma4TextConfig(
-        **_shared_shape(),
+        **shared_shape(),
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -185,14 +194,14 @@ def build_uneven(folder: Path) -> None:
         sliding_window=4096,
         layer_types=_pattern(4, period=2, recurring="sliding_attention"),
     )
-    _save(folder, config, Gemma4ForCausalLM)
+    save_model(folder, config, Gemma4ForCausalLM)
 
 
 def _pattern(layers: int, *, period: int, recurring: str) -> list[str]:
     return ["full_attention" if (i + 1) % period == 0 else recurring for i in range(layers)]
 
 
-def _shared_shape() -> dict[str, object]:
+def shared_shape() -> dict[str, object]:
     return {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 256,
@@ -216,8 +225,12 @@ def save_random_weights(folder: Path, config: PreTrainedConfig, model_class: typ
     model.save_pretrained(folder)
 
 
-def _save(folder: Path, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
+def save_model(folder: Path, config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> None:
     save_random_weights(folder, config, model_class)
+    save_tokenizer(folder)
+
+
+def save_tokenizer(folder: Path) -> None:
     _build_tokenizer(TOKENIZER_TEXT).save_pretrained(folder)
 
 

@@ -20,7 +20,7 @@ from tests.vllm.engine import Engine
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
-    from kvoffload.connector.step_plan import BlockMoves, LoadJob, SaveJob, StepPlan, WorkerReport
+    from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, SaveJob, StepPlan, WorkerReport
 
 MAX_STEPS = 5_000  # without a forward a step waits 2 ms for a copy, so this is far beyond any copy's time
 
@@ -113,10 +113,10 @@ def decided_tokens(output: RequestOutput, *, margin: float = 0.25) -> list[int]:
 
 @dataclass
 class ScheduleLog:
-    """What the engine's scheduler did since it is watched."""
+    """A log of the engine's scheduler since it is watched."""
 
     scheduled_tokens: list[int] = field(default_factory=list)
-    """Of each step."""
+    """Tokens scheduled in each step."""
     preempted: list[str] = field(default_factory=list)
     """The request of each preemption."""
     refused: int = 0
@@ -153,20 +153,21 @@ class BlockLedger:
     """Digests of blocks: when their save was planned, in the record, and in the blocks that they were restored to."""
 
     planned: dict[int, str] = field(default_factory=dict)
-    """By the record's address, read in the engine's own thread right after the step that filled the block. A slot that
-    was given back may be planned anew."""
+    """Contents planned for each record by its address, read in the engine's own thread right after the step that filled
+    the block. A slot that was given back may be planned again."""
     saved: dict[int, bool] = field(default_factory=dict)
-    """By address: each record that came there is what was planned."""
+    """Whether the record that came to an address has the planned contents."""
     published: dict[tuple[int, bytes], set[str]] = field(default_factory=dict)
-    """By group and name: what was planned for records that were published so."""
+    """Contents planned for records, by the group and name under which they were published."""
     restored: list[bool] = field(default_factory=list)
-    """Per block: it holds what was published under its name. Not at its address: a server moves records."""
+    """Whether each restored block holds the contents published under its name. Addresses do not count: a server moves
+    records."""
 
 
 @contextmanager
 def watch_blocks(engine: Engine) -> Iterator[BlockLedger]:
     """Watches blocks from before the first save on; the worker side's jobs are wrapped meanwhile. A load that is not
-    verified does not tell names: its records are to be where they were saved."""
+    verified does not tell names: its records must be where they were saved."""
     assert not engine.has_own_processes
     ledger = BlockLedger()
     side = probe.worker_side()
@@ -265,7 +266,7 @@ def connector_side(engine: Engine) -> Any:
 
 
 def free_blocks(engine: Engine) -> int:
-    """Blocks that nobody holds."""
+    """Counts the blocks that no request holds."""
     return engine.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
 
@@ -295,7 +296,7 @@ def assert_nothing_is_held(engine: Engine, *, lost_leases: int = 0) -> None:
 
 
 def describe_scheduler(engine: Engine) -> str:
-    """Who waits for what, for the message of a test that fails."""
+    """Describes the waiting requests, for the message of a test that fails."""
     scheduler = engine.core.scheduler
     found = scheduler.requests.items()
     requests = {name: f"{request.status.name} {request.num_computed_tokens}" for name, request in found}

@@ -1,4 +1,4 @@
-"""What became of our cached blocks, as events of vLLM for its routers."""
+"""Reports the cache's blocks to routers, as events of vLLM."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KV
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 from kvoffload.client import Heard, InventoryBegun, InventoryEnded
-from kvoffload.connector.block_chain import NO_MASK
+from kvoffload.connector.common.block_chain import NO_MASK
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.loadable import Change, LoadableBlocks
 from kvoffload.connector.engine.saved_tokens import MAX_BLOCKS, SavedRun, SavedTokens
 from kvoffload.connector.engine.told_blocks import Picture
-from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import EventsLost, Medium, NamespaceOpened, Removed, Stored
 from kvoffload.types import HASH_BYTES
@@ -32,28 +32,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEP_BLOCKS = 2048
-"""That one step of the engine tells of: its loop waits while vLLM encodes them. The rest is told in the next ones. (An
-event of a prompt has up to RUN_BLOCKS, with their tokens.)"""
+"""Number of blocks after which a step of the engine takes no further event, as its loop waits while vLLM encodes them.
+The next steps take the rest. (An event of a prompt has up to RUN_BLOCKS, with their tokens.)"""
 MAX_EVENTS = 1024
-"""Of the server that were not made into others yet. Beyond it all that the server tells is void until it tells its
-whole inventory once more."""
+"""Maximum number of the server's events that wait to be processed. Beyond it all of them are dropped, and so are later
+ones until the server sends its whole inventory again."""
 MADE_BLOCKS = 1 << 16
-"""That events tell of which nobody has taken. Beyond it no others are made, but for what was held for a block that was
-told last."""
+"""Maximum number of blocks in events that the engine has not taken. Beyond it no others are made, except for blocks
+that were held until a block reported last."""
 PIECE = 64
-"""So many events are made before others get their turn: the scheduler's thread waits for no more than these."""
+"""Number of events that are made before other threads get their turn: the scheduler's thread waits for no more."""
 CLOSE_S = 1.0
-"""The scheduler's thread waits no longer for the end of the one that makes events: that ends by itself."""
+"""How long the scheduler's thread waits for the thread that makes events to end, in seconds; it then ends by itself."""
 RETRY_S = 1.0
-"""When all is to be told again and cannot be yet."""
+"""Seconds until the next attempt to report all blocks again, when that is due and not possible yet."""
 MAX_NOTES = 128
-"""Of a step's blocks each, whose tokens were not looked at yet. Beyond it the oldest are told without tokens."""
+"""Maximum number of notes, each on blocks of one request, whose tokens were not looked at yet. Beyond it the oldest are
+dropped, and their blocks are reported without tokens."""
 RUN_BLOCKS = 256
-"""So many blocks of a note are looked at before others get their turn."""
+"""Number of a note's blocks that are looked at before other threads get their turn."""
 
 
 class _Place(NamedTuple):
-    """What events say of where blocks are; `ownership` names a tier below memory."""
+    """The fields of events that say where blocks are; `ownership` names a tier slower than memory."""
 
     medium: str
     locality: str
@@ -68,13 +69,13 @@ _PLACES = {
 }
 _NO_PARENT = bytes(HASH_BYTES)
 _KNOWN_FIELDS = frozenset(BlockStored.__struct_fields__)
-"""Older releases of vLLM have fewer."""
+"""The fields that this release of vLLM has in its events; older ones have fewer."""
 
 
 _Told: TypeAlias = Stored | Removed | EventsLost | InventoryBegun | InventoryEnded
 _Made: TypeAlias = BlockStored | BlockRemoved
 _OVER: None = None
-"""Yielded where a piece of work is over that makes no event: others get their turn, or no more is to be made."""
+"""Yielded at the end of a piece of work that makes no event: other threads get their turn, or the work stops."""
 
 
 class _Note(NamedTuple):
@@ -84,20 +85,20 @@ class _Note(NamedTuple):
     parent: bytes
     mask: bytes
     weights: bytes
-    """The mask of requests without an adapter at this time."""
+    """The mask of requests without an adapter, at the time of the note."""
     request: Request
 
 
 class CacheEvents:
-    """Tells what all engines of this identity have in the server's memory and in its slower tiers. Blocks are noted and
-    events taken by the scheduler's thread, the server is heard on a thread of the client, and a third one makes of it
-    what is told.
+    """Makes events of the blocks that all engines of this identity have in the server's memory and its slower tiers.
+    The scheduler's thread notes blocks and takes events, a thread of the client hears the server, and a third thread
+    makes the events.
 
-    Blocks of requests that this engine had are told with their tokens and what else makes their names, those that
-    follow each other in one event. Others are told by their names until such a request comes, and those whose names are
-    masked for a tenant, or by others for an adapter, have hashes that nobody knows.
+    Blocks of requests that this engine had are reported with their tokens and the other parts of their names, blocks
+    that follow each other in one event. Other blocks are reported by name alone until such a request comes. If their
+    names are masked, for a tenant, or by other engines for an adapter, no router can match their hashes.
 
-    Of a model with several groups the blocks of full attention are told, and of those what a load can bring.
+    With several groups, only blocks of full attention are reported, and of these only such as a load can bring.
     """
 
     def __init__(
@@ -109,57 +110,58 @@ class CacheEvents:
         find_mask: Callable[[], bytes] = lambda: NO_MASK,
         again_s: float = 0.0,
     ) -> None:
-        """`kinds`: of the groups of the engine's block tables. `find_mask` tells what lies over the names of requests
-        without an adapter. All is told again every `again_s`; 0: never."""
+        """`kinds` are those of the engine's block tables. `find_mask` returns the mask over the names of requests
+        without an adapter. All blocks are reported again every `again_s`; 0: never."""
         self._again_s = again_s
         self._fingerprint = fingerprint
         self._groups = groups
         self._find_mask = find_mask
         self._mask = find_mask()
-        """That lies over what was told; a reset of the weights makes another one."""
+        """The mask over the names of reported blocks; a reset of the weights makes another one."""
         self._ask_again: Callable[[], bool] = lambda: False
         self._heard: deque[_Told] = deque()
         self._has_lost = False
-        """Events, so that all is void until the next inventory."""
+        """Whether the server's events were lost, so that further ones are ignored until the next inventory."""
         self._noted: deque[_Note] = deque(maxlen=MAX_NOTES)
         self._made: deque[_Made] = deque()
         self._made_blocks = self._taken_blocks = 0
-        """Of all events so far. The first belongs to the thread that makes them, the second to the one that takes."""
+        """Numbers of blocks in all events made, and in all taken, so far. The thread that makes events owns the first,
+        the thread that takes them the second."""
         self._is_listing = False
-        """An inventory has begun and not ended."""
+        """Whether an inventory has begun and not ended."""
         self._name_spaces: set[int] = set()
         self._firsts = {(group, *groups.other_stages[group])[-1]: group for group in groups.of_table.values()}
-        """The groups that are told of, with the first of their table. Of stages, whose records come and go together, it
-        is the last one's: what that has, the others have."""
+        """The groups whose events are used, each with the first group of its table. With stages, whose records come and
+        go together, it is the last stage's group: blocks that it has, the others have too."""
         self._filters = len(groups.of_table) > 1 and groups.first_prefix is not None
-        """Blocks are told where all groups together can load them."""
+        """Whether only blocks are reported that all groups together can load."""
         self._wants_again = self._repeats = False
-        """The next inventory tells again what was told; the present one does."""
+        """Whether the next inventory repeats blocks that were reported before, and whether the present one does."""
         self._saved = [SavedTokens(rule.block_size) for rule in groups.rules]
         self._pictures = {medium: self._begin_picture(kinds, medium) for medium in Medium}
         are_hashes = maybe_convert_block_hash(BlockHash(NO_MASK)) == NO_MASK
         self._convert: Callable[[BlockHash], Any] | None = None if are_hashes else maybe_convert_block_hash
-        """None: events have the hashes as they are."""
+        """Converts a hash to the form that events have; None: events have the hashes as they are."""
         self._is_due = threading.Event()
         self._is_closed = self._has_failed = False
         self._thread: threading.Thread | None = None
 
     def start(self, ask_again: Callable[[], bool]) -> None:
-        """What is heard is made into events from now on. `ask_again` asks the server for its inventory once more;
-        False: it has none."""
+        """Starts the thread that makes events. `ask_again` asks the server for its inventory again, and returns False
+        if it has none."""
         self._ask_again = ask_again
         self._thread = threading.Thread(target=self._keep_making, name="kvoffload-events", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Nobody takes any more."""
+        """Stops the thread that makes events: none is taken any more. Waits for `CLOSE_S` at most."""
         self._is_closed = True
         self._is_due.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
     def note_tokens(self, tracked: TrackedRequest, group: int, positions: range, names: bytes) -> None:
-        """These blocks are about to be saved."""
+        """Notes blocks that are about to be saved, to report them with their tokens."""
         if tracked.terms.tenant or (self._filters and group != self._groups.first_prefix):
             return
         parent = tracked.chain.before(group, positions.start)
@@ -168,7 +170,8 @@ class CacheEvents:
         )
 
     def note_found(self, tracked: TrackedRequest, tokens: int) -> None:
-        """So many of a request's first tokens were found: their blocks may have been told without tokens."""
+        """Notes the blocks of a request's first tokens, which were found: they may have been reported without
+        tokens."""
         group = self._groups.first_prefix
         if group is not None and tokens:
             positions = range(min(tokens, tracked.chain.tokens) // self._groups.rules[group].block_size)
@@ -180,7 +183,7 @@ class CacheEvents:
         if isinstance(event, InventoryBegun | InventoryEnded):
             self._is_listing = isinstance(event, InventoryBegun)
         if isinstance(event, NamespaceOpened):
-            # A server that came later counts anew.
+            # A later server numbers its name spaces from the start again.
             is_ours = event.fingerprint == self._fingerprint
             (self._name_spaces.add if is_ours else self._name_spaces.discard)(event.name_space)
         elif isinstance(event, Stored | Removed):
@@ -196,7 +199,8 @@ class CacheEvents:
             self._add(event)
 
     def take(self) -> Iterator[KVCacheEvent]:
-        """What was made since the last call, with the engine's own hashes: as much of it as one step is to tell."""
+        """Takes events that were made since the last call, as many as one step may report, with the engine's own
+        hashes."""
         was_full, last = not self._has_room, self._taken_blocks + STEP_BLOCKS
         while self._made and self._taken_blocks < last:
             event = self._made.popleft()
@@ -206,8 +210,8 @@ class CacheEvents:
             self._is_due.set()
 
     def tell_again(self) -> bool:
-        """All that is there is told once more, to those who were not there to hear it. False: not now, because nobody
-        has taken what was told last, or an inventory is not at its end and would begin anew."""
+        """Reports all blocks again, for listeners that came later. Returns False if that is not possible now, because
+        events have not been taken yet, or an inventory has not ended and would start over."""
         if self._made or self._heard or self._is_listing:
             return False
         self._wants_again = True
@@ -215,19 +219,19 @@ class CacheEvents:
         return True
 
     def make(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Makes events of what was heard, as far as there is room for them; on one thread. `is_over`: nobody wants what
-        is not made yet."""
+        """Makes events of what was heard, as far as there is room for them; on one thread. Stops when `is_over` returns
+        True."""
         self._make_all(self._follow_mask(), is_over)
         while self._heard and self._has_room and not is_over():
             self._make_all(self._take_notes(), is_over)
             try:
                 event = self._heard.popleft()
             except IndexError:
-                # There were too many at this moment: all is void.
+                # The queue overflowed at this moment, and was cleared.
                 break
             self._make_all(self._make_of(event), is_over)
         self._make_all(self._take_notes(), is_over)
-        # An inventory for which there is no room would be lost like what it is for.
+        # Without room, the inventory would be lost like the events that it replaces.
         if self._has_lost and not (self._heard or is_over()) and self._has_room and not self._ask_again():
             self._has_lost = False
 
@@ -256,9 +260,9 @@ class CacheEvents:
                     again_s = time.monotonic() + self._again_s
                 self.make(lambda: self._is_closed)
             except Exception:
-                # Routers hear of it no more than of what was lost.
+                # Routers lose these events without notice, as they do when the queue overflows.
                 if not self._has_failed:
-                    logger.exception("what the server told of its blocks was not made into an event")
+                    logger.exception("the server's news of its blocks could not be made into events")
                 self._has_failed = True
 
     def _make_all(self, made: Iterator[_Made | None], is_over: Callable[[], bool]) -> None:
@@ -275,7 +279,7 @@ class CacheEvents:
         time.sleep(0)
 
     def _follow_mask(self) -> Iterator[_Made | None]:
-        """After a reset of the weights this engine can load none of what was told, nor of what it saved."""
+        """Reports all blocks as removed after a reset of the weights: this engine can load none of them any more."""
         mask = self._find_mask()
         if mask == self._mask:
             return
@@ -289,7 +293,7 @@ class CacheEvents:
         self._ask_again()
 
     def _take_notes(self) -> Iterator[_Made | None]:
-        """Tells once more of blocks that were told without their tokens."""
+        """Keeps the tokens of noted blocks, and reports blocks again that were reported without them."""
         while self._noted and self._has_room:
             note = self._noted.popleft()
             yield from self._follow_mask()
@@ -308,7 +312,7 @@ class CacheEvents:
                 yield _OVER
 
     def _note_run(self, note: _Note, first: int, end: int) -> None:
-        """Keeps what some of a note's blocks are made of."""
+        """Keeps the tokens, and the other parts of the names, of some of a note's blocks."""
         size = self._groups.rules[note.group].block_size
         positions = range(note.positions.start + first, note.positions.start + end)
         parent = note.names[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else note.parent
@@ -333,7 +337,7 @@ class CacheEvents:
             self._repeats = False
             yield from self._tell_stale(memory)
         elif isinstance(event, EventsLost):
-            # Of memory an inventory follows.
+            # For memory, an inventory follows.
             for picture in self._pictures.values():
                 if picture is not memory:
                     yield from self._make_stale(picture)
@@ -365,7 +369,8 @@ class CacheEvents:
         return LoadableBlocks(rules, first_prefix=groups.first_prefix, alignment=groups.alignment)
 
     def _make_stale(self, picture: Picture) -> Iterator[None]:
-        """All that is known to be there may be gone, as what an inventory that was not ended has not told."""
+        """Marks all reported blocks as stale, together with those that an unfinished inventory has not confirmed: they
+        may be gone."""
         while picture.release_some(RUN_BLOCKS):
             yield _OVER
         if not picture.stale:
@@ -377,7 +382,7 @@ class CacheEvents:
             yield _OVER
 
     def _tell_stale(self, picture: Picture) -> Iterator[_Made | None]:
-        """Of no block that was not in the inventory is it known that it is there."""
+        """Reports stale blocks as removed: they were not in the inventory, so they may be gone."""
         while picture.stale:
             (group, name), _ = picture.stale.popitem()
             names = [name]
@@ -402,7 +407,7 @@ class CacheEvents:
         group, names = self._firsts[event.group], _cut(event.hashes)
         parents = _cut(event.parents) if event.parents else names
         if picture.loadable is None:
-            # Those of other groups do not say which block of their own group they follow.
+            # Blocks of groups without full attention do not say which block of their own group they follow.
             has_parents = group in self._groups.prefixes
             yield from self._tell(picture, group, names, parents if has_parents else [_NO_PARENT] * len(names))
         else:
@@ -428,8 +433,8 @@ class CacheEvents:
             yield self._remove(picture, group, known)
 
     def _tell(self, picture: Picture, group: int, names: list[bytes], parents: list[bytes]) -> Iterator[_Made | None]:
-        """Those that are not known to be there, or not with the tokens that are known now. What was held for them comes
-        after them."""
+        """Reports blocks that were not reported yet, or without tokens that are known now. Blocks that were held for
+        them follow."""
         new = yield from self._tell_new(picture, group, names, parents)
         while new:
             ahead, new = new, []
@@ -443,13 +448,13 @@ class CacheEvents:
     def _tell_new(
         self, picture: Picture, group: int, names: list[bytes], parents: list[bytes]
     ) -> Generator[_Made | None, None, list[bytes]]:
-        """Returns the names of those that were told."""
+        """Reports the new ones among these blocks, and returns their names."""
         saved = self._saved[group]
         chosen = []
         for at, name in enumerate(names):
             key, parent = (group, name), parents[at]
             if parent == name:
-                # Not known (any more) where it was listed.
+                # The server's listing did not know the parent (any more).
                 run = saved.find(name, 0)
                 parent = _NO_PARENT if run is None or run.parent is None else run.parent
             if not (parent == _NO_PARENT or key in picture.told or self._is_known(picture, (group, parent))):
@@ -472,10 +477,10 @@ class CacheEvents:
         return names
 
     def _is_known(self, picture: Picture, key: tuple[int, bytes]) -> bool:
-        """Whether a block was told that may follow: as part of `picture`, or in another place."""
+        """Whether a block was reported so that others may follow it, in `picture` or in another place."""
         if key in picture.told:
             return True
-        # Whoever is new has not heard of those that an inventory repeats and has not come to.
+        # While an inventory repeats all blocks, new listeners do not know the stale ones, which it has not reached.
         pictures = self._pictures.values()
         return any(key in other.told or (key in other.stale and not self._repeats) for other in pictures)
 
@@ -530,7 +535,8 @@ class CacheEvents:
         return hashes if self._convert is None else [self._convert(BlockHash(name)) for name in hashes]
 
     def _note_masks(self, picture: Picture, group: int, run: SavedRun) -> Iterator[BlockRemoved]:
-        """The server tells of their end by their names. What cannot be remembered has to be taken back at once."""
+        """Notes the masks of these blocks, since the server reports removals by name alone. If there are too many, the
+        oldest blocks are reported as removed at once."""
         for name in _cut(run.names):
             picture.masks[group, name] = run.mask
         while len(picture.masks) > MAX_BLOCKS:

@@ -18,7 +18,9 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
 )
 
-from kvoffload.errors import GeometryError, StrideError, UnknownLayerError, UnsupportedError
+from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine.kept_groups import Fate, find_fate
+from kvoffload.errors import GeometryError, StrideError, UnknownLayerError
 from kvoffload.kvspec import (
     Allocation,
     GroupSpec,
@@ -32,6 +34,7 @@ from kvoffload.kvspec import (
     ScaleView,
     StateSpec,
     find_layout,
+    opaque_layer,
     place_dims,
     place_strided,
     resolve_block_dim,
@@ -45,10 +48,10 @@ if TYPE_CHECKING:
 
 ALLOCATION = "kv"
 SLACK_BYTES = 4096
-"""vLLM rounds the backing allocation up to this on some platforms."""
+"""The size in bytes to whose multiples vLLM rounds the backing allocation up on some platforms."""
 NULL_BLOCK = 0
 DIMS = ("block", "head", "token", "content")
-"""Of every attention layer's tensor, whatever the layout: vLLM's own declaration since 0.30."""
+"""The dimensions of every attention layer's tensor, in any layout: vLLM's own declaration since 0.30."""
 
 _NAME_PREFIX = "group "
 _KINDS = {
@@ -71,24 +74,22 @@ _QUANTISATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCache:
-    """What the engine has told of its cache, and the tensors that it registered."""
+    """The engine's description of its cache, and the tensors that it registered."""
 
     config: KVCacheConfig
     tensors: Mapping[str, torch.Tensor]
     sharing: Mapping[str, str]
-    """Layers without pages of their own, and whose pages they read."""
+    """The layers without pages of their own, each with the layer whose pages it reads."""
     layout: str
     hash_block_size: int
+    context_ranks: int = 1
+    """Number of ranks among which vLLM stripes the tokens of a block (decode context parallelism)."""
 
 
 def describe_cache(cache: EngineCache) -> KVGeometry:
-    """Every group, transferable or not: the proof accounts for all bytes, exclusions included."""
+    """Describes every group, transferable or not: the proof accounts for all bytes, exclusions included."""
     config = cache.config
-    if not config.kv_cache_tensors:
-        raise UnsupportedError("this model has no KV cache", remedy="run it without the connector")
-    if any(tensor.host_resident for tensor in config.kv_cache_tensors):
-        raise UnsupportedError("KV tensors that live in host memory are not offloaded", remedy="turn HiSparse off")
-    # Of a group without layers on its stage of a pipeline a worker is told all the same.
+    # Workers are also told of groups that have no layers on their stage of a pipeline.
     present = [index for index, group in enumerate(config.kv_cache_groups) if group.layer_names]
     groups = tuple(_describe_group(cache, index) for index in present)
     layers = {layer.name: layer for group in groups for layer in group.layers}
@@ -111,24 +112,23 @@ def describe_cache(cache: EngineCache) -> KVGeometry:
 
 
 def with_scale_views(geometry: KVGeometry, views: Iterable[str]) -> KVGeometry:
-    """The same with views over scales inside pages, named `<layer>.<part>`: checked and released with the pages."""
+    """Adds views over scales inside pages, named `<layer>.<part>`: they are checked and released with the pages."""
     declared = tuple(ScaleView(name=name, layer=name.rpartition(".")[0]) for name in views)
     return replace(geometry, scale_views=declared) if declared else geometry
 
 
 def group_name(index: int) -> str:
-    """Groups have no names in vLLM; their position in the block tables is what both sides know."""
+    """Returns our name of a group, from its position in the block tables: vLLM gives groups no names."""
     return f"{_NAME_PREFIX}{index}"
 
 
 def table_of(name: str) -> int:
-    """Returns the position that `group_name` has made this name of."""
+    """Returns the position from which `group_name` made this name."""
     return int(name.removeprefix(_NAME_PREFIX))
 
 
 def _describe_group(cache: EngineCache, index: int) -> GroupSpec:
     group = cache.config.kv_cache_groups[index]
-    excluded = "" if index in cache.config.prefix_cacheable_group_ids else "not prefix-cacheable"
     owned = {name for tensor in cache.config.kv_cache_tensors for name in tensor.layers}
     # The engine tells the connector of its groups before it adds the layers that share pages to them.
     late = [name for name, target in cache.sharing.items() if target in group.layer_names]
@@ -136,7 +136,7 @@ def _describe_group(cache: EngineCache, index: int) -> GroupSpec:
     specs: dict[str, LayerSpec] = {}
     for name in sorted(names, key=lambda name: name not in owned):
         if name in owned:
-            specs[name] = describe_layer(name, layer_spec(group.kv_cache_spec, name), excluded=excluded)
+            specs[name] = describe_group_layer(cache.config, index, name, context_ranks=cache.context_ranks)
             continue
         target = cache.sharing.get(name)
         if target not in specs:
@@ -145,24 +145,27 @@ def _describe_group(cache: EngineCache, index: int) -> GroupSpec:
                 remedy="report it with the model's name",
             )
         specs[name] = replace(specs[target], name=name, alias_of=target)
-    return GroupSpec.from_names(
-        group_name(index), layer_names=names, specs=specs, block_size=group.kv_cache_spec.block_size
-    )
+    block_size = group.kv_cache_spec.block_size * vllm_compat.count_stripes(group.kv_cache_spec, cache.context_ranks)
+    return GroupSpec.from_names(group_name(index), layer_names=names, specs=specs, block_size=block_size)
 
 
 def layer_spec(spec: KVCacheSpec, name: str) -> KVCacheSpec:
-    """A layer's own spec: groups with different page sizes keep one per layer (vLLM #38554)."""
+    """Returns a layer's own spec: groups with different page sizes keep one for each layer (vLLM #38554)."""
     return spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
 
+def describe_group_layer(config: KVCacheConfig, index: int, name: str, *, context_ranks: int = 1) -> LayerSpec:
+    """Describes a layer of a group. Layers of groups that are not kept are excluded. A page of a rank holds one stripe
+    of a block's tokens, if there are several ranks for the context."""
+    treatment, spec = find_fate(config, index), layer_spec(config.kv_cache_groups[index].kv_cache_spec, name)
+    layer = describe_layer(name, spec, excluded="" if treatment.fate is Fate.KEPT else treatment.why)
+    return replace(layer, block_size=layer.block_size * vllm_compat.count_stripes(spec, context_ranks))
+
+
 def describe_layer(name: str, spec: KVCacheSpec, *, excluded: str = "") -> LayerSpec:
-    """Bytes are the spec's own: what they mean is the engine's business, how many there are is ours."""
-    kind = _KINDS.get(get_kv_cache_spec_kind(spec))
-    if kind is None:
-        raise UnsupportedError(
-            f"layer {name}: {type(spec).__name__} is a kind of KV cache that kvoffload does not know",
-            remedy="run this model without the connector",
-        )
+    """Describes a layer from its spec, with the spec's own byte counts. How pages use these bytes is up to the
+    engine."""
+    kind = _KINDS.get(get_kv_cache_spec_kind(spec), LayerKind.SCRATCH)
     if isinstance(spec, MambaSpec):
         states = tuple(
             StateSpec(f"s{index}", tuple(shape), _dtype_name(dtype))
@@ -177,7 +180,15 @@ def describe_layer(name: str, spec: KVCacheSpec, *, excluded: str = "") -> Layer
             states=states,
             excluded=excluded,
         )
-    assert isinstance(spec, AttentionSpec)
+    if not isinstance(spec, AttentionSpec):
+        return opaque_layer(
+            name,
+            kind=kind,
+            block_size=spec.block_size,
+            page_bytes=spec.page_size_bytes,
+            dtype="uint8",
+            excluded=excluded,
+        )
     quantisation = _QUANTISATIONS.get(spec.kv_quant_mode, Quantisation.OPAQUE)
     return LayerSpec(
         name=name,
@@ -204,7 +215,7 @@ def _window(spec: KVCacheSpec, kind: LayerKind) -> int:
 
 def _place_layer(cache: EngineCache, layer: LayerSpec, tensor: KVCacheTensor, position: int) -> Placement:
     view = cache.tensors.get(layer.name)
-    if view is None:
+    if view is None and not layer.excluded:
         raise UnknownLayerError(f"layer {layer.name} was not registered", remedy="report it with the model's name")
     offset = tensor.offset + position * tensor.layer_stride
     spec = layer_spec(cache.config.kv_cache_groups[_group_index(cache, layer.name)].kv_cache_spec, layer.name)
@@ -212,7 +223,7 @@ def _place_layer(cache: EngineCache, layer: LayerSpec, tensor: KVCacheTensor, po
     is_contiguous = layout.is_page_contiguous
     # Blocks of one layer may be further apart than its pages are long; rows of a block hold other layers' pages too.
     slot_bytes = min(spec.page_size_bytes, tensor.block_stride) if layout.is_block_outermost else tensor.block_stride
-    if layer.kind.is_recurrent:
+    if layer.kind.is_recurrent or view is None:
         return place_strided(
             layer,
             allocation=ALLOCATION,
@@ -233,7 +244,7 @@ def _place_layer(cache: EngineCache, layer: LayerSpec, tensor: KVCacheTensor, po
 
 
 def _block_major(cache: EngineCache, layer: LayerSpec, view: torch.Tensor, *, page_stride_bytes: int) -> torch.Tensor:
-    """The layer's tensor as its pages have to lie: each in one piece, as far apart as the configuration says.
+    """Returns the layer's tensor as its pages have to lie: each in one piece, as far apart as the configuration says.
 
     Which dimension counts blocks is vLLM's declaration, never read from a shape (vLLM #37236). The layer is placed by
     this view. Registration then holds the engine's own tensor against it, so other strides pass only over the same
@@ -263,7 +274,7 @@ def _block_major(cache: EngineCache, layer: LayerSpec, view: torch.Tensor, *, pa
 def _row_paddings(
     cache: EngineCache, groups: tuple[GroupSpec, ...], placements: tuple[Placement, ...]
 ) -> Iterator[Padding]:
-    """What a block-outermost layout leaves after a group's last page: the row's tail, group by group.
+    """Yields the space that a block-outermost layout leaves after a group's last page: the row's tail, by group.
 
     Only the tail: a gap between two pages is no padding of vLLM's, and the proof must call it a hole.
     """

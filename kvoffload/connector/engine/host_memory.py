@@ -1,4 +1,4 @@
-"""The cache's memory as the driver knows it: registered from its beginning as it becomes ready, and taken back."""
+"""Registers the cache's memory with the driver, from its beginning as it becomes ready, and unregisters it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from kvoffload.cache import SegmentMap
-from kvoffload.connector.cache_client import CopyPlaces
+from kvoffload.connector.common.cache_client import CopyPlaces
 from kvoffload.errors import KVOffloadError
 from kvoffload.transfer.cuda_engine import HostRegistration
 from kvoffload.units import describe_size
@@ -18,21 +18,21 @@ from kvoffload.units import describe_size
 logger = logging.getLogger(__name__)
 
 START_WAIT_S = 1.0
-"""How long an engine's start waits at most for the first segment. All else is registered beside the engine's steps."""
+"""How long an engine's start waits for the first segment, in seconds. The others are registered while it steps."""
 
 BUSY_WAIT_S = 0.02
-"""Between two looks while memory is growing, being registered, or leaving."""
+"""Seconds between two looks while memory is growing, being registered, or being unregistered."""
 IDLE_WAIT_S = 0.5
-"""Between two looks when all is registered; `wake` is for what has just changed."""
+"""Seconds between two looks when all memory is registered; `wake` brings the next look forward."""
 CLOSE_WAIT_S = 5.0
-"""No look waits for anything, so the thread ends at once; what holds it up does not hold up the engine's end."""
+"""How long the engine's end waits for the thread, in seconds. No look waits, so the thread should end at once."""
 
 Places = tuple[tuple[int, int], ...]
 
 
 @runtime_checkable
 class RegisteringEngine(Protocol):
-    """What is wanted of a copy engine here; engines whose copies need no registration do not have it."""
+    """The methods of a copy engine that registers memory; engines whose copies need no registration lack them."""
 
     @property
     def registration(self) -> HostRegistration: ...
@@ -43,7 +43,7 @@ class RegisteringEngine(Protocol):
 
 @dataclass
 class _Memory:
-    """One memory of a server; the map keeps it where it is."""
+    """One memory of a server. The map keeps it at its address."""
 
     segments: SegmentMap
     waiting: list[tuple[int, int]]
@@ -53,11 +53,12 @@ class _Memory:
 
 
 class HostMemory:
-    """A thread of its own looks for memory that has become ready and tells the copy engine, which registers it piece by
-    piece in another one: no step waits for either. `wait_for_first`, `wake` and `close` are anybody's.
+    """Looks for memory that has become ready, on a thread of its own, and hands it to the copy engine, which registers
+    it piece by piece on another thread: no step waits for either. Any thread may call `wait_for_first`, `wake` and
+    `close`.
 
-    Slots in memory that is not registered are copied all the same, by way of a pinned buffer. No fault ends more than
-    this: it is told, and what can be tried again is.
+    Slots in memory that is not registered are copied too, by way of a pinned buffer, so a fault here ends nothing but
+    the registration. It is logged, and refused memory is tried again.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class HostMemory:
         self._places: Places = ()
         self._memories: dict[int, _Memory] = {}
         self._growing: list[int] = []
-        """Memories that have more to tell of, or will have."""
+        """Memories with ranges that the driver has not been told of."""
         self._leaving: list[SegmentMap] = []
         self._begun_s: float | None = None
-        """When what is being registered began to be; None: nothing is."""
+        """When the present registration began; None: none is under way."""
         self._tenths = 0
-        """Of it, as the log has been told."""
+        """Tenths of the memory that the log has last reported as registered."""
         self._problem = ""
         self._refusal = ""
         self._wakes = threading.Event()
@@ -92,23 +93,23 @@ class HostMemory:
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing more is registered. Before the copy engine is closed, which unregisters what is."""
+        """Stops registering. Called before the copy engine is closed, which unregisters all memory."""
         self._is_closing = True
         self._wakes.set()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_WAIT_S)
 
     def follow(self, cache: CopyPlaces) -> None:
-        """The memory of another client is registered from here on, and the former's no longer."""
+        """Registers another client's memory from now on, and unregisters the former client's."""
         self._cache = cache
         self._wakes.set()
 
     def wake(self) -> None:
-        """Is told that something has changed: a new memory, or a former one that was retired."""
+        """Makes the thread look now, because there is a new memory, or a former one was retired."""
         self._wakes.set()
 
     def wait_for_first(self) -> None:
-        """Until a segment is registered, for `START_WAIT_S` at most: a server may have none ready yet."""
+        """Waits until a segment is registered, for `START_WAIT_S` at most: a server may have none ready yet."""
         end_s = time.monotonic() + START_WAIT_S
         self._has_looked.wait(START_WAIT_S)
         first = [memory.told[0][1] for memory in list(self._memories.values()) if memory.told]
@@ -116,12 +117,13 @@ class HostMemory:
             self._engine.wait_registered(min(first), max(end_s - time.monotonic(), 0.0))
 
     def update(self, places: Places) -> None:
-        """Tells the driver what is new since the last call, and waits for nothing. `places`: the worker's, now.
+        """Hands the copy engine all memory that is new since the last call, without waiting. `places` are the worker's
+        present ones.
 
         KVOffloadError: the engine takes no memory.
         """
         if self._followed is not self._cache:
-            # What has the same number lies elsewhere for another client.
+            # Another client has memories with the same numbers at other addresses.
             self._follow(())
             self._followed = self._cache
         if places != self._places:
@@ -140,13 +142,13 @@ class HostMemory:
                 self._wakes.wait(BUSY_WAIT_S if is_busy and not self._refusal else self._idle_wait_s)
                 self._wakes.clear()
         except Exception:
-            # Copies go by way of the pinned buffer for as long as the engine lives.
+            # Memory that is not registered by now is copied through the pinned buffer as long as the engine lives.
             logger.exception("no more of the cache's memory is registered")
         finally:
             self._has_looked.set()
 
     def _update_once(self) -> None:
-        """Tries again what the engine refused, told once for as long as it says the same."""
+        """Updates once, also with memory that the engine refused before; the same refusal is logged only once."""
         try:
             self.update(self._cache.places())
             self._refusal = ""
@@ -169,14 +171,14 @@ class HostMemory:
         self._places = places
 
     def _grow(self, memory_id: int) -> bool:
-        """Says whether there is more to come."""
+        """Hands the copy engine a memory's new ranges. Returns whether there are more to come."""
         memory = self._memories.get(memory_id)
         if memory is None:
             return False
         try:
             ready_bytes = self._followed.ready_bytes(memory_id)
         except ValueError:
-            return True  # it has gone, which `places` is about to say
+            return True  # it has gone, which the next `places` will show
         while memory.waiting and memory.told_bytes + memory.waiting[-1][1] <= ready_bytes:
             address, size_bytes = memory.waiting[-1]
             self._engine.add_host_range(address, size_bytes)
@@ -213,7 +215,7 @@ class HostMemory:
             logger.warning("blocks in part of the cache's memory are copied more slowly: %s", self._problem)
 
     def _tell_progress(self, registered_bytes: int) -> None:
-        """At each tenth of all that the memories will have."""
+        """Logs progress at each tenth of the memories' full size."""
         whole_bytes = sum(memory.segments.size_bytes for memory in self._memories.values())
         tenths = 10 * registered_bytes // whole_bytes if whole_bytes else 0
         if tenths > self._tenths:

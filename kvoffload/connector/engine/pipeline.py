@@ -1,5 +1,5 @@
-"""What the ranks of an engine tell each other when they register: each names what all of them hold together, so that
-each can join the engine's session at once."""
+"""The messages that an engine's ranks exchange when they register. With them each rank can name all that they hold
+together, and join the engine's session at once."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import msgpack
 
 from kvoffload.cache import GroupRule
 from kvoffload.cache.terms import RULE_NUMBERS
+from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.connector.engine.geometry import group_name
-from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.errors import IdentityError, RegistrationError, UnsupportedError
 from kvoffload.protocol.limits import MAX_GROUPS, MAX_IDENTITY
 from kvoffload.types import HASH_BYTES, Fingerprint
 
 FRAME_BYTES = 16_384
-"""Of what a stage says, filled up with zeros: all say as much, so nobody has to say how much before."""
+"""Length of each message, padded with zeros: all have the same length, so ranks need not exchange it first."""
 MAX_FAULT_LETTERS = 512
 _LENGTH_BYTES = 2
 
 _TAG = b"kvoffload weights of ranks 1\n"
 _STAGES_TAG = b"kvoffload groups per stage 1\n"
-"""Records that former versions kept of a pipeline have other groups, under other names."""
+"""A tag that sets names apart from those of former versions, whose records of a pipeline have other groups."""
 _RULES = {number: rule for rule, number in RULE_NUMBERS.items()}
 
 Exchange = Callable[[bytes], Sequence[bytes]]
-"""Gives a frame to all ranks and returns those of all, stage by stage in their order, this one's among them."""
+"""Sends a frame to all ranks and returns the frames of all, stage by stage in their order, with this one's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a rank registered. `fault`: why it registered nothing, then the rest is empty."""
+    """A rank's registration. `fault`: why it registered nothing; then the other fields are empty."""
 
     fingerprint: bytes = b""
     groups: tuple[GroupFacts, ...] = ()
-    """Groups of its layers; the names and the stage are not told."""
+    """Groups of its layers; their names and stage are not sent."""
     fault: str = ""
     weights: bytes = b""
     """`WeightDigests.name`."""
     described: Mapping[str, str] = field(default_factory=dict)
-    """What people are told of its identity."""
+    """A readable description of its identity."""
 
 
 class Pipeline:
@@ -54,7 +54,7 @@ class Pipeline:
         self._has_met = False
 
     def meet(self, mine: Stage) -> list[Stage]:
-        """Returns all ranks' words, in order. Raises where one of them could not register."""
+        """Returns all ranks' registrations, in order. Waits for all ranks; raises if one of them could not register."""
         self._has_met = True
         stages = [decode_stage(frame) for frame in self._exchange(encode_stage(mine))]
         for number, stage in enumerate(stages):
@@ -63,26 +63,26 @@ class Pipeline:
         return stages
 
     def withdraw(self, fault: Exception) -> None:
-        """This rank is not going to register: the others hear of it instead of waiting."""
+        """Sends the other ranks a fault in place of this rank's registration, so that they do not wait for it."""
         if not self._has_met:
             self._has_met = True
             self._exchange(encode_stage(Stage(fault=(str(fault) or type(fault).__name__)[:MAX_FAULT_LETTERS])))
 
 
 def name_pipeline(fingerprints: Sequence[bytes], weights: bytes = b"") -> Fingerprint:
-    """The name of what the stages hold together, in their order, and were computed with; one stage's is its own."""
+    """Returns a name for the stages together, in their order, and for `weights`; a single stage keeps its own name."""
     name = fingerprints[0] if len(fingerprints) == 1 else sha256(_STAGES_TAG + b"".join(fingerprints)).digest()
     return Fingerprint(sha256(name + weights).digest() if weights else name)
 
 
 def combine_weights(ranks: Sequence[bytes]) -> bytes:
-    """Of what all ranks compute with, stage by stage in their order. Empty if one of them could not look."""
+    """Returns a digest of all ranks' weights, stage by stage in their order. Empty if a rank could not read its own."""
     return sha256(_TAG + b"".join(ranks)).digest() if all(ranks) else b""
 
 
 def join_ranks(ranks: Sequence[Stage], *, stage_ranks: int, first: int = 0) -> tuple[GroupFacts, ...]:
-    """Returns the session's groups, of what the ranks of a machine said, so many of each stage. `first`: the number of
-    the first of them. IdentityError: ranks of one stage have different groups."""
+    """Returns the session's groups, from the registrations of a machine's ranks, `stage_ranks` of each stage. `first`:
+    the number of the first rank. IdentityError: ranks of one stage have different groups."""
     for at, rank in enumerate(ranks):
         of_stage = at // stage_ranks * stage_ranks
         if rank.groups != ranks[of_stage].groups:
@@ -91,8 +91,8 @@ def join_ranks(ranks: Sequence[Stage], *, stage_ranks: int, first: int = 0) -> t
 
 
 def join_stages(stages: Sequence[Sequence[GroupFacts]]) -> tuple[GroupFacts, ...]:
-    """Returns the session's groups: what each stage has of a group of the engine is a group of its own, with records of
-    its own size. They come in the order of the engine's block tables, and stage by stage."""
+    """Returns the session's groups: each stage's part of an engine's group is a group of its own, with records of its
+    own size. They come in the order of the engine's block tables, and stage by stage."""
     joined = [replace(group, stage=number) for number, groups in enumerate(stages) for group in groups]
     firsts: dict[int, GroupFacts] = {}
     for group in joined:
@@ -111,7 +111,7 @@ def join_stages(stages: Sequence[Sequence[GroupFacts]]) -> tuple[GroupFacts, ...
 
 
 def different_groups(one: object, other: object) -> IdentityError:
-    """Returns what is raised where these two ranks of a stage have different groups."""
+    """Returns the error to raise if these two ranks of a stage have different groups."""
     return IdentityError(
         f"ranks {one} and {other} have different KV cache groups",
         remedy="start all ranks with the same model and settings",
@@ -136,14 +136,14 @@ def encode_stage(stage: Stage) -> bytes:
         raise RegistrationError(f"{len(groups)} KV cache groups are too many, allowed are {MAX_GROUPS}", remedy="")
     if _LENGTH_BYTES + len(packed) > FRAME_BYTES:
         raise RegistrationError(
-            f"what this rank registered takes {len(packed)} bytes to tell, allowed are {FRAME_BYTES - _LENGTH_BYTES}",
+            f"this rank's registration takes {len(packed)} bytes, allowed are {FRAME_BYTES - _LENGTH_BYTES}",
             remedy="",
         )
     return (len(packed).to_bytes(_LENGTH_BYTES, "little") + packed).ljust(FRAME_BYTES, b"\0")
 
 
 def decode_stage(frame: bytes) -> Stage:
-    """Reads what a rank has sent. RegistrationError: it is no stage."""
+    """Reads a frame that a rank has sent. RegistrationError: it is malformed."""
     length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
     try:
         fingerprint, groups, fault, weights, described = msgpack.unpackb(
@@ -165,7 +165,7 @@ def decode_stage(frame: bytes) -> Stage:
             described={_read_text(name): _read_text(value) for name, value in described},
         )
     except (ValueError, TypeError, KeyError) as broken:
-        raise RegistrationError(f"a rank of the engine said what is none: {broken}", remedy="") from broken
+        raise RegistrationError(f"a rank of the engine sent a malformed registration: {broken}", remedy="") from broken
 
 
 def _read_group(*numbers: int) -> GroupFacts:

@@ -1,8 +1,8 @@
-"""Which tensor ranks of an engine hold the same bytes of a layer.
+"""Finds the tensor ranks of an engine that hold the same bytes of a layer.
 
-vLLM says so of MLA layers alone. Where a model has fewer KV heads than ranks, several ranks in a row have the same
-head; their projections know how many. Of anything else nobody is sure, and every rank's part is its own: recurrent
-layers divide their states in ways of their own.
+vLLM tells it for MLA layers, and for recurrent layers whose state is not divided. If a model has fewer KV heads than
+ranks, several ranks in a row have the same head, and their projections know how many. For other layers it is not
+certain, so each rank counts as different: most recurrent layers, for example, divide their states in ways of their own.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ if TYPE_CHECKING:
 
 
 def find_replicas(config: VllmConfig, cache: KVCacheConfig) -> dict[str, int]:
-    """Returns by layer how many tensor ranks in a row hold the same bytes, for the layers of which that is certain."""
+    """Returns by layer how many tensor ranks in a row hold the same bytes, for layers where that is certain."""
     tensor_ranks = config.parallel_config.tensor_parallel_size
+    context_ranks = config.parallel_config.decode_context_parallel_size
     if tensor_ranks == 1:
         return {}
     layers, projections = vllm_compat.find_layers(config), vllm_compat.find_projections(vllm_compat.loaded_modules())
     found = {}
     for group in cache.kv_cache_groups:
         for name in group.layer_names:
-            layer = layers.get(name)
-            replicas = count_replicas(
-                layer_spec(group.kv_cache_spec, name), layer, projections.get(id(layer)), tensor_ranks
-            )
-            if replicas > 1:
+            layer, spec = layers.get(name), layer_spec(group.kv_cache_spec, name)
+            replicas = count_replicas(spec, layer, projections.get(id(layer)), tensor_ranks)
+            # Ranks that share the context hold other tokens of a block, each its own.
+            if replicas > 1 and vllm_compat.count_stripes(spec, context_ranks) == 1:
                 found[name] = replicas
     return found
 
 
 def count_replicas(spec: KVCacheSpec, layer: Any, projection: Any, tensor_ranks: int) -> int:
-    """Of one layer; 1 where nothing is certain. `projection`: what makes its keys and values, if that is known."""
+    """Returns how many tensor ranks hold the same bytes of a layer; 1 if that is not certain. `projection` is the
+    module that makes its keys and values, if known."""
+    if getattr(spec, "tp_replicated", False):
+        return tensor_ranks
     if not isinstance(spec, AttentionSpec):
         return 1
     shards = vllm_compat.most_shards(spec)

@@ -1,4 +1,4 @@
-"""What differs between the vLLM versions that we run on (0.31 to 0.33), in one place."""
+"""The differences between the vLLM versions that we support (0.31 to 0.33), in one place."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ if TYPE_CHECKING:
 
 
 def hash_block_size(config: VllmConfig, cache: KVCacheConfig) -> int:
-    """Tokens per block hash. vLLM 0.32 tells both sides; 0.31 has to be asked for what it will use."""
+    """Returns the number of tokens per block hash. vLLM 0.32 tells both sides; 0.31 has to be asked."""
     known = getattr(cache, "hash_block_size", None)
     return int(known or kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)[1])
 
 
 def hit_alignment(config: VllmConfig, cache: KVCacheConfig) -> int:
-    """Tokens that every hit must be a multiple of."""
+    """Returns the number of tokens of which every hit must be a multiple."""
     known = getattr(cache, "cache_hit_alignment_tokens", None)
     return int(known or kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)[0])
 
 
 def retention_interval(config: VllmConfig) -> int | None:
-    """Tokens between the boundaries whose windows and states the engine retains; 0: only those that mean something to
-    it, None: all."""
+    """Returns the number of tokens between the boundaries whose windows and states the engine retains; 0: it retains
+    only boundaries with a meaning to it, None: all."""
     interval = getattr(config.cache_config, "prefix_cache_retention_interval", 0)
     return None if interval is None else int(interval)
 
 
 def wants_events(config: VllmConfig) -> bool:
-    """Whether the engine publishes what becomes of cached blocks."""
+    """Whether the engine publishes events about cached blocks."""
     return bool(getattr(config.kv_events_config, "enable_kv_cache_events", False))
 
 
 class GroupKind(NamedTuple):
-    """What events say of a group of the engine's block tables, by the names of their fields."""
+    """The fields of events that describe a group of the engine's block tables, under their names in events."""
 
     kv_cache_spec_kind: str
     kv_cache_spec_sliding_window: int | None
 
 
 def group_kinds(cache: KVCacheConfig) -> tuple[GroupKind, ...]:
-    """Of all groups; none where the engine's events have no such fields."""
+    """Returns the kinds of all groups; empty if the engine's events have no such fields."""
     find_kind = getattr(kv_cache_interface, "get_kv_cache_spec_kind", None)
     find_window = getattr(kv_cache_interface, "get_kv_cache_spec_sliding_window", None)
     if find_kind is None or find_window is None:
@@ -75,26 +75,32 @@ def group_kinds(cache: KVCacheConfig) -> tuple[GroupKind, ...]:
 
 
 def draft_tokens(config: VllmConfig) -> int:
-    """Tokens that speculative decoding adds to a step at most."""
+    """Returns the maximum number of tokens that speculative decoding adds to a step."""
     speculation = getattr(config, "speculative_config", None)
     return int(getattr(speculation, "num_speculative_tokens", None) or 0)
 
 
 def drops_last_block(config: VllmConfig) -> bool:
-    """Whether the engine computes the last block of each of its hits once more, for what drafts from the model's hidden
-    states (EAGLE, MTP): no cache has those, and the last token's KV there depends on the token that follows."""
+    """Whether the engine computes the last block of each of its hits again, for drafting from the model's hidden states
+    (EAGLE, MTP): no cache has these, and the last token's KV there depends on the token that follows."""
     speculation = getattr(config, "speculative_config", None)
     asks = getattr(speculation, "use_eagle_block_drop", None) or getattr(speculation, "use_eagle", None)
     return bool(asks and asks())
 
 
+def replayed_tokens(cache: KVCacheConfig) -> int:
+    """Returns the number of tokens before the end of each hit that the engine computes again, to rebuild windows that
+    no cache holds (`swa_bounded_replay`). It drops hits that are not longer than that."""
+    return max(int(getattr(group.kv_cache_spec, "prefix_replay_tokens", 0)) for group in cache.kv_cache_groups)
+
+
 def look_ahead_tokens(config: VllmConfig) -> int:
-    """Positions beyond a step's tokens that what drafts writes KV of its own for."""
+    """Returns for how many positions beyond a step's tokens the drafting part writes KV of its own."""
     return int(getattr(config, "num_lookahead_tokens", None) or 0)
 
 
 def steps_under_way(config: VllmConfig) -> int:
-    """Steps that are scheduled before the first of them is known to have ended, at most."""
+    """Returns the maximum number of steps that are scheduled before the first of them is known to have ended."""
     return int(getattr(config, "max_concurrent_batches", None) or 1)
 
 
@@ -102,11 +108,11 @@ def frees_after_steps(config: VllmConfig, cache: KVCacheConfig) -> bool:
     """Whether nothing that the engine has launched or is about to launch touches a block that it gives to a load.
 
     With several steps under way vLLM 0.32 frees the blocks of a request when the last of its steps has ended, and those
-    that a window has left behind when no step reads them any more, if its connector may load. What goes on when a
-    step's tokens are known is not waited for: a draft model's forward. New blocks of some models are zeroed in the step
-    in which a load into them begins.
+    that a window has left behind when no step reads them any more, if its connector may load. It does not wait for work
+    that goes on after a step's tokens are known: a draft model's forward. Some models zero new blocks in the step in
+    which a load into them begins.
     """
-    # Not above: the engine's scheduler imports connectors, and so us.
+    # Imported here because the engine's scheduler imports connectors, and so this module.
     from vllm.v1.core.sched.scheduler import Scheduler
 
     transfer = config.kv_transfer_config
@@ -122,26 +128,35 @@ def frees_after_steps(config: VllmConfig, cache: KVCacheConfig) -> bool:
 
 
 def kv_replicas(cache: KVCacheConfig) -> int:
-    """Tensor ranks in a row that hold identical KV of all layers, as far as vLLM says so."""
+    """Returns how many tensor ranks in a row hold identical KV of all layers, as far as vLLM tells; else 1."""
     return int(getattr(cache, "kv_tp_replicas", None) or 1)
 
 
+def count_stripes(spec: Any, context_ranks: int) -> int:
+    """Returns among how many ranks the tokens of a block are striped. A block of the engine's tables has so many times
+    the tokens of a rank's page. vLLM 0.31 stripes every attention layer."""
+    is_striped = getattr(spec, "dcp_sharded", isinstance(spec, kv_cache_interface.AttentionSpec))
+    return context_ranks if is_striped else 1
+
+
 def most_shards(spec: Any) -> int | None:
-    """Tensor ranks that hold different bytes of a layer's pages, at most, where vLLM says so; 0.31 does not."""
+    """Returns how many tensor ranks at most hold different bytes of a layer's pages; None: vLLM (0.31) does not
+    tell."""
     said = getattr(spec, "max_tp_shards", None)
     return None if said is None else int(said)
 
 
 def has_latent(layer: Any) -> bool:
-    """Whether this is one of vLLM's MLA layers: what they keep is computed alike by all tensor ranks."""
+    """Whether this is one of vLLM's MLA layers: all tensor ranks compute the same KV for these."""
     from vllm.model_executor.layers.attention import MLAAttention
 
     return isinstance(layer, MLAAttention)
 
 
 def find_projections(modules: Iterable[torch.nn.Module]) -> dict[int, Any]:
-    """By the id of an attention layer: what projects to its queries, keys and values, and so knows how heads are
-    divided. Only where a module of the model has one of each, as otherwise it may be another's."""
+    """Returns, by the id of an attention layer, the module that projects to its queries, keys and values, and so knows
+    how heads are divided. Modules of the model that do not have exactly one layer and one projection are left out,
+    since the projection may belong to another layer."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.linear import QKVParallelLinear
 
@@ -157,26 +172,27 @@ def find_projections(modules: Iterable[torch.nn.Module]) -> dict[int, Any]:
 
 
 def nodes(config: VllmConfig) -> int:
-    """Machines that the ranks of one engine are on."""
+    """Returns the number of machines with ranks of this engine."""
     return int(getattr(config.parallel_config, "nnodes_within_dp", None) or 1)
 
 
 def node_rank(config: VllmConfig) -> int:
-    """Which of them this process runs on; the scheduler runs on the first."""
+    """Returns the number of the machine on which this process runs; the scheduler runs on 0, the first."""
     return int(getattr(config.parallel_config, "node_rank_within_dp", None) or 0)
 
 
 def total_kv_heads(config: VllmConfig) -> int:
-    """KV heads of a layer over all tensor-parallel ranks. A latent counts as one, which all of them hold."""
+    """Returns the number of KV heads of a layer over all tensor-parallel ranks. A latent counts as one head, which all
+    ranks hold."""
     model = config.model_config
     return 1 if model.use_mla else int(model.get_total_num_kv_heads())
 
 
 def exchange_between_ranks(config: VllmConfig, frame: bytes) -> Sequence[bytes]:
-    """Frames of one length, of all ranks of this engine, stage by stage: of the ranks that hold parts of the same
-    layers, and then of those that hold the other layers of this one's part.
+    """Returns the frames of all ranks of this engine, stage by stage; all have the same length. First the ranks of each
+    stage exchange theirs, then the stages.
 
-    Each of them has to call this, and waits for the last. An engine of one rank has no group to ask.
+    Each rank has to call this, and waits for the last. An engine of one rank has no group to ask.
     """
     frames = frame
     if config.parallel_config.tensor_parallel_size > 1:
@@ -187,7 +203,7 @@ def exchange_between_ranks(config: VllmConfig, frame: bytes) -> Sequence[bytes]:
 
 
 def _gather(group: Any, frame: bytes) -> bytes:
-    """One behind the other, in the order of the group's ranks."""
+    """Returns the frames of a group's ranks, joined in the order of the ranks."""
     given = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
     taken = [torch.empty_like(given) for _ in range(group.world_size)]
     torch.distributed.all_gather(taken, given, group=group.cpu_group)
@@ -213,7 +229,7 @@ class _TableView(Sequence[int]):
 
 
 def block_tables(state: KVConnectorBlockState, request_id: str) -> Sequence[Sequence[int]] | None:
-    """Returns a request's blocks by group of the engine; None where it does not offer them in this step."""
+    """Returns a request's blocks by group of the engine; None if the engine does not offer them in this step."""
     manager: Any = getattr(state.resolve_block_ids, "__self__", None)
     if request_id not in state.req_ids or not hasattr(manager, "get_blocks"):
         return state.get_block_ids(request_id)
@@ -221,9 +237,9 @@ def block_tables(state: KVConnectorBlockState, request_id: str) -> Sequence[Sequ
 
 
 def on_sigterm(hear: Callable[[], None]) -> None:
-    """Calls `hear` before whatever the engine does when it is told to stop. vLLM installs its handler before it makes
-    connectors, and goes on stepping for as long as one of them has something to do. Without a handler of the engine's
-    there is no step after the signal, and nothing is changed."""
+    """Calls `hear` before the engine's own handler when the engine is told to stop. vLLM installs its handler before it
+    makes connectors, and goes on stepping for as long as one of them has something to do. If the engine has no handler,
+    there is no step after the signal, and `hear` is not installed."""
     former = signal.getsignal(signal.SIGTERM)
     if not callable(former) or threading.current_thread() is not threading.main_thread():
         return
@@ -236,18 +252,19 @@ def on_sigterm(hear: Callable[[], None]) -> None:
 
 
 def next_free_blocks(pool: BlockPool, limit: int) -> list[KVCacheBlock]:
-    """The blocks that the engine takes next, in that order."""
+    """Returns the blocks that the engine takes next, in that order."""
     queue = pool.free_block_queue
     return list(islice(queue.iter_blocks_after(None), limit))
 
 
 def has_cached_blocks(pool: BlockPool) -> bool:
-    """Says whether the engine's own cache knows any block."""
+    """Returns whether the engine's own cache has any block."""
     return any(block.block_hash is not None for block in pool.blocks)
 
 
 def full_block_key(block: KVCacheBlock, block_sizes: Mapping[int, int]) -> tuple[int, bytes] | None:
-    """Group and hash of a block that is cached as a whole one; None for any other, and for groups without a size."""
+    """Returns the group and hash of a block that is cached as a full one; None for others, and groups without a
+    size."""
     key = block.block_hash
     if key is None:
         return None
@@ -260,7 +277,7 @@ def full_block_key(block: KVCacheBlock, block_sizes: Mapping[int, int]) -> tuple
 
 
 def free_first(pool: BlockPool, blocks: Sequence[KVCacheBlock]) -> None:
-    """As `free_blocks`, but the engine takes them before all others, the first one first."""
+    """Frees blocks like `free_blocks`, but the engine takes them before all others, the first one first."""
     freed = []
     for block in blocks:
         block.ref_cnt -= 1
@@ -270,14 +287,14 @@ def free_first(pool: BlockPool, blocks: Sequence[KVCacheBlock]) -> None:
 
 
 def cache_layout(cache: KVCacheConfig) -> str:
-    """The layout that the engine has resolved for all workers; shapes and strides would not tell."""
+    """Returns the layout that the engine has resolved for all workers; shapes and strides would not show it."""
     if not cache.kv_cache_layout:
         raise UnsupportedError("the engine has not resolved a KV cache layout", remedy="use vLLM 0.31 or newer")
     return cache.kv_cache_layout
 
 
 def hash_seed(config: VllmConfig) -> str:
-    """The seed of block hashes, the same in every rank.
+    """Returns the seed of block hashes, the same in every rank.
 
     Algorithms that are not collision resistant draw a random seed in the scheduler's process, which no worker can know:
     such hashes mean nothing to any other engine, so the engine's own id stands for their seed.
@@ -291,7 +308,8 @@ def hash_seed(config: VllmConfig) -> str:
 
 
 def find_hints(request: Request) -> object:
-    """The envelope of hints that came with the request: vLLM 0.32's field for one, or ours; None: none."""
+    """Returns the envelope of hints that came with the request, in vLLM 0.32's field or in ours; None: there is
+    none."""
     envelope = getattr(request, "kv_hints", None)
     if envelope is None and request.kv_transfer_params:
         return request.kv_transfer_params.get("kv_hints")
@@ -299,18 +317,18 @@ def find_hints(request: Request) -> object:
 
 
 def find_session(request: Request) -> str:
-    """The name of the request's session, where vLLM has one: 0.32 and later."""
+    """Returns the name of the request's session; empty if it has none, or before vLLM 0.32."""
     return getattr(request, "session_id", None) or ""
 
 
 def has_extra_keys(request: Request) -> bool:
-    """Whether the names of its blocks come of more than tokens: an adapter, a salt, images, or embeddings."""
+    """Whether the names of a request's blocks depend on more than tokens: an adapter, a salt, images or embeddings."""
     is_plain = request.lora_request is None and getattr(request, "prompt_embeds", None) is None
     return not is_plain or bool(request.cache_salt or request.mm_features)
 
 
 def list_extra_keys(request: Request, positions: range, block_size: int) -> Sequence[tuple[Any, ...] | None] | None:
-    """What the names of these blocks come of beside tokens, as events say it; None: nothing."""
+    """Returns the keys on which the names of these blocks depend besides tokens, as events have them; None: none."""
     if not has_extra_keys(request):
         return None
     keys, media = [], 0
@@ -318,21 +336,21 @@ def list_extra_keys(request: Request, positions: range, block_size: int) -> Sequ
         begin = position * block_size
         key, media = kv_cache_utils.generate_block_hash_extra_keys(request, begin, begin + block_size, media)
         keys.append(key)
-    # Older releases say in events what they hash.
+    # Events of older releases have the keys as they are hashed.
     as_told: Callable[[Any], Any] = getattr(kv_cache_utils, "to_event_extra_keys", list)
     return as_told(keys)  # type: ignore[no-any-return]
 
 
 def find_layers(config: VllmConfig) -> dict[str, Any]:
-    """The model's attention and recurrent layers by the names of their KV caches."""
+    """Returns the model's attention and recurrent layers by the names of their KV caches."""
     return dict(config.compilation_config.static_forward_context)
 
 
 def loaded_modules() -> list[torch.nn.Module]:
-    """All modules of all models that this process has loaded and still has, models before what is in them.
+    """Returns all modules of all models that this process has loaded and still has, models before their parts.
 
     vLLM hands a worker's connector no model. It notes every module that it makes, to be able to load weights again; the
-    notes keep nothing alive. Empty where it does not.
+    notes keep nothing alive. Empty if this vLLM makes no such notes.
     """
     try:
         from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
@@ -342,8 +360,8 @@ def loaded_modules() -> list[torch.nn.Module]:
 
 
 def expert_layers(config: VllmConfig) -> list[Any]:
-    """Layers of experts that each data parallel replica of this engine holds another part of, or that move between its
-    ranks while it runs."""
+    """Returns the layers of experts of which each data parallel replica of this engine holds another part, or that move
+    between its ranks while it runs."""
     parallel = config.parallel_config
     if parallel.data_parallel_size == 1 and not getattr(parallel, "enable_eplb", False):
         return []
@@ -356,16 +374,17 @@ _FP8_SYNONYMS = frozenset({"fp8", "fp8_e4m3"})
 
 
 def quantised_name(layer: Any) -> str:
-    """The engine's name for the format of a layer's quantised values; empty where the specification's dtype says it.
+    """Returns the engine's name for the format of a layer's quantised values; empty if the spec's dtype says it.
 
-    A specification says uint8 for every format that torch has no use for, fp8 of both kinds among them.
+    A spec has uint8 for every format that torch has no use for, among them fp8 of both kinds.
     """
     name = str(getattr(layer, "kv_cache_dtype", ""))
     return "" if name in _AS_THE_SPEC_SAYS else name
 
 
 def page_format(layer: Any) -> str:
-    """The same as what is really in the pages: some names mean different bits on different devices."""
+    """Returns the format that is really in a layer's pages: some of `quantised_name`'s mean other bits on some
+    devices."""
     name = quantised_name(layer)
     if name in _FP8_SYNONYMS:
         # Some AMD devices have an exponent that is off by one.
@@ -375,18 +394,18 @@ def page_format(layer: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeWishes:
-    """Who has a say in the dtype of a model's KV cache, and what they say."""
+    """The settings that decide the dtype of a model's KV cache."""
 
     explicit: str
-    """Of the user, or `auto`."""
+    """The user's choice, or `auto`."""
     scheme: Mapping[str, object] | str | None
-    """Of the checkpoint."""
+    """The checkpoint's quantisation scheme; None: it has none."""
     model_dtype: str
     skip_layers: tuple[str, ...]
 
 
 def dtype_wishes(config: VllmConfig) -> list[DtypeWishes]:
-    """For the model, and for the draft model if there is one: which of the two a layer belongs to it does not say."""
+    """Returns the settings of the model, and of the draft model if there is one: a layer does not show its model."""
     cache, quantisation = config.cache_config, config.quant_config
     kinds = ("kv_cache_scheme", "kv_cache_quant_algo")
     model = DtypeWishes(
@@ -404,7 +423,7 @@ def dtype_wishes(config: VllmConfig) -> list[DtypeWishes]:
 
 
 def calculates_scales(config: VllmConfig) -> bool:
-    """Whether the engine makes KV scales from what its calibration pass computes."""
+    """Whether the engine makes KV scales from the results of its calibration pass."""
     return bool(getattr(config.cache_config, "calculate_kv_scales", False))
 
 
@@ -416,7 +435,7 @@ def follows_cache_dtype(layer: Any) -> bool:
 
 
 def skip_kind(layer: Any) -> str:
-    """The kind by which a skip list may name a layer. Of MLA layers vLLM asks for the number alone."""
+    """Returns the kind by which a skip list may name a layer; empty: by its number alone, as for MLA layers."""
     from vllm.model_executor.layers.attention import Attention
 
     has_window = isinstance(layer, Attention) and layer.sliding_window is not None
@@ -424,10 +443,10 @@ def skip_kind(layer: Any) -> str:
 
 
 def page_writer(layer: Any) -> str:
-    """The kernels that fill a layer's pages.
+    """Returns the name of the kernels that fill a layer's pages; empty if it has none.
 
-    Shapes and strides do not show how they arrange a page inside: the CPU's have one arrangement for each instruction
-    set, which the engine notes on the layer. That others of one shape agree is nowhere promised.
+    Shapes and strides do not show how kernels arrange a page inside: the CPU's have one arrangement for each
+    instruction set, which the engine notes on the layer. Other kernels with equal shapes need not agree, either.
     """
     if not hasattr(layer, "get_attn_backend"):
         return ""
@@ -435,20 +454,20 @@ def page_writer(layer: Any) -> str:
 
 
 def page_scales(layer: Any) -> tuple[tuple[float, ...], ...]:
-    """What keys, then values, are divided by before they are written, where a page does not hold it itself."""
+    """Returns the scales by which keys, then values, are divided before they are written; pages do not hold these."""
     found = (getattr(layer, name, None) for name in ("_k_scale", "_v_scale"))
     return tuple(tuple(scale.detach().double().reshape(-1).tolist()) for scale in found if scale is not None)
 
 
 def find_sharing(config: VllmConfig) -> dict[str, str]:
-    """Layers that read another layer's pages, and whose."""
+    """Returns the layers that read another layer's pages, each with that layer."""
     layers = find_layers(config).items()
     targets = {name: getattr(layer, "kv_sharing_target_layer_name", None) for name, layer in layers}
     return {name: target for name, target in targets.items() if target is not None}
 
 
 def create_scale_views(config: VllmConfig, tensors: Mapping[str, Any], layers: Collection[str]) -> dict[str, Any]:
-    """Views over the scales inside these layers' per-token-head pages; made now, before anything is loaded.
+    """Makes views over the scales inside these layers' per-token-head pages; called before anything is loaded.
 
     vLLM makes them at a layer's first forward and then overwrites every scale with 1.0, restored ones too
     (vLLM #51091). Once made they are left alone. A backend without such views keeps its scales in its own way.
@@ -465,10 +484,10 @@ def create_scale_views(config: VllmConfig, tensors: Mapping[str, Any], layers: C
 
 
 def find_engine_of_tier(engine_id: str) -> tuple[VllmConfig, KVCacheConfig] | None:
-    """The configuration of the engine that is making a secondary tier on this thread right now.
+    """Returns the configuration of the engine that is making a secondary tier on this thread now; None: not found.
 
-    vLLM hands a tier a summary that tells neither the model's revision nor what its pages hold. The connector that has
-    all of it is among the functions under way; nothing else says which of a process's engines this is.
+    vLLM hands a tier a summary that has neither the model's revision nor the content of its pages. The connector that
+    has all of it is on the call stack; nothing else shows which of a process's engines this is.
     """
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -484,12 +503,13 @@ def find_engine_of_tier(engine_id: str) -> tuple[VllmConfig, KVCacheConfig] | No
 
 
 def attention_choice(config: VllmConfig) -> str:
-    """What the engine was told of the kernels that it is to use."""
+    """Returns the engine's setting for its attention kernels."""
     return repr(getattr(config, "attention_config", None))
 
 
 def describe_platform() -> dict[str, str]:
-    """What kernels for this machine may arrange pages by, for a process that has no layer to ask."""
+    """Returns the properties of this machine on which a kernel's arrangement of pages may depend, for a process that
+    has no layer to ask."""
     has_amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
     try:
         device = str(current_platform.get_device_name())
@@ -503,7 +523,7 @@ def describe_platform() -> dict[str, str]:
 
 
 def host_hit_source() -> Any:
-    """The label of our hits in vLLM's own metrics; 0.31 has none."""
+    """Returns the label of our hits in vLLM's own metrics; None: vLLM (0.31) has none."""
     try:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
     except ImportError:

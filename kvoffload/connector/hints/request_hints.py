@@ -1,4 +1,4 @@
-"""Hints of requests on their way to the server: what is wanted at their arrival, and what is kept after their end."""
+"""Sends the hints of requests to the server: some when a request arrives, others after its end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvoffload.client import HintTerms
-from kvoffload.connector.cache_client import CacheClient
-from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.hints.envelope import Wish, read_envelope
+from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.envelope import Wish, read_envelope
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.connector.common.tracked_request import TrackedRequest
+from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.hints.kept_names import KeptNames
-from kvoffload.connector.measures import Measures
-from kvoffload.connector.request_terms import RequestTerms
 from kvoffload.connector.saves.saves import Saves
-from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.protocol import HintAction, Hinted
 from kvoffload.protocol.hints import ACTION_TYPES
 from kvoffload.types import HASH_BYTES
@@ -25,41 +25,41 @@ from kvoffload.types import HASH_BYTES
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
-"""Prefixes of requests that have ended, and whose blocks are being saved. Beyond it they are not retained."""
+"""Maximum number of prefixes that wait for their blocks to be saved. Further ones are not retained."""
 MAX_STEPS = 400
-"""That a prefix waits for its blocks to be saved."""
+"""Maximum number of steps that a prefix waits for its blocks to be saved."""
 PIECE_TOKENS = 8192
-"""Of a prompt, after which the server is told to retain what there is by then."""
+"""Number of a prompt's tokens after which the server is told to retain the blocks computed by then."""
 MAX_NAMES = 16
-"""Types of actions that nobody knows and that are counted by their names; any further one is called `other`."""
+"""Maximum number of unknown types of actions that are counted by name; further ones are counted as `other`."""
 MAX_ANSWERS = 1024
-"""That are remembered until somebody counts them."""
+"""Maximum number of answers that are remembered until they are counted."""
 SAY_EVERY_S = 60.0
-"""How often a line in the log says what is wrong with an envelope."""
+"""Minimum number of seconds between log lines about faulty envelopes."""
 OTHER = "other"
 _NAMES = {action: name for name, action in ACTION_TYPES.items()}
 _AT_ONCE = frozenset({HintAction.PREFETCH, HintAction.PRIORITISE, HintAction.HAND_OVER})
 _BY_NAME = frozenset({HintAction.PRIORITISE, HintAction.RELEASE})
-"""Of a session, whatever its prefix is."""
+"""The actions that apply to a session, if it is named, whatever its prefix is."""
 _KEEPING = frozenset({HintAction.RETAIN, HintAction.HAND_OVER})
 
 
 @dataclass(eq=False)
 class _Ended:
-    """A prefix that is to be retained when it has been saved."""
+    """A prefix that the server is told to retain once it has been saved."""
 
     terms: HintTerms
     steps: int = 0
     last_job: int = 0
 
     def is_of(self, tenant: str, session: str) -> bool:
-        """Sessions of two tenants are two, whatever their names."""
+        """Whether it belongs to this session; tenants may use the same names for different sessions."""
         return (self.terms.tenant, self.terms.session) == (tenant, session)
 
 
 @dataclass(eq=False)
 class _Turn:
-    """A turn whose prompt is being computed, of a session that is to be retained."""
+    """A turn, whose prompt is being computed, of a session with a wish to be retained."""
 
     tracked: TrackedRequest
     wish: Wish
@@ -67,7 +67,7 @@ class _Turn:
 
 
 class RequestHints:
-    """Owned by the scheduler's thread. Nothing here waits, and a request has so many actions at most."""
+    """Owned by the scheduler's thread. Nothing here waits, and the number of a request's actions is bounded."""
 
     def __init__(
         self,
@@ -91,16 +91,16 @@ class RequestHints:
 
     @property
     def is_quiet(self) -> bool:
-        """A step has nothing to send."""
+        """Whether a step has nothing to send."""
         return not (self._waiting or self._turns or self._names)
 
     @property
     def pending(self) -> int:
-        """Prefixes that the server has yet to be told of: to keep them, or to let them go."""
+        """Number of prefixes that the server has yet to be told to keep or to release."""
         return len(self._waiting) + len(self._names)
 
     def read(self, envelope: object, terms: RequestTerms) -> tuple[Wish, ...]:
-        """Returns what a request wishes, by its envelope and by the terms that say the same."""
+        """Returns a request's wishes, from its envelope and from the terms with the same meaning."""
         found = read_envelope(envelope)
         for name, why in found.ignored:
             self._count(name, why.value)
@@ -112,24 +112,25 @@ class RequestHints:
             wishes.append(Wish(action=HintAction.RETAIN, ttl_s=terms.pin_s))
         if terms.session and terms.session_ttl_s:
             wishes.append(Wish(action=HintAction.RETAIN, session=terms.session, ttl_s=terms.session_ttl_s))
-        # Last: what is said of this request alone has the last word.
+        # The envelope comes last, because later wishes override earlier ones.
         return (*wishes, *found.wishes)
 
     def arrive(self, tracked: TrackedRequest) -> None:
-        """Says what is wanted before the request runs."""
+        """Sends the hints of a request that has arrived and take effect before it runs."""
         for wish in tracked.wishes:
             if wish.action in _AT_ONCE:
                 tracked.chain.follow(tracked.request.block_hashes)
                 self._send(self._describe(tracked, wish, tracked.chain.tokens), is_meant=not tracked.is_tainted)
 
     def admit(self, tracked: TrackedRequest) -> None:
-        """It was given blocks."""
+        """Notes the turn of a request that was given blocks, if its session is retained."""
         for wish in tracked.wishes:
             if wish.action is HintAction.RETAIN and wish.session:
                 self._turns[tracked.request.request_id] = _Turn(tracked, wish)
 
     def end(self, tracked: TrackedRequest, tokens: int) -> None:
-        """It has ended with so many tokens that may have been saved; 0: nothing of it is to be kept."""
+        """Sends or queues the hints of a request that has ended. `tokens` is how many may have been saved; 0: none of
+        its blocks are kept."""
         self._turns.pop(tracked.request.request_id, None)
         for wish in tracked.wishes:
             if wish.action is HintAction.RELEASE:
@@ -142,8 +143,9 @@ class RequestHints:
                 self._retain(self._describe(tracked, wish, tokens))
 
     def step(self, saves: Saves) -> None:
-        """Sends what has been saved by now. It is called before the step plans its saves, which are those of what ended
-        before: so a prefix waits for the jobs that there are when it is looked at for the second time."""
+        """Sends the hints for prefixes that have been saved by now. Called before the step plans its saves, which
+        include those of requests that ended before: so a prefix waits for the jobs under way when it is looked at for
+        the second time."""
         if self._answers:
             self.count_answers()
         if self._turns:
@@ -161,7 +163,8 @@ class RequestHints:
             self._send(one.terms)
 
     def let_go(self) -> None:
-        """What has ended so far is not to be retained: the weights change. What is retained waits for `settle`."""
+        """Drops the hints of requests that have ended, because the weights change. Prefixes that the server retains
+        wait for `settle`."""
         for one in self._waiting:
             self._count(_NAMES[one.terms.action], "skipped")
         self._waiting.clear()
@@ -169,19 +172,19 @@ class RequestHints:
         self._names.doubt()
 
     def settle(self, *, are_same: bool) -> None:
-        """Whether the names of before are found again. If not, steps to come let go of what the server retains."""
+        """Notes whether blocks have their former names again. If not, later steps release the retained prefixes."""
         self._names.settle(are_same=are_same)
 
     def count_answers(self) -> None:
-        """Counts what the server has answered."""
+        """Counts the server's answers."""
         while self._answers:
             self._count(*self._answers.popleft())
 
     # ---- inside ----
 
     def _look_at_turns(self) -> None:
-        """In a pool that is too small, what is new may be gone before its turn ends: a session is retained as its
-        prompt is computed, and the end of the turn takes the place of that."""
+        """Retains sessions while their prompts are computed: in a small pool, new blocks may be evicted before the turn
+        ends. The end of the turn replaces this."""
         for request_id, turn in list(self._turns.items()):
             tracked, request = turn.tracked, turn.tracked.request
             computed = request.num_computed_tokens
@@ -189,7 +192,7 @@ class RequestHints:
             if not tracked.has_run or not (is_over or computed >= turn.told_tokens + PIECE_TOKENS):
                 continue
             if not is_over and any(one.is_of(tracked.terms.tenant, turn.wish.session) for one in self._waiting):
-                continue  # the piece before it goes first, or of a long prompt none would
+                continue  # the piece before it goes first, or no piece of a long prompt would ever be sent
             turn.told_tokens = computed
             if is_over:
                 del self._turns[request_id]
@@ -217,7 +220,7 @@ class RequestHints:
             self._count("retain", "skipped")
             return
         if terms.session:
-            # A session that takes turns faster than they are saved wants the latest.
+            # If a session takes turns faster than they are saved, the latest one counts.
             self._drop_waiting(terms)
         if len(self._waiting) >= MAX_WAITING:
             self._count("retain", "too_many")
@@ -249,10 +252,10 @@ class RequestHints:
 
 
 def is_kept(wishes: tuple[Wish, ...]) -> bool:
-    """Whether a prefix with these wishes has to be in the cache as soon as it can be."""
+    """Whether a prefix with these wishes has to be saved as soon as possible."""
     return any(wish.action in _KEEPING for wish in wishes)
 
 
 def _is_plain(name: str) -> bool:
-    """It becomes a label of a metric."""
+    """Whether a name may become a label of a metric."""
     return bool(name) and name.isascii() and name.replace("_", "").replace("-", "").replace(".", "").isalnum()

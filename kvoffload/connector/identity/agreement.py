@@ -1,4 +1,4 @@
-"""What the ranks of an engine registered, as one: they agree, or the engine must not start."""
+"""Joins the registrations of an engine's ranks: they agree, or the engine must not start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from kvoffload.cache import CacheGeometry, CacheGroup
 from kvoffload.client import add_report_text, describe_blocks
+from kvoffload.connector.common.step_plan import GroupFacts, WorkerFacts
 from kvoffload.connector.engine.pipeline import combine_weights, different_groups, join_stages, name_pipeline
-from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.keys.canonical import encode_canonical
 from kvoffload.keys.identity import compare_identities
@@ -20,7 +20,7 @@ from kvoffload.protocol import IdentityField, Register
 from kvoffload.types import Fingerprint
 
 SHOWN_LETTERS = 120
-"""Of a part of an identity; of longer ones a digest is told."""
+"""Maximum length of a readable part of an identity, in letters; longer parts are shown as a digest."""
 _NODE_TAG = b"kvoffload node %d of %d\n"
 Rank = tuple[int, int]
 """(pipeline rank, tensor rank)."""
@@ -37,9 +37,10 @@ class SharingTerms:
     tensor_ranks: int
     pipeline_ranks: int = 1
     nodes: int = 1
-    """Machines that the ranks are on, as many on each, in their order. A session is one of a node's server."""
+    """Number of machines with ranks, equally many on each, in their order. Each has a session with its own server."""
     units: HeadUnits | None = None
-    """They are the shards of a block, in engines of every tensor-parallel size. None: each rank's part is one."""
+    """The units that are a block's shards in engines of every tensor-parallel size. None: each rank's part is a
+    shard."""
 
     @property
     def ranks(self) -> int:
@@ -47,70 +48,71 @@ class SharingTerms:
 
     @property
     def node_ranks(self) -> int:
-        """Ranks that share a machine, and its server."""
+        """Number of ranks that share a machine, and its server."""
         return self.ranks // self.nodes
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of one stage that share a machine."""
+        """Number of ranks of one stage that share a machine."""
         return min(self.tensor_ranks, self.node_ranks)
 
     @property
     def may_part(self) -> bool:
-        """Ranks that hold other bytes than they should may store them apart, in another session: there is one server,
-        and its other engines divide their blocks in ways of their own."""
+        """Whether ranks that hold different bytes where they should hold the same may store them apart, in another
+        session: there must be one server, and no units that other engines share."""
         return self.nodes == 1 and self.units is None
 
     @property
     def run(self) -> int:
-        """Shards of a block that each rank holds, in a row."""
+        """Number of shards of a block in a row that each rank holds."""
         return 1 if self.units is None else self.units.local
 
     def node_of(self, rank: int) -> int:
         return rank // self.node_ranks
 
     def stage_of(self, rank: int) -> int:
-        """Returns which of the stages on its machine a rank is of."""
+        """Returns the number of a rank's stage, among those on its machine."""
         return rank % self.node_ranks // self.stage_ranks
 
     def replicas_of(self, group: GroupFacts) -> int:
-        """Ranks in a row that hold the same bytes of a group, and share a machine: each keeps what its ranks read."""
+        """Returns how many ranks in a row hold the same bytes of a group and share a machine, since each machine keeps
+        the records that its ranks read."""
         return gcd(group.replicas, self.stage_ranks)
 
     def list_divisions(self, groups: Sequence[GroupFacts]) -> list[int]:
-        """Returns by group how many ranks store the same bytes, where names tell it: units are the same ones for
-        engines of every size."""
+        """Returns, by group, how many ranks store the same bytes, for the engine's name. With units it is always 1, as
+        engines of every size share names."""
         return [1 if self.units else self.replicas_of(group) for group in groups]
 
     def shards_of(self, group: GroupFacts) -> int:
-        """Says how many parts of a block of this group a server keeps, each with a digest of its own."""
+        """Returns how many parts of a block of this group a server keeps, each with a digest of its own."""
         return self.stage_ranks // self.replicas_of(group) * self.run
 
     def count_node_rows(self, groups: Sequence[GroupFacts]) -> int:
-        """Returns how many shards a server keeps of the group that has most."""
+        """Returns how many shards a server keeps of the group that has the most."""
         return max(map(self.shards_of, groups))
 
     def count_rows(self, groups: Sequence[GroupFacts]) -> int:
-        """The same of all servers: each one's come one behind the other."""
+        """Returns the same for all servers together, whose shards come one behind the other."""
         return self.nodes * self.count_node_rows(groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """Says what all ranks together registered."""
+    """The registration of all ranks together."""
 
     fingerprint: Fingerprint
     description: Mapping[str, object]
     groups: tuple[GroupFacts, ...]
-    """The session's, of the scheduler's node: those of a pipeline are made per stage."""
+    """The session's groups on the scheduler's node; a pipeline has its own for each stage."""
     node_bytes: tuple[tuple[int, ...], ...]
-    """By node and group: of one shard of a record. Machines may have stages of other layers."""
+    """Size of one shard of a record in bytes, by node and group. Machines may have stages with other layers."""
     num_blocks: int
     cache_bytes: int
 
 
 def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts:
-    """Raises what the ranks differ in."""
+    """Joins the ranks' registrations. Raises if they differ, and tells in what."""
     if len(facts) != terms.ranks:
         raise UnsupportedError(
             f"{len(facts)} of {terms.ranks} ranks registered KV caches",
@@ -148,7 +150,7 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
 
 
 def _join_nodes(stages: Sequence[WorkerFacts], terms: SharingTerms) -> list[tuple[GroupFacts, ...]]:
-    """Returns each node's groups. Raises where they are not the same ones."""
+    """Returns each node's groups. Raises if nodes have different ones."""
     per_node = terms.node_ranks // terms.stage_ranks
     joined = []
     for node in range(terms.nodes):
@@ -165,10 +167,9 @@ def _join_nodes(stages: Sequence[WorkerFacts], terms: SharingTerms) -> list[tupl
 
 
 def name_division(name: Fingerprint, replicas: Sequence[int]) -> Fingerprint:
-    """The name of what an engine holds, so many of whose ranks store the same bytes of each group; as it is where each
-    stores its own.
+    """Adds to an engine's name how many ranks store the same bytes of each group; unchanged if each stores its own.
 
-    Slots of one name are divided alike, whatever a later version finds out about a model.
+    So slots under one name are always divided alike, even if a later version finds more equal ranks in a model.
     """
     if set(replicas) <= {1}:
         return name
@@ -176,7 +177,7 @@ def name_division(name: Fingerprint, replicas: Sequence[int]) -> Fingerprint:
 
 
 def _refuse_apart(ranks: Sequence[WorkerFacts], terms: SharingTerms) -> None:
-    """Ranks that are told to be on one machine have one memory, as far as they have joined one."""
+    """Raises if ranks that should be on one machine have joined no memory in common."""
     for node in range(terms.nodes):
         mine = ranks[node * terms.node_ranks : (node + 1) * terms.node_ranks]
         memories = [{place.memory_id for place in one.places} for one in mine]
@@ -188,24 +189,25 @@ def _refuse_apart(ranks: Sequence[WorkerFacts], terms: SharingTerms) -> None:
 
 
 def name_node(fingerprint: bytes, node: int, nodes: int) -> Fingerprint:
-    """The name of what one node of an engine keeps: a server makes digests and keys with its own numbers of shards, so
-    no two nodes may use the same name."""
+    """Returns the name of one node's records. A server uses its own shard numbers in digests and keys, so no two nodes
+    may use the same name."""
     name = fingerprint if nodes == 1 else sha256(_NODE_TAG % (node, nodes) + fingerprint).digest()
     return Fingerprint(name)
 
 
 def describe_weights(description: Mapping[str, object], weights: bytes) -> Mapping[str, object]:
-    """What people are told of an engine, with the weights that all its ranks have in memory, if they are known."""
+    """Adds the digest of all ranks' weights to an engine's description, if it is known."""
     return {**description, "weights": weights.hex()} if weights else description
 
 
 def refuse_changes(former: Mapping[Rank, WorkerFacts], facts: Mapping[Rank, WorkerFacts]) -> None:
-    """Raises where ranks of a running engine register something else than they did. Where they may copy may change."""
+    """Raises if ranks of a running engine register something else than before. The places where they may copy may
+    change."""
     changed = [rank for rank in sorted({*former, *facts}) if _find_fixed(former, rank) != _find_fixed(facts, rank)]
     if changed:
         raise IdentityError(
             f"rank {changed[0]} woke with other KV caches than it had ({len(changed)} of {len(former)} ranks)",
-            remedy="start the engine anew",
+            remedy="restart the engine",
         )
 
 
@@ -223,7 +225,7 @@ def make_register(
     rank: int = 0,
     tenant: str = "",
 ) -> Register:
-    """What a process of the engine tells its server. `description`: of its first stage's identity."""
+    """Makes the registration of an engine's process with its server. `description` is its first stage's identity."""
     geometry = CacheGeometry(
         hash_block_size=terms.hash_block_size,
         groups=tuple(
@@ -249,12 +251,12 @@ def make_register(
 
 
 def add_report(register: Register, report: CompletenessReport, rank: int) -> Register:
-    """With what this rank found in its engine's memory, for people."""
+    """Adds a readable report of what this rank found in its engine's memory."""
     return replace(add_report_text(register, str(report)), rank=rank)
 
 
 def describe_parts(description: Mapping[str, object]) -> dict[str, str]:
-    """Describes the parts by name; of what is long, it returns a digest."""
+    """Returns each part of a description as text, by name; long parts as a digest."""
     return {name: _shorten(value) for name, value in description.items()}
 
 

@@ -1,4 +1,4 @@
-"""Who this engine is, from vLLM's resolved configuration and what its layers really hold."""
+"""The engine's identity, from vLLM's resolved configuration and the actual content of its layers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def describe_layers(config: VllmConfig, geometry: KVGeometry) -> tuple[LayerDtype, ...]:
-    """One for each layer that has pages or shares them. Weights are loaded by now: their scales are what they stay."""
+    """Describes each layer that has pages or shares them. Called after weights are loaded, when scales are final."""
     known = vllm_compat.find_layers(config)
     is_cut = config.parallel_config.tensor_parallel_size > 1 or geometry.units is not None
     return tuple(describe_layer_content(spec, known.get(spec.name), is_cut=is_cut) for spec in geometry.layers.values())
 
 
 def refuse_ruined_scales(config: VllmConfig, geometry: KVGeometry) -> None:
-    """UnsupportedError: scales were calculated beside recurrent layers, from garbage (vLLM #37565).
+    """UnsupportedError: scales were calculated from garbage, in a model with recurrent layers (vLLM #37565).
 
-    vLLM turns that off by itself, and has no such option since 0.32. An engine that still does it has made its scales
-    before it registers, so that they cannot be put right here.
+    vLLM turns this off by itself, and has no such option since 0.32. An engine that still does it has made its scales
+    before it registers, so they cannot be corrected here.
     """
     decision = decide_scales(
         model=config.model_config.model,
@@ -39,8 +39,8 @@ def refuse_ruined_scales(config: VllmConfig, geometry: KVGeometry) -> None:
 
 
 def describe_layer_content(spec: LayerSpec, layer: Any, *, is_cut: bool) -> LayerDtype:
-    """`layer`: the engine's own; None: it has none for this name. `is_cut`: ranks hold different heads of it,
-    in this engine or in one that reads what it saves."""
+    """Describes a layer's content. `layer` is the engine's own; None: it has none of this name. `is_cut`: ranks hold
+    different heads of it, in this engine or in one that reads its records."""
     if layer is None and spec.quantisation is not Quantisation.NONE:
         raise IdentityError(
             f"layer {spec.name} is quantised ({spec.quantisation}) and its scales are nowhere to be found",
@@ -63,9 +63,9 @@ def describe_layer_content(spec: LayerSpec, layer: Any, *, is_cut: bool) -> Laye
 
 
 def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
-    """Computed by every worker after registration, when every dtype is resolved; ranks of one engine get equal ones.
+    """Returns the identity. Every worker computes it when every dtype is resolved; ranks of one engine get equal ones.
 
-    Requests add to it, in their blocks' hashes: salt, media, and the adapter's name. What an adapter holds is in
+    Requests add to it in their blocks' hashes: salt, media, and the adapter's name. For an adapter's contents see
     `adapters`.
     """
     model, parallel = config.model_config, config.parallel_config
@@ -77,11 +77,11 @@ def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
         prefill_context=getattr(parallel, "prefill_context_parallel_size", 1),
     )
     return Identity(
-        # A version that computes or arranges pages otherwise, or cures a fault of the one before, does not say so.
+        # The full version, as a release may compute or arrange pages otherwise, or correct faults, without a notice.
         engine=f"vllm {vllm.__version__}",
         model=str(model.model),
         revision=identify_model(model),
-        model_config=describe_model(config),
+        model_config={**describe_model(config), **_describe_stripes(parallel)},
         model_dtype=dtype_name(model.dtype),
         layers=describe_layers(config, geometry),
         geometry=geometry.describe(),
@@ -89,3 +89,10 @@ def describe_engine(config: VllmConfig, geometry: KVGeometry) -> Identity:
         hash_algorithm=str(config.cache_config.prefix_caching_hash_algo),
         hash_seed=vllm_compat.hash_seed(config),
     )
+
+
+def _describe_stripes(parallel: Any) -> dict[str, int]:
+    """Describes which tokens of a block each rank has; empty if every rank has all of them."""
+    if parallel.decode_context_parallel_size == 1:
+        return {}
+    return {"tokens of a stripe": int(getattr(parallel, "cp_kv_cache_interleave_size", 1))}

@@ -1,13 +1,13 @@
-"""What keeps blocks apart whose engine hashes are equal: weights that changed, tenants, contents of adapters."""
+"""Masks that keep blocks with equal engine hashes apart: for weights that changed, tenants, and adapters' contents."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from kvoffload.connector.block_chain import NO_MASK, combine_masks
+from kvoffload.connector.common.block_chain import NO_MASK, combine_masks
+from kvoffload.connector.common.request_terms import RequestTerms
 from kvoffload.connector.identity.adapters import AdapterContents, mask_of
-from kvoffload.connector.request_terms import RequestTerms
 from kvoffload.keys.prompt_hashes import mask_of_tenant
 from kvoffload.types import HASH_BYTES
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 
 class RequestMasks:
-    """Owned by the scheduler's thread. A mask is put over every name of a request's blocks."""
+    """Owned by the scheduler's thread. A mask is combined with every name of a request's blocks."""
 
     def __init__(self) -> None:
         self._adapters = AdapterContents()
         self._is_started = False
         self.generation = NO_MASK
-        """Of the weights. Engines that start with the same ones begin with the same; whose weights have changed while
-        it ran shares nothing from then on."""
+        """The mask for the weights. All engines begin with the same one; an engine whose weights changed while it ran
+        shares nothing from then on."""
         self._former = NO_MASK
 
     def renew(self) -> None:
-        """The weights have changed, as far as anybody knows."""
+        """Gives blocks other names, because the weights have changed or may have."""
         self._former, self.generation = self.generation, os.urandom(HASH_BYTES)
 
     def take_back(self) -> None:
-        """Is told that the weights have not changed: names are again what they were before they were renewed last."""
+        """Takes the last `renew` back, because the weights have not changed."""
         self.generation = self._former
 
     def find(self, request: Request, terms: RequestTerms) -> bytes | None:
-        """Returns the mask over a request's names. None: what its adapter holds is not known, yet or at all, and
-        nothing of it may be saved or loaded. To be asked at every use of an answer."""
+        """Returns the mask over a request's names. None: its adapter's content is not known, yet or at all, and none of
+        its blocks may be saved or loaded. Callers ask again at every use of an answer."""
         mask = self.generation
         if terms.tenant:
             mask = combine_masks(mask, mask_of_tenant(terms.tenant))

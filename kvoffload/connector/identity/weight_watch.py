@@ -1,4 +1,4 @@
-"""A worker's look at the weights in its memory. It looks, and never keeps the engine from anything."""
+"""Samples the weights in a worker's memory. It only reads, and its faults never disturb the engine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from weakref import ReferenceType, ref
 
 import torch
 
+from kvoffload.connector.common.step_plan import WeightDigests
 from kvoffload.connector.identity.weights import ModelWeights
-from kvoffload.connector.step_plan import WeightDigests
 from kvoffload.engines.weight_sample import WeightSample, sample_tensors
 
 logger = logging.getLogger(__name__)
 
 SHOWN_DIGITS = 12
 LOOKED_AT = 16
-"""Parameters between two steps. An update changes nearly all of them."""
+"""Number of parameters that are sampled between two steps. An update changes nearly all parameters."""
 PAUSE_S = 1.0
-"""Without a step; an update takes as long."""
+"""Seconds without a step after which parameters are sampled: an update takes at least that long."""
 
 
 class WeightWatch:
@@ -30,14 +30,14 @@ class WeightWatch:
         self._clock = clock
         self._looked_at: list[tuple[str, ReferenceType[torch.Tensor]]] = []
         self._former: Mapping[str, bytes] | None = None
-        """Of these, as they were seen last. None: nothing to compare with."""
+        """The last digests of the sampled parameters. None: there are none to compare with."""
         self._stepped_s: float | None = None
         self._said: str | None = None
         self.seconds = 0.0
-        """That the last look took."""
+        """How long the last look took."""
 
     def take(self) -> WeightDigests:
-        """Looks at every weight. What cannot be looked at is told once and is no proof."""
+        """Samples every weight. Weights that cannot be read are logged once, and there is no proof then."""
         begun_s = time.monotonic()
         self._former = self._stepped_s = None
         try:
@@ -55,7 +55,8 @@ class WeightWatch:
         return WeightDigests(name=name, proof=b"" if weights.hidden else sample.digest())
 
     def has_changed(self) -> bool:
-        """Before a step that computes: after a pause a few weights are looked at, and compared with the last time."""
+        """Returns whether the weights have changed. Called before a step that computes: after a pause, a few weights
+        are sampled and compared with the last time."""
         now_s = self._clock()
         is_due = self._stepped_s is None or now_s - self._stepped_s >= PAUSE_S
         self._stepped_s = now_s
@@ -70,7 +71,7 @@ class WeightWatch:
         return None not in (former, self._former) and former != self._former
 
     def _choose(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters all over the model. One that is gone was replaced: then they are looked for again."""
+        """Returns parameters from all over the model. If one is gone, it was replaced, and others are chosen."""
         chosen = [(name, found) for name, tensor in self._looked_at if (found := tensor()) is not None]
         if not chosen or len(chosen) < len(self._looked_at):
             weights = self._find()
@@ -86,15 +87,15 @@ class WeightWatch:
         return chosen
 
     def _tell(self, weights: ModelWeights, sample: WeightSample | None, name: bytes) -> None:
-        """`name`: equal in engines that share, whatever experts each of them has."""
+        """Logs the result, if it has changed. `name` is equal in engines that share, even with different experts."""
         said = weights.complaint or weights.hidden
         if self._said == said:
             return
         self._said = said
         if sample is None:
             logger.info(
-                "the weights cannot be looked at (%s): engines are told apart by where their model lies, and this one "
-                "finds nothing after a sleep that was saved before it",
+                "the weights cannot be read (%s): engines are told apart by their model's path, and this one "
+                "finds no blocks after a sleep that were saved before it",
                 weights.complaint,
             )
             return
@@ -105,12 +106,12 @@ class WeightWatch:
             sample.elements,
             len(sample.digests),
             1000 * self.seconds,
-            f"; {weights.hidden} is packed where nobody can see it: nothing proves after a sleep that all are the same"
+            f"; {weights.hidden} is packed and cannot be read: nothing proves after a sleep that it is the same"
             if weights.hidden
             else "",
         )
 
 
 def _is_of(name: str, tensors: frozenset[str]) -> bool:
-    """One of them, or a part of one."""
+    """Whether a name is one of these tensors, or a part of one."""
     return name in tensors or any(name.startswith(f"{tensor}.") for tensor in tensors)

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 
 from kvoffload.cache import Ask
-from kvoffload.connector.cache_client import CacheClient
-from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.measures import Measures
-from kvoffload.connector.tracked_request import Arrival, TrackedRequest
+from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.tracked_request import Arrival, TrackedRequest
+from kvoffload.connector.engine.measures import Measures
 
 LOOK_S = 0.05
-"""How often slower tiers are asked for what a request waits for. Memory is looked at whenever the engine asks."""
+"""Seconds between questions to slower tiers for a request's blocks. Memory is looked at whenever the engine asks."""
 
 
 class Arrivals:
-    """Owned by the scheduler's thread. A request that expects tokens waits for them once, `wait_s` from its arrival at
-    most; after that what has come is used, and the rest is computed."""
+    """Owned by the scheduler's thread. A request that expects tokens waits for them once, for at most `wait_s` from its
+    arrival; after that the blocks that have come are used, and the rest is computed."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Arrivals:
         self._clock = clock
 
     def are_awaited(self, tracked: TrackedRequest, *, local: int, limit: int) -> bool:
-        """Says whether to ask for the request again later. A hit of it has `limit` tokens at most, of which the engine
-        has `local` itself."""
+        """Returns whether the request has to wait, so that the caller asks again later. Its hit has at most `limit`
+        tokens, of which the engine has `local` itself."""
         arrival = tracked.arrival or Arrival()
         tracked.arrival = arrival
         if arrival.is_over:
@@ -61,7 +61,7 @@ class Arrivals:
         return False
 
     def _find_end(self, tracked: TrackedRequest, limit: int) -> int:
-        """Where what the request can use ends: where a draft model costs the last block of a hit, that has to be there
-        as well."""
+        """Returns how many tokens have to be there. If a draft model costs the last block of a hit, that block counts
+        too, although the request cannot use it."""
         most = limit + (self._groups.dropped_tokens if self._groups.is_all_prefix else 0)
         return self._groups.align(min(tracked.terms.expect_tokens, most, tracked.chain.tokens))

@@ -1,4 +1,4 @@
-"""Loads: from the question how much of a prompt can be restored to the last byte in the engine's blocks."""
+"""Loads: from asking how much of a prompt can be restored, to the last byte in the engine's blocks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 
 from kvoffload.cache import AcquiredBlocks, AcquireOutcome, Ask, needed_blocks
 from kvoffload.client import FarTerms, PendingAcquire
-from kvoffload.connector.cache_client import CacheClient
-from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, WantedDigests
+from kvoffload.connector.common.tracked_request import TrackedRequest
+from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.loads.arrivals import Arrivals
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import MissReason, PromptNotes
-from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.terms import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
-from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, WantedDigests
-from kvoffload.connector.tracked_request import TrackedRequest
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -31,29 +31,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_EARLY = 32
-"""Requests that were asked for at their arrival and not planned yet: what they hold is not for others."""
+"""Maximum number of requests for which the cache is asked at their arrival, before the engine schedules them. Their
+leases keep blocks from being evicted for others."""
 READY_WAIT_S = 1.0
-"""How long a hit may wait for workers that join the memory it lies in, and for other loads to end."""
+"""How long a hit may wait for workers to join the memory it lies in, and for other loads to end, in seconds."""
+LATE_SHARE = 1 / 4
+"""How long a request waits for a late answer, as a share of the time that computing what it asks for would take."""
+_LATE_SHARE_S = LATE_SHARE / 1e9
+"""The same in seconds for a nanosecond."""
 PARKED_SHARE = 2
-"""With one block in so many waiting for loads, no further load is begun."""
+"""While more than one block in so many waits for loads, no further load is begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreTerms:
-    """What one engine's loads go by."""
+    """The terms of one engine's loads."""
 
     verify_always: bool = False
     always: bool = False
-    """Whatever is there, also where computing it takes less time."""
+    """Whether every hit is loaded, even if computing it takes less time."""
     promote_wait_s: float = 0.0
-    """How long a request waits for what lies below the server's memory."""
+    """How long a request waits for blocks in tiers slower than the server's memory, in seconds."""
     arrival_wait_s: float = 0.0
-    """How long it waits for what another engine is saving for it."""
+    """How long a request waits for blocks that another engine is saving for it, in seconds."""
+    replayed_tokens: int = 0
+    """Number of tokens before the end of a hit that the engine computes again. It drops hits that are not longer."""
 
 
 @dataclass(eq=False)
 class _Question:
-    """What was asked of the cache for a request: at which number of tokens, and what it brought."""
+    """A question to the cache for a request: at which number of tokens it was asked, and its answer."""
 
     tracked: TrackedRequest
     local: int
@@ -62,30 +69,30 @@ class _Question:
     pending: PendingAcquire
     waits_since_s: float | None = None
     room_until_s: float | None = None
-    """How long it waits for room, from when the engine had none first."""
+    """The time until which the request waits for room; None: it has not lacked room yet."""
     reported: int = 0
-    """Tokens that the engine was told last that a load would bring."""
+    """Number of tokens that were last reported to the engine for a load."""
     miss: MissReason | None = None
-    """Why there is nothing to report, once that is known."""
+    """The reason why there is nothing to report; None: there is a hit, or no answer yet."""
 
 
 @dataclass(eq=False)
 class _Load:
-    """A load from its allocation to the report of every rank. `found` is None where it was doomed from the start."""
+    """A load from its allocation to the report of every rank. `found` is None if it was doomed from the start."""
 
     found: AcquiredBlocks | None
     names: tuple[tuple[int, bytes], ...] = ()
-    """By group: the entries that it reads."""
+    """The names of the entries that it reads, by group."""
     blocks: int = 0
     size_bytes: int = 0
-    """Of all shards."""
+    """Size of its records in bytes, over all shards."""
     begun_s: float = 0.0
     trace: Mapping[str, str] | None = None
     copied_s: float = 0.0  # by the slowest rank so far
 
 
 class Restores:
-    """Owned by the scheduler's thread. A request is loaded once at a time; after a failed load it is never loaded."""
+    """Owned by the scheduler's thread. A request has one load at a time, and after a failed load no other."""
 
     def __init__(
         self,
@@ -100,7 +107,7 @@ class Restores:
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes its collaborators; `is_ready` says whether every rank may copy to a place."""
+        """Takes its collaborators; `is_ready` returns whether every rank may copy to a place."""
         self._measures = measures or Measures()
         self._clock = clock
         self._cache = cache
@@ -119,16 +126,17 @@ class Restores:
         self.doomed: list[str] = []
         self.failed: set[str] = set()
         self._next: _Question | None = None
-        """Whose request waits for room in the engine: nobody takes that before it."""
+        """The question whose request is first to get room in the engine; hits of other requests wait for it."""
 
     @property
     def pending(self) -> int:
-        """Loads that have not been reported by all ranks."""
+        """Number of loads that not all ranks have reported."""
         return len(self.loads)
 
     @property
     def is_waited_for(self) -> bool:
-        """Some load may still be reported. For one that a rank never reports the engine need not step for ever."""
+        """Whether some load may still be reported. Overdue loads do not count, so that the engine does not step for
+        ever for one that a rank never reports."""
         if not self.loads:
             return False
         overdue_s = self._clock() - REPORT_WAIT_S
@@ -136,22 +144,22 @@ class Restores:
 
     @property
     def is_quiet(self) -> bool:
-        """A step has nothing to settle or to send."""
+        """Whether a step has nothing to settle or to send."""
         return not (self.loads or self.questions or self.unsent or self.doomed or self.admission.reserved)
 
     @property
     def blocks(self) -> int:
-        """How many blocks of the engine wait for loads."""
+        """Number of the engine's blocks that wait for loads."""
         return sum(load.blocks for load in self.loads.values())
 
     @property
     def memories(self) -> set[int]:
-        """That loads come from now, or may be planned from."""
+        """The memories that loads read now, or that planned loads may read."""
         found = [*(load.found for load in self.loads.values()), *(q.pending.found for q in self.questions.values())]
         return {one.lease.memory_id for one in found if one is not None and one.lease is not None}
 
     def expect(self, tracked: TrackedRequest) -> None:
-        """A request has arrived: what is there for it is asked for already, so that the answer is there in time."""
+        """Asks the cache for a request that has just arrived, so that the answer is there when the engine asks."""
         if not tracked.may_load or len(self.questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
@@ -167,8 +175,8 @@ class Restores:
             self._ask(tracked, 0, limit=boundary, version=-1)
 
     def match(self, tracked: TrackedRequest, local: int, *, version: int) -> int | None:
-        """Tokens beyond `local` that a load would bring, 0 for a miss, None: not known yet. Asked any number of times;
-        a miss holds as long as `version` and the request are the same."""
+        """Returns how many tokens beyond `local` a load would bring: 0 for a miss, None if that is not known yet. May
+        be called any number of times; a miss holds as long as `version` and the request are the same."""
         request_id = tracked.request.request_id
         if self._is_behind(tracked):
             return None
@@ -182,15 +190,15 @@ class Restores:
         if not self._is_answered(question, tracked, local, version):
             return None
         if not self._holds(question, tracked, local, version):
-            # The engine has come beyond it by itself while it was asked for.
+            # The engine has computed or found more than the hit while the cache was asked.
             question = self._ask_anew(tracked, local, version)
             if not self._is_answered(question, tracked, local, version):
                 return None
         return 0 if question.miss is not None else self._promise(question, tracked, local)
 
     def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
-        """The engine has allocated blocks for the hit that `match` reported, or for the beginning of it: the job is
-        queued. Where a shorter hit needs what was not acquired, a window or a state, it fails."""
+        """Queues the load of the hit that `match` reported, or of its beginning, for which the engine has allocated
+        blocks. The load fails if a shorter hit needs a window or a state that was not acquired."""
         request_id = tracked.request.request_id
         question = self.questions[request_id]
         found = question.pending.found
@@ -211,7 +219,7 @@ class Restores:
             if len(targets) < len(positions) or part.start < 0 or NULL_BLOCK in targets:
                 self._doom_unplanned(request_id)
                 return
-            # Of a block all stages load their own part.
+            # Each stage loads its own part of a block; only first stages' groups count blocks.
             count += len(positions) if group in self._groups.other_stages else 0
             groups.append(np.full(len(positions), group, np.int64))
             blocks.append(np.array(targets, np.int64))
@@ -241,13 +249,13 @@ class Restores:
         self.unsent.append(LoadJob(request_id, place, moves, wanted))
 
     def doom(self, request_id: str) -> None:
-        """A hit was reported that cannot be planned: it can only fail now, and the engine recomputes the request."""
+        """Fails a reported hit that cannot be planned: the engine then recomputes the request."""
         self._drop(request_id)
         self.loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
         self.doomed.append(request_id)
 
     def take_jobs(self) -> tuple[tuple[LoadJob, ...], tuple[str, ...]]:
-        """Jobs and doomed requests to send with this step's plan, each once."""
+        """Takes the jobs and doomed requests to send with this step's plan, each once."""
         if not (self.unsent or self.doomed):
             return (), ()
         jobs, self.unsent = tuple(self.unsent), []
@@ -255,7 +263,7 @@ class Restores:
         return tuple(job for job in jobs if job.request_id not in doomed), doomed
 
     def settle(self, running: Container[str]) -> None:
-        """These requests run now: what was promised to them is the engine's business again."""
+        """Drops the questions and reservations of requests that run now: the engine takes care of them again."""
         if not (self.questions or self.admission.reserved):
             return
         for request_id in self.admission.reserved:
@@ -271,19 +279,19 @@ class Restores:
                 self._drop(request_id)
 
     def note_copies(self, copied_s: Mapping[str, float]) -> None:
-        """How long ranks took to copy these loads, each told before or with the load's end."""
+        """Takes how long ranks took to copy these loads, each reported before or with the load's end."""
         for request_id in copied_s.keys() & self.loads.keys():
             self.loads[request_id].copied_s = max(self.loads[request_id].copied_s, copied_s[request_id])
 
     def end_loads(self, finished: Iterable[str], failed: Collection[str], *, alive: Container[str]) -> None:
-        """Every rank has reported these. Bad entries are forgotten before the engine asks again for one that is
-        `alive`."""
+        """Ends loads that every rank has reported. The entries of failed ones are invalidated before the engine asks
+        again for a request that is `alive`."""
         self._measures.count("kvoffload_failed_loads_total", len(failed))
         for request_id in failed:
             load = self.loads.get(request_id)
             for group, names in load.names if load is not None else ():
                 self._cache.invalidate(group, names)
-            # Its blocks are given back, and it asks again. With the policy `fail` it has ended before this report.
+            # The engine gives its blocks back and asks again. With the policy `fail` it ended before this report.
             self.admission.settle(request_id)
             if request_id in alive:
                 self.failed.add(request_id)
@@ -298,13 +306,13 @@ class Restores:
                     self._judge.note_load(load.size_bytes, load.copied_s)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended. A load on its way is kept until it is reported."""
+        """Forgets a request that has ended. A load on its way is kept until it is reported."""
         self.admission.settle(request_id)
         self._drop(request_id)
         self.failed.discard(request_id)
 
     def drop_answers(self) -> None:
-        """What was found so far is not to be reported any more."""
+        """Drops all answers of the cache, so that they are not reported any more."""
         for request_id in list(self.questions):
             self._drop(request_id)
 
@@ -316,13 +324,13 @@ class Restores:
 
     @staticmethod
     def _explain_rest(boundary: int, found: int, limit: int) -> MissReason:
-        """Why what lies beyond a load's boundary is not loaded."""
+        """Returns why the tokens beyond a load's boundary are not loaded."""
         if boundary < found:
             return MissReason.SKIPPED
         return MissReason.TOO_SHORT if boundary >= limit else MissReason.NEVER_SEEN
 
     def _is_early(self, tracked: TrackedRequest, local: int) -> bool:
-        """What it expects is still on its way."""
+        """Whether blocks that the request expects are still on their way."""
         return self._arrivals.are_awaited(tracked, local=local, limit=self._find_limit(tracked, local))
 
     def _is_wanted(self, tracked: TrackedRequest, local: int) -> bool:
@@ -359,14 +367,16 @@ class Restores:
                 shards=range(max(self._groups.shards)) if self.terms.verify_always else (),
             ),
             far=far,
+            wait_s=(limit - local) * self._judge.token_ns * _LATE_SHARE_S,
         )
         question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
         self.questions[tracked.request.request_id] = question
         return question
 
     def _drop_last(self, tracked: TrackedRequest, limit: int) -> int:
-        """Returns where the engine's own hit would end: what is dropped has to be there. A tier's blocks are not known
-        yet, and windows and states are kept where hits end, not where they match."""
+        """Returns where the engine's own hit would end: the block that it drops has to be there, too. With slower
+        tiers, whose blocks are not known yet, or with windows or states, which are kept where hits end, `limit`
+        stays."""
         if self._cache.has_tiers or not self._groups.is_all_prefix:
             return limit
         chain, most = tracked.chain.data, limit + self._groups.dropped_tokens
@@ -378,7 +388,8 @@ class Restores:
         return self._ask(tracked, local, limit=self._find_limit(tracked, local), version=version)
 
     def _is_answered(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
-        """Whether it is known that there is a hit that may be reported if it still holds, or why there is none."""
+        """Whether the question is settled: there is a hit, which may be reported if it still holds, or a miss with its
+        reason."""
         if question.miss is not None:
             return True
         found = self._cache.poll(question.pending) or self._cache.wait_for(question.pending)
@@ -387,31 +398,32 @@ class Restores:
         if found.is_hit and found.boundary <= local:
             return True
         if found.lease is not None and not self._is_ready(Place(found.lease.memory_id, found.lease.session)):
-            # Workers join a new server's memory by themselves, and say so with the next steps.
+            # Workers join a new server's memory by themselves, and report it with the next steps.
             if self._may_wait(question):
                 return False
             question.miss = MissReason.NOT_SERVED
         else:
             question.miss = self._judge_hit(tracked, question, local)
         if question.miss is not None:
-            # Judged once, also if it was asked for early.
+            # The judge is asked once, also if the cache was asked early.
             question.local, question.version = local, version
             self.note_miss(tracked, local, question.miss)
             self._cache.cancel(question.pending)
         return True
 
     def _may_wait(self, question: _Question) -> bool:
-        """From when the engine first wanted to schedule the request, not from its arrival."""
+        """Whether less than `READY_WAIT_S` has passed since the first call for this question, which comes when the
+        engine wants to schedule the request and not at its arrival."""
         if question.waits_since_s is None:
             question.waits_since_s = self._clock()
         return self._clock() < question.waits_since_s + READY_WAIT_S
 
     def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
-        """Says what to report of a hit: nothing where the engine has no room for it, None while others may make
-        some."""
+        """Returns how many tokens of a hit to report: 0 if the engine has no room for it, None while other requests may
+        still free some."""
         assert question.pending.found is not None
         if self.loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
-            # They come free for work as their loads end; a copy that hangs is not waited for.
+            # These blocks become usable as their loads end; the bound is for copies that hang.
             return None if self._may_wait(question) else 0
         boundary = question.pending.found.boundary
         question.reported = boundary - local if self._admits(tracked, boundary) else 0
@@ -420,12 +432,13 @@ class Restores:
         return None
 
     def _waits_for_room(self, question: _Question, tracked: TrackedRequest, tokens: int) -> bool:
-        """Others end, and their blocks come free. Whoever waits as long as computing the tokens would take, and has to
-        compute them then, has lost no more than that; whoever computes them at once has lost it for certain."""
+        """Whether the request waits for other requests to end and free their blocks. It waits as long as computing the
+        tokens would take: if it has to compute them then, it has lost no more time than that, whereas a request that
+        computes them at once certainly spends it."""
         assert question.pending.found is not None
         first_blocks = self._list_first_blocks(question.pending.found.boundary)
         if self.admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
-            return False  # the null block is nobody's
+            return False  # no request gets the null block
         if question.room_until_s is None:
             wait_s = tokens * self._judge.token_ns / 1e9
             if tracked.terms.expect_tokens:
@@ -437,7 +450,8 @@ class Restores:
         return True
 
     def _is_behind(self, tracked: TrackedRequest) -> bool:
-        """Another request waits for room. The engine itself lets nobody pass whose prompt does not fit."""
+        """Whether another request waits for room before this one. The engine itself, too, lets no request overtake one
+        whose prompt does not fit."""
         first = self._next
         if first is None or first.tracked is tracked:
             return False
@@ -448,13 +462,13 @@ class Restores:
         return False
 
     def _holds(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
-        """Whether what was asked before is still the answer."""
+        """Whether the answer to an earlier question still holds."""
         if question.num_tokens != tracked.request.num_tokens or local < question.local:
             return False
         if question.pending.found is None:
             return True
         if question.miss is None and question.pending.found.is_hit:
-            # Leased: it stays true, unless the engine has come beyond it by itself.
+            # Its blocks are leased, so it holds unless the engine has got further by itself.
             return question.pending.found.boundary > local
         return question.version == version and question.local == local
 
@@ -463,6 +477,9 @@ class Restores:
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
+        gained = found.boundary - max(local, self.terms.replayed_tokens)
+        if gained <= 0:
+            return MissReason.TOO_SHORT
         if self._is_always_loaded(tracked):
             return None
         size_bytes = 0
@@ -470,11 +487,12 @@ class Restores:
             needed = needed_blocks(rule, local=local, boundary=found.boundary)
             size_bytes += stored_bytes * min(len(needed), len(leased.addresses))
         rest = question.num_tokens - found.boundary
-        is_faster = self._judge.favours_load(found.boundary - local, size_bytes, rest=rest)
+        is_faster = self._judge.favours_load(gained, size_bytes, rest=rest)
         return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
 
     def _is_always_loaded(self, tracked: TrackedRequest) -> bool:
-        """What was computed for this request elsewhere is not to be computed here, however fast that would be."""
+        """Whether hits of the request are loaded even if computing is faster. A prompt that another engine has computed
+        for it always is."""
         return self.terms.always or tracked.terms.expect_tokens > 0
 
     def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason:

@@ -1,15 +1,15 @@
-"""What a router promised of a request, beside what was hit."""
+"""Compares the hits that a router expected with those that requests had."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from kvoffload.connector.measures import Measures
-from kvoffload.connector.tracked_request import TrackedRequest
+from kvoffload.connector.common.tracked_request import TrackedRequest
+from kvoffload.connector.engine.measures import Measures
 
 
 class RoutedHits:
-    """Counts once for each request of which something was promised: when it runs first. Owned by the scheduler's
+    """Counts each request for which a router expected a hit once, when it first runs. Owned by the scheduler's
     thread."""
 
     def __init__(self, measures: Measures) -> None:
@@ -17,15 +17,15 @@ class RoutedHits:
         self._waiting: dict[str, TrackedRequest] = {}
 
     def add(self, tracked: TrackedRequest) -> None:
-        """A request has arrived of which something was promised."""
+        """Takes a request that has arrived with an expected hit."""
         self._waiting[tracked.request.request_id] = tracked
 
     def forget(self, request_id: str) -> None:
-        """It has ended."""
+        """Removes a request that has ended."""
         self._waiting.pop(request_id, None)
 
     def settle(self, scheduled: Container[str]) -> None:
-        """These requests run now: what they have before their first step they need not compute."""
+        """Counts those of the requests that run their first step now: tokens that they have before it are hits."""
         if not self._waiting:
             return
         for request_id in [one for one in self._waiting if one in scheduled]:

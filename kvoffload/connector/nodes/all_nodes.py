@@ -23,19 +23,20 @@ from kvoffload.cache import (
     SegmentMap,
 )
 from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
-from kvoffload.connector.cache_client import CacheClient
-from kvoffload.connector.nodes.orders import NodeOrders, NodeQuestion, NodeReport
+from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.orders import NodeOrders, NodeQuestion, NodeReport
+from kvoffload.connector.common.step_plan import LoadJob, Place, SaveJob, StepPlan
 from kvoffload.connector.nodes.other_node import ANSWER_WAIT_S, OtherNode
-from kvoffload.connector.step_plan import LoadJob, Place, SaveJob, StepPlan
 from kvoffload.protocol import Hinted
 from kvoffload.types import HASH_BYTES
 
 MAX_ROUNDS = 4
-"""Nodes that have different parts of a prompt are asked again for what all have. After so many times it is a miss."""
+"""How often nodes that have different parts of a prompt are asked again for the part that all have; then it is a
+miss."""
 MAX_MEMORIES = 64
-"""Combinations of the nodes' memories that are told apart; beyond it the oldest is forgotten."""
+"""Maximum number of remembered combinations of the nodes' memories; beyond it the oldest is forgotten."""
 MAX_LACKING = 1 << 16
-"""Blocks that are known to be missing on some node. Beyond it they are forgotten, and noted as they are asked for."""
+"""Maximum number of blocks noted as missing on some node. Beyond it all are forgotten, and noted again when missed."""
 _WORDS = HASH_BYTES // 8
 _Job = TypeVar("_Job", LoadJob, SaveJob)
 
@@ -65,11 +66,11 @@ class _Lease:
 
 
 class AllNodes:
-    """Owned by the scheduler's thread. Its memory is a number for what the nodes have together; addresses and tickets
-    have a column for each node, of which a rank takes its own.
+    """Owned by the scheduler's thread. Its `memory_id` is a number for a combination of the nodes' memories. Addresses
+    and tickets have a column for each node, of which a rank takes its own.
 
-    A node whose server does not answer makes everything a miss. What is on one node only is never found, and goes as
-    whatever is not used does; what another node was found to lack is saved again on all.
+    A node whose server does not answer makes every question a miss. Blocks on one node alone are never found, and are
+    evicted like all unused ones; blocks that another node was found to lack are saved again on all.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class AllNodes:
         node_shards: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes the client on this node's server, the first one's, and what is known of the others in their order."""
+        """Takes the client of this node's server (the first node's), and the other nodes in their order."""
         self._own = own
         self._others = tuple(others)
         self._hash_block_size = hash_block_size
@@ -93,16 +94,16 @@ class AllNodes:
         self._asked: dict[int, tuple[_Acquire, int]] = {}
         """Questions without an answer yet, by number, with the node's position."""
         self._open: dict[int, _Acquire] = {}
-        """By `id`."""
+        """Questions that are not settled, by `id`."""
         self._leases: dict[int, _Lease] = {}
         self._lacking: set[int] = set()
-        """First words of names."""
+        """The first words of the names of blocks that some node lacks."""
 
     # ---- what goes with the engine's steps ----
 
     @property
     def is_asking(self) -> bool:
-        """A node is to hear something, or owes an answer: the engine has to take another step."""
+        """Whether orders wait for a node, or a node owes an answer, so that the engine must take another step."""
         return bool(self._open) or any(other.is_asking for other in self._others)
 
     def hear(self, reports: Mapping[int, NodeReport]) -> None:
@@ -117,7 +118,7 @@ class AllNodes:
                     asked.is_late |= answer.came_late
 
     def complete(self, plan: StepPlan) -> StepPlan:
-        """The plan with what each node is told, and with the places of its jobs on each node."""
+        """Returns the plan with each node's orders, and with the places of its jobs on each node."""
         for asked in list(self._open.values()):
             self._go_on(asked)
         retired = self._retire(plan.retired) if plan.retired else {}
@@ -141,16 +142,16 @@ class AllNodes:
 
     @property
     def own(self) -> CacheClient:
-        """The client on the server of the node that the scheduler side runs on."""
+        """The client of the server on the scheduler side's node."""
         return self._own
 
     @property
     def others(self) -> tuple[OtherNode, ...]:
-        """All but the one that the scheduler side runs on, in their order."""
+        """All nodes but the scheduler side's, in their order."""
         return self._others
 
     def find_places(self, memory_id: int) -> tuple[Place, ...]:
-        """Where that is, node by node; empty: nobody knows any more."""
+        """Returns the place on each node that belongs to this memory; empty: it is not remembered (any more)."""
         return self._memories.get(memory_id, ())
 
     # ---- loads ----
@@ -172,6 +173,11 @@ class AllNodes:
         return self._own.is_served and all(other.state.is_served for other in self._others)
 
     @property
+    def fault(self) -> str:
+        """Why this machine's server or another's does not serve the engine, in one line; empty: all do."""
+        return self._own.fault or ("" if self.is_served else "the server of another machine of this engine")
+
+    @property
     def warnings(self) -> int:
         return self._own.warnings
 
@@ -189,7 +195,7 @@ class AllNodes:
         self._own.begin_step()
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
-        """As far as this node knows: what another one was found to lack is not there."""
+        """Looks blocks up on this node alone. Blocks that another node was found to lack count as missing."""
         found = self._own.lookup(group, hashes)
         if self._lacking and found.any():
             found = found & np.array([word not in self._lacking for word in _list_words(hashes)], np.bool_)
@@ -198,16 +204,16 @@ class AllNodes:
     def find_boundary(self, ask: Ask) -> int:
         return self._own.find_boundary(ask)
 
-    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None) -> PendingAcquire:
-        """The other nodes are asked when this one has a lease, for as much as it has: what is no hit here costs
-        nobody anything."""
+    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None, wait_s: float = 0.0) -> PendingAcquire:
+        """Asks this node first. The others are asked once it has a lease, for as many tokens as it has: a miss here
+        costs them nothing."""
         asked = _Acquire(local=ask.local, ask=ask._replace(chain=bytes(ask.chain)), far=far)
         if not self.is_served:
             asked.found = AcquiredBlocks(AcquireOutcome.MISS, ask.local)
             return asked
-        asked.own = self._own.start_acquire(self._narrow(ask), far=far)
+        asked.own = self._own.start_acquire(self._narrow(ask), far=far, wait_s=wait_s)
         asked.in_memory, asked.request, asked.promotion = asked.own.in_memory, asked.own.request, asked.own.promotion
-        asked.end_s = self._clock() + ANSWER_WAIT_S + (far.wait_s if far is not None else 0.0)
+        asked.end_s = self._clock() + max(ANSWER_WAIT_S, wait_s) + (far.wait_s if far is not None else 0.0)
         self._open[id(asked)] = asked
         self._go_on(asked)
         return asked
@@ -218,7 +224,7 @@ class AllNodes:
         return pending.found
 
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
-        """Waits for this node's answer alone: the others' come with a step."""
+        """Waits for this node's answer alone; the others' answers come with a step."""
         assert isinstance(pending, _Acquire)
         if pending.found is None and pending.own.found is None:
             self._own.wait_for(pending.own)
@@ -234,7 +240,7 @@ class AllNodes:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
 
     def prefetch(self, ask: Ask) -> None:
-        """On this node: what the others have below memory they are asked for with a question."""
+        """Prefetches on this node alone; the other nodes ask their slower tiers when an acquire reaches them."""
         self._own.prefetch(ask)
 
     def release(self, lease: BlockLease) -> None:
@@ -259,7 +265,7 @@ class AllNodes:
         return min(self._own.most_slots(group), *most) if len(most) == len(self._others) else 0
 
     def take(self, group: int, count: int) -> ReservedSlots:
-        """As many as every node has ready."""
+        """Takes as many slots as every node has ready, up to `count`."""
         memory_id = self.memory_id
         most = min(count, *(other.count_ready(group) for other in self._others)) if memory_id else 0
         own = self._own.take(group, most)
@@ -269,7 +275,7 @@ class AllNodes:
         return ReservedSlots(memory_id, 0, group, tickets, addresses)
 
     def publish(self, publication: Publication) -> bool:
-        """All nodes publish, or none: one whose server is another by now has lost these records."""
+        """Publishes on all nodes, or on none, if a node has another server by now, which lost these records."""
         slots, digests = publication.slots, publication.digests
         if slots.memory_id != self.memory_id or digests is None:
             self.abort(slots)
@@ -301,7 +307,7 @@ class AllNodes:
             other.invalidate(group, bytes(hashes))
 
     def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> object:
-        """All nodes do what it says; what this one answers is the answer."""
+        """Sends the hint to all nodes. Only this node's answer is reported."""
         for other in self._others:
             other.hint(hint)
         return self._own.start_hint(hint, on_answer=on_answer)
@@ -313,13 +319,13 @@ class AllNodes:
         return self._own.take_inventory()
 
     def close(self) -> None:
-        """The other nodes' clients end with their processes."""
+        """Closes this node's client; the other nodes' clients end with their processes."""
         self._own.close()
 
     # ---- inside ----
 
     def _go_on(self, asked: _Acquire) -> None:
-        """Does what has become possible: asks the others, or says what all have."""
+        """Takes a question as far as possible now: asks the other nodes, or settles it."""
         while asked.found is None:
             own = asked.own.found or self._own.poll(asked.own)
             if own is None:
@@ -347,7 +353,7 @@ class AllNodes:
             asked.own = self._own.start_acquire(self._narrow(asked.ask._replace(limit=boundary)))
 
     def _ask_others(self, asked: _Acquire, boundary: int) -> bool:
-        """Whether all have answered that they have so much. Who has not been asked, or has leased more, is asked."""
+        """Asks nodes that were not asked yet, or have leased more. Returns whether all have answered."""
         for at, other in enumerate(self._others):
             part = asked.parts.get(at)
             if part is not None and part.boundary > boundary:
@@ -357,14 +363,14 @@ class AllNodes:
             if at not in asked.numbers and asked.rounds <= MAX_ROUNDS:
                 number = asked.numbers[at] = next(self._numbers)
                 self._asked[number] = asked, at
-                # As far as it matters: every rank of the engine hears it.
+                # Cut to the part that matters, because the question goes to every rank of the engine.
                 chain = bytes(asked.ask.chain)[: boundary // self._hash_block_size * HASH_BYTES]
                 ask = asked.ask._replace(chain=chain, limit=boundary)
                 other.ask(NodeQuestion(number, self._narrow(ask), asked.far))
         return len(asked.parts) == len(self._others)
 
     def _found(self, asked: _Acquire, own: AcquiredBlocks) -> None:
-        """Every node has leased the same blocks."""
+        """Settles a question as a hit, if every node has leased the same blocks."""
         parts = [own, *(asked.parts[at] for at in range(len(self._others)))]
         alike = {tuple((group.first, len(group.addresses)) for group in part.groups) for part in parts}
         leases = [part.lease for part in parts]
@@ -386,7 +392,7 @@ class AllNodes:
         asked.found = AcquiredBlocks(AcquireOutcome.HIT, own.boundary, lease, groups)
 
     def _end(self, asked: _Acquire, outcome: AcquireOutcome) -> None:
-        """It is no hit: what some nodes have leased is given back."""
+        """Settles a question as no hit: the leases of all nodes are given back."""
         self._own.cancel(asked.own)
         for at, number in asked.numbers.items():
             self._asked.pop(number, None)
@@ -396,7 +402,7 @@ class AllNodes:
         asked.found = AcquiredBlocks(outcome, asked.local)
 
     def _note_lacking(self, asked: _Acquire, own: AcquiredBlocks) -> None:
-        """What this node has and another one lacks is to be saved again."""
+        """Notes the blocks that this node has and another one lacks, so that they are saved again."""
         boundary = min((part.boundary for part in asked.parts.values()), default=own.boundary)
         if boundary < own.boundary:
             if len(self._lacking) >= MAX_LACKING:
@@ -406,7 +412,7 @@ class AllNodes:
             self._lacking.update(words[boundary // size : own.boundary // size])
 
     def _narrow(self, ask: Ask) -> Ask:
-        """Every node knows its own shards only, by numbers of its own."""
+        """Returns the question for one node, which knows only its own shards and numbers them from 0."""
         return ask._replace(shards=range(self._node_shards)) if ask.shards else ask
 
     def _find_number(self, places: tuple[Place, ...]) -> int:
@@ -420,7 +426,7 @@ class AllNodes:
         return number
 
     def _retire(self, memories: Sequence[int]) -> dict[int, tuple[int, ...]]:
-        """Memories of each node, by its number, that are part of no other combination."""
+        """Forgets these combinations. Returns, by node, memories that are part of no remaining combination."""
         gone = []
         for number in memories:
             places = self._memories.pop(number, None)
@@ -446,6 +452,6 @@ class AllNodes:
 
 
 def _list_words(names: Buffer) -> list[int]:
-    """The first words of names."""
+    """Returns the first 64-bit words of names."""
     words: list[int] = np.frombuffer(memoryview(names), np.uint64)[::_WORDS].tolist()
     return words

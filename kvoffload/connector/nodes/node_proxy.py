@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 from kvoffload.cache import AcquiredBlocks, AcquireOutcome, BlockLease
 from kvoffload.client import PendingAcquire
-from kvoffload.connector.cache_client import CacheClient
-from kvoffload.connector.nodes.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
+from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
 
 MAX_QUESTIONS = 4096
-"""That are open or have a lease at a time. Any further one is answered as a miss."""
+"""Maximum number of questions that are open or have a lease. Any further one is answered as a miss."""
 FIRST_SLOTS_WAIT_S = 1.0
-"""How long the engine's start waits for slots, so that its first request can be saved."""
+"""How long the engine's start waits for slots, in seconds, so that its first request can be saved."""
 _LOOK_S = 0.005
 
 
 class NodeProxy:
-    """Owned by the worker's thread. What it is asked, its server answers or the client's deadline makes a miss."""
+    """Owned by the worker's thread. Its server answers each question, or the client's deadline makes it a miss."""
 
     def __init__(self, cache: CacheClient, *, groups: int) -> None:
-        """Takes a client of its own on the node's server, which plays the scheduler there."""
+        """Takes a client of its own, which acts as the scheduler side's client of the node's server."""
         self.cache = cache
         self._groups = groups
         self._open: dict[int, PendingAcquire] = {}
@@ -31,7 +31,8 @@ class NodeProxy:
         self._told: NodeState | None = None
 
     def begin(self, *, sleep: Callable[[float], None] = time.sleep) -> NodeReport:
-        """Returns the first report, which goes with the handshake: how it stands, and slots for the first saves."""
+        """Returns the first report, which goes with the handshake: the server's state, and slots for the first
+        saves."""
         for _ in range(int(FIRST_SLOTS_WAIT_S / _LOOK_S)):
             ready = enumerate(self.cache.ready_slots())
             if not self.cache.is_served or all(count or not self.cache.most_slots(group) for group, count in ready):
@@ -41,7 +42,7 @@ class NodeProxy:
         return self.report(is_idle=False) or NodeReport()
 
     def obey(self, orders: NodeOrders) -> None:
-        """Does what the scheduler side wants; what it wants to know comes with a report."""
+        """Carries out the scheduler side's orders; answers to its questions come with a report."""
         for number in orders.over:
             pending, lease = self._open.pop(number, None), self._leases.pop(number, None)
             if pending is not None:
@@ -61,7 +62,7 @@ class NodeProxy:
             self.cache.start_hint(hint)
 
     def report(self, *, is_idle: bool) -> NodeReport | None:
-        """Returns what is new, None for nothing. `is_idle`: it may wait for answers, as long as a step's budget."""
+        """Returns what is new; None: nothing is. If `is_idle`, it may wait for answers within a step's budget."""
         self.cache.begin_step()
         answers = [*self._refused]
         self._refused.clear()
@@ -86,7 +87,7 @@ class NodeProxy:
         return sorted({*self._open, *self._leases})
 
     def close(self) -> None:
-        """The engine ends; the server takes back what its session holds."""
+        """Closes the client when the engine ends; the server then takes back the session's slots and leases."""
         self.cache.close()
 
     def _ask(self, question: NodeQuestion) -> None:
@@ -98,7 +99,7 @@ class NodeProxy:
 
     def _describe(self) -> NodeState:
         cache = self.cache
-        # Where slots run low, this asks for more.
+        # This asks for more slots if they run low.
         cache.ready_slots()
         return NodeState(
             cache.memory_id,

@@ -1,4 +1,4 @@
-"""What the scheduler side knows of another node's server, and what it is going to tell it."""
+"""The scheduler side's knowledge of another node's server, and its orders for it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Callable
 from kvoffload.cache import Publication, ReservedSlots
 from kvoffload.client import HintTerms
 from kvoffload.client.credit_stock import CreditStock
-from kvoffload.connector.nodes.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
+from kvoffload.connector.common.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
 
 ANSWER_WAIT_S = 10.0
-"""How long the node is waited for. It answers with the step that asks it, and vLLM can lose a step's reports."""
+"""How long the scheduler side waits for a node's answer, in seconds. The node answers with the step that asks it, and
+vLLM can lose a step's reports."""
 _SECOND_NS = 1_000_000_000
 
 
 class OtherNode:
-    """Owned by the scheduler's thread. Its slots are held here, so that planning a save asks nobody."""
+    """Owned by the scheduler's thread. It holds the node's ready slots, so that planning a save needs no question."""
 
     def __init__(self, *, groups: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.state = NodeState()
         self._stocks = [CreditStock(group, 0) for group in range(groups)]
         self._asked_s = 0.0
-        """When slots were asked for last."""
+        """When slots were last asked for."""
         self._over: list[int] = []
         self._published: list[Publication] = []
         self._aborted: list[ReservedSlots] = []
@@ -35,7 +36,7 @@ class OtherNode:
     # ---- what it has said ----
 
     def hear(self, report: NodeReport) -> tuple[NodeAnswer, ...]:
-        """Takes what the node has said, and returns its answers."""
+        """Takes a report of the node, and returns its answers."""
         if report.state is not None:
             former, self.state = self.state, report.state
             if (former.memory_id, former.session) != (self.state.memory_id, self.state.session):
@@ -55,7 +56,7 @@ class OtherNode:
 
     @property
     def is_asking(self) -> bool:
-        """It is to hear something, or owes slots: the engine has to take another step."""
+        """Whether orders wait for the node, or it owes slots, so that the engine must take another step."""
         if (
             self._over
             or self._published
@@ -73,18 +74,18 @@ class OtherNode:
         self._questions.append(question)
 
     def end(self, number: int) -> None:
-        """Nobody wants the answer of this question any more, nor its lease."""
+        """Ends a question, whose answer or lease is no longer needed."""
         if any(question.number == number for question in self._questions):
             self._questions = [question for question in self._questions if question.number != number]
         else:
             self._over.append(number)
 
     def take(self, group: int, count: int) -> ReservedSlots:
-        """Slots that are held ready, as many as there are."""
+        """Takes up to `count` of the slots that are held ready."""
         return self._stocks[group].take(self.state.memory_id, self.state.session, count)
 
     def refill(self) -> None:
-        """Asks for slots where few are left."""
+        """Asks for slots of the groups that have few left."""
         now_s = self._clock()
         if not self.state.is_served:
             return
@@ -111,7 +112,7 @@ class OtherNode:
         self._hints.append(hint)
 
     def take_orders(self, retired: tuple[int, ...] = ()) -> NodeOrders:
-        """Returns what is to be told, once."""
+        """Takes the orders for the node, each once."""
         orders = NodeOrders(
             retired,
             tuple(self._over),
@@ -134,5 +135,5 @@ class OtherNode:
             return
         stock.put(slots.tickets, slots.addresses)
         if 2 * len(stock) < stock.high:
-            # There is no room before somebody releases some.
+            # The server has no more room now, so the next question waits a little.
             stock.not_before_ns = int((self._clock() + 0.05) * _SECOND_NS)

@@ -1,9 +1,10 @@
 """The policies `on_evict` and `auto`: a block is saved when the engine is about to lose it.
 
-The engine takes new blocks from the head of its free queue, so whatever is cached there goes next. Every step looks at
-as many blocks as the next few steps may take. What is being saved is not in the queue, and returns to its head: saving
-a block is no use of it. Until then the engine takes what stands behind, so what is under way counts as looked at: else
-all of a window would be under way at once, and the engine would take what nobody has looked at yet.
+The engine takes new blocks from the head of its free queue, so the cached blocks there go next. Every step looks at as
+many blocks as the next few steps may take. A block that is being saved is not in the queue, and returns to its head
+afterwards, because saving it is no use of it. Until then the engine takes the blocks behind it. So blocks under way
+count as looked at: otherwise all blocks in view would be under way at once, and the engine would take blocks that the
+watch has not looked at yet.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.connector.block_chain import fill_hash
+from kvoffload.connector.common.block_chain import fill_hash
+from kvoffload.connector.common.group_table import GroupTable
 from kvoffload.connector.engine import vllm_compat
-from kvoffload.connector.group_table import GroupTable
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates
 from kvoffload.hash_rows import Rows, as_rows
@@ -31,7 +32,7 @@ _NOBODY = -1
 
 
 class EvictionWatch:
-    """A `SavePolicy`. Remembers of each of the engine's blocks the name under which its content is to be saved."""
+    """The policy `on_evict`. It remembers the name under which to save the content of each of the engine's blocks."""
 
     def __init__(self, pool: BlockPool, groups: GroupTable, *, look_ahead: int) -> None:
         """Watches a pool; `look_ahead` is how many blocks of the queue the next steps may take."""
@@ -39,17 +40,17 @@ class EvictionWatch:
         self._groups = groups
         self.look_ahead = look_ahead
         blocks = len(pool.blocks)
-        # A page of these has memory when it is first written.
+        # The operating system gives these pages memory only when they are first written.
         self._names: Rows = np.zeros((blocks, HASH_BYTES), np.uint8)
         self._parents: Rows = np.zeros((blocks, HASH_BYTES), np.uint8)
         self._hashes: Rows = np.zeros((blocks, HASH_BYTES), np.uint8)
-        """The engine's own, which show whether a block still holds what it held."""
+        """The engine's own hashes, which show whether a block still holds the same content."""
         self._group = np.full(blocks, _NOBODY, np.int16)
-        """`_NOBODY`: it holds nothing that is worth saving, or that is not saved."""
+        """The group of each block; `_NOBODY`: its content is saved, or not worth saving."""
         self._tenant = np.zeros(blocks, np.int32)
         self._tenants: dict[str, int] = {}
         self._count = 0
-        """Blocks that were noted and not settled: an upper bound, since the engine has taken some of them."""
+        """Number of blocks that were noted and not settled. The engine may have taken some of them since."""
         self._head: tuple[int, int] = (-1, -1)
 
     @property
@@ -61,7 +62,8 @@ class EvictionWatch:
         return False
 
     def choose(self, candidates: Sequence[Candidates]) -> Sequence[Candidates]:
-        """What is to be kept for a while has to be there first; what an adapter holds is known only now."""
+        """Returns the blocks that cannot wait, and notes the others. Blocks that a hint retains must be stored first;
+        those of an adapter must be saved while its contents are known."""
         at_once = []
         for one in candidates:
             if _cannot_wait(one):
@@ -71,7 +73,7 @@ class EvictionWatch:
         return at_once
 
     def keep(self, candidates: Sequence[Candidates]) -> bool:
-        """Notes them, if they can wait: what is saved already is found to be so later."""
+        """Notes the blocks if they can wait. Those that are saved already are recognised later."""
         if any(map(_cannot_wait, candidates)):
             return False
         for one in candidates:
@@ -79,7 +81,7 @@ class EvictionWatch:
         return True
 
     def settle(self, blocks: npt.NDArray[np.int64]) -> None:
-        """They are saved now, or were before."""
+        """Forgets these blocks, which are saved now, or were before."""
         self._count -= int(np.count_nonzero(self._group[blocks] != _NOBODY))
         self._group[blocks] = _NOBODY
 
@@ -88,11 +90,12 @@ class EvictionWatch:
         self._count = 0
 
     def look_again(self) -> None:
-        """What is saved returns to the head, which looks the same then."""
+        """Makes `find` look even if the queue's head has not changed: blocks return to it after their save."""
         self._head = (-1, -1)
 
     def find(self, under_way: int) -> list[NamedBlocks]:
-        """What the engine takes next, of what is worth saving; by group, in the order in which it takes them."""
+        """Returns, by group, the blocks worth saving that the engine takes next, in the order in which it takes
+        them."""
         if not self._count or under_way >= self.look_ahead:
             return []
         free = vllm_compat.next_free_blocks(self._pool, self.look_ahead - under_way)
@@ -103,7 +106,7 @@ class EvictionWatch:
         return self._list_known(free)
 
     def find_all(self) -> list[NamedBlocks]:
-        """Whatever the engine still holds of what is worth saving, whoever uses it."""
+        """Returns all blocks worth saving that the engine still holds, whether or not requests use them."""
         blocks = self._pool.blocks
         return self._list_known([blocks[block] for block in np.flatnonzero(self._group != _NOBODY).tolist()])
 
@@ -129,7 +132,7 @@ class EvictionWatch:
             )
 
     def _holds(self, block: KVCacheBlock) -> bool:
-        """Says whether a block still holds what was noted."""
+        """Returns whether a block still holds the content that was noted."""
         key = vllm_compat.full_block_key(block, self._groups.block_size_of_table)
         if key is None:
             return False
@@ -152,9 +155,9 @@ class EvictionWatch:
 
 
 class Auto(EvictionWatch):
-    """While the pool has room, whatever is worth saving is saved at once: that displaces nothing, and whoever comes
-    after a restart, or beside this engine, finds it. When it is full, what is used a second time goes in at once, and
-    the rest when the engine is about to lose it."""
+    """The policy `auto`. While the pool has room, every block that is worth saving is saved at once: that displaces
+    nothing, and other engines, or this one after a restart, find it. When the pool is full, a block that is used a
+    second time is saved at once, and the others when the engine is about to lose them."""
 
     def __init__(self, pool: BlockPool, groups: GroupTable, *, look_ahead: int, has_room: Callable[[], bool]) -> None:
         super().__init__(pool, groups, look_ahead=look_ahead)
@@ -170,7 +173,7 @@ class Auto(EvictionWatch):
         return [*super().choose(candidates), *filter(None, map(self._choose_used, candidates))]
 
     def _choose_used(self, one: Candidates) -> Candidates | None:
-        """Of blocks that were noted just now those that the engine had already when the request came."""
+        """Returns those of the blocks noted just now that the engine already had when the request came."""
         used = one.tracked.reused_tokens // self._groups.rules[one.group].block_size - one.positions.start
         if used <= 0 or _cannot_wait(one):
             return None

@@ -1,5 +1,5 @@
-"""What the ranks of an engine report of a save: who writes which record, and whether ranks that should hold equal bytes
-do."""
+"""The digests that ranks report of a save: which rank writes which record, and whether ranks that should hold equal
+bytes do."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.connector.common.step_plan import GroupFacts, SaveJob
 from kvoffload.connector.identity.agreement import SharingTerms
-from kvoffload.connector.rank_part import Mask, RankPart
-from kvoffload.connector.step_plan import GroupFacts, SaveJob
+from kvoffload.connector.saves.rank_part import Mask, RankPart
 from kvoffload.types import HASH_BYTES
 
 logger = logging.getLogger(__name__)
 
 COMPARED_RECORDS = 64
-"""Of each group, before its ranks count as equal. Every save until then has some."""
+"""Number of records of each group that are compared before its ranks count as equal. Every save until then has some."""
 COMPARED_AT_ONCE = 8
-"""Of a group in one save: each rank that compares holds as many records in memory of its own."""
+"""Maximum number of records of a group that one save compares: a rank that compares holds copies of them in memory."""
 
 Sums = npt.NDArray[np.uint64]
-"""By row of a rank's part and move: the two halves of a record's digest sum."""
+"""The two halves of each record's digest sum, by row of a rank's part and by move."""
 
 
 class RankDigests:
@@ -32,24 +32,25 @@ class RankDigests:
         self._groups = tuple(groups)
         self._may_part = sharing.may_part
         self.unequal: dict[int, list[int]] = {}
-        """Groups of which ranks hold other bytes than those that they should have in common, and which ranks. From then
-        on nothing is to be published."""
+        """The groups in which ranks hold different bytes where they should hold the same, with these ranks. Once there
+        is one, nothing is published any more."""
         self._parts = [RankPart.find(rank, groups, sharing) for rank in range(sharing.ranks)]
         self._replicas = np.array([sharing.replicas_of(group) for group in groups], np.int64)
         self._has_replicas = bool((self._replicas > 1).any())
         self._rows = sharing.count_rows(groups)
         self._left: list[int] = []
-        """Of each group, records that are still to be compared."""
+        """Number of records still to compare, by group."""
         self.compare_again()
 
     def compare_again(self) -> None:
-        """Nothing is known of what ranks hold from here on: the weights have changed."""
+        """Starts the comparison over: the weights have changed, so ranks may hold different bytes from now on."""
         self._left = [COMPARED_RECORDS if replicas > 1 else 0 for replicas in self._replicas.tolist()]
 
     def choose_writers(
         self, groups: npt.NDArray[np.int64], names: Sequence[bytes]
     ) -> tuple[npt.NDArray[np.uint8] | None, npt.NDArray[np.bool_] | None]:
-        """Who writes the records of blocks of these groups, with these names; and which ones are compared."""
+        """Returns, for each block of these groups and names, which of its replicas writes the record, and whether
+        replicas are compared. None: there are no replicas; no block is compared."""
         if not self._has_replicas:
             return None, None
         words = np.frombuffer(b"".join(names), np.uint64)[:: HASH_BYTES // 8]
@@ -60,8 +61,8 @@ class RankDigests:
         return writers, compared if compared.any() else None
 
     def gather(self, job: SaveJob, reported: Mapping[int, bytes]) -> Sums | None:
-        """Puts together what ranks reported, by rank. None: some of it is missing, or ranks hold other bytes than they
-        should, in this job or one before."""
+        """Joins the digests that ranks reported. None: some are missing, or ranks hold different bytes where they
+        should hold the same, in this job or an earlier one."""
         groups = job.moves.groups
         if len(self._parts) == 1:
             alone = self._parts[0].read_digests(reported.get(0, b""), len(groups))
@@ -80,7 +81,7 @@ class RankDigests:
         return None if self.unequal else sums
 
     def _compare(self, all_compared: Mask, job: SaveJob, reported: Mapping[int, bytes], sums: Sums) -> None:
-        """With what the ranks that write them reported."""
+        """Compares each rank's digests of the chosen records with those that their writers reported."""
         found: set[tuple[int, int]] = set()
         for part in self._parts:
             digested, compared = part.find_digested(job), all_compared & part.find_loaded(job.moves)

@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import Publication, ReservedSlots
-from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.step_plan import BlockMoves, Place, SaveJob, WorkerReport
+from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine import vllm_compat
-from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.measures import Measures
+from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.saves.group_save import GroupSave, join_parts, place_parts, without_blocks
 from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
@@ -26,8 +28,6 @@ from kvoffload.connector.saves.policy import SavePolicy
 from kvoffload.connector.saves.rank_digests import RankDigests
 from kvoffload.connector.saves.terms import SaveTerms
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
-from kvoffload.connector.step_plan import BlockMoves, Place, SaveJob, WorkerReport
-from kvoffload.connector.tracked_request import TrackedRequest
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import HASH_BYTES
 
@@ -48,19 +48,19 @@ class _Job:
     sent: SaveJob
     parts: list[GroupSave]
     told: list[GroupSave]
-    """These are the same parts in the order in which they are published."""
+    """The same parts, in the order in which they are published."""
     waiting_ranks: int
     begun_s: float
     begun_step: int
     is_dropped: bool = False
-    """It failed somewhere, or nobody wants it any more."""
+    """Whether the save is not published at its end: it failed on some rank, or was dropped."""
     digests: dict[int, bytes] = field(default_factory=dict)
-    """By rank, as reported."""
+    """The digests that each rank has reported, by rank."""
 
 
 @dataclass(eq=False)
 class _Look:
-    """What a step found: blocks to save, how far each request was looked at, and who has to wait for room."""
+    """A step's findings: blocks to save, how far each request was looked at, and which have to wait for room."""
 
     candidates: list[Candidates] = field(default_factory=list)
     looked_at: list[tuple[TrackedRequest, int]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Look:
 
 
 class Saves:
-    """Owned by the scheduler's thread. A block is saved once, when it is worth it, whoever computed it."""
+    """Owned by the scheduler's thread. A block that is worth saving is saved once, whichever request computed it."""
 
     def __init__(
         self,
@@ -103,26 +103,26 @@ class Saves:
         self._terms = terms
         self.rank_digests = RankDigests(groups.facts, terms.sharing)
         self._jobs: dict[int, _Job] = {}
-        """In the order in which they began."""
+        """The jobs that ranks have yet to report, by number, in the order in which they began."""
         self._overdue: dict[int, _Job] = {}
         """Jobs that are not waited for any more. Their slots stay theirs: a copy may still write to them."""
         self._numbers = count(1)
         self.last_job = 0
         """The number of the job that began last."""
         self._on_the_way: list[set[int]] = [set() for _ in groups.facts]
-        """By group: first words of the names of what is being saved."""
+        """The first 64-bit words of the names of blocks that are being saved, by group."""
         self._ended: list[Candidates] = []
-        """Of requests that have ended since the last plan; their blocks are pinned, and share its slots."""
+        """Blocks of requests that have ended since the last plan. They are pinned, and the next plan saves them."""
         self.version = 0
-        """Changes when something was published."""
+        """A number that changes whenever something was published."""
         self._next_under_way = 0
-        """Blocks on their way that the engine was about to take."""
+        """Number of blocks being saved that the engine was about to take."""
         self.step = 0
-        """Counts the engine's steps while something is pending; the caller's to set."""
+        """Number of steps planned so far; while a save is pending, every step is planned. The caller sets it."""
 
     @property
     def pending(self) -> int:
-        """Save jobs that some rank has not reported, and what waits for the next plan."""
+        """Number of save jobs that some rank has not reported, and one more if blocks wait for the next plan."""
         return len(self._jobs) + bool(self._ended)
 
     @property
@@ -137,13 +137,13 @@ class Saves:
 
     @property
     def has_left(self) -> bool:
-        """Blocks of requests that have ended are to be saved as soon as there are slots for them."""
+        """Whether blocks of ended requests wait for slots, and will be saved as soon as there are some."""
         return self.policy.is_watching and self.policy.saves_at_once
 
     @property
     def will_free_blocks(self) -> bool:
-        """A block that the engine could use comes free when a save ends. One that has not ended for many steps is not
-        waited for, whatever other saves do: a copy may hang for ever."""
+        """Whether a block that the engine could use comes free when a save ends. Saves that have not ended for many
+        steps do not count: their copies may hang for ever."""
         if any(self._pins.holds_alone(one.list_blocks()) for one in self._ended):
             return True
         return any(
@@ -167,8 +167,8 @@ class Saves:
         *,
         is_ending: bool = False,
     ) -> tuple[SaveJob, ...]:
-        """One job for all blocks that are to be saved after this step, or none. `is_ending`: there may be no time later
-        for what the engine still holds."""
+        """Returns a job for all blocks to save after this step (one for each place), or none. `is_ending`: there may be
+        no time later for blocks that the engine still holds."""
         room = self._find_room() if self.look_out.has_waiting or self.policy.is_watching else None
         has_room = room is None or not room.is_used_up
         # While the pool has room, what was left is saved at once; so is what there may be no time for later.
@@ -178,7 +178,7 @@ class Saves:
             found = self.policy.find_all() if takes_all else self.policy.find(self._next_under_way)
         due = self.look_out.begin_step(scheduled, has_room=has_room)
         if due and not self._is_ready(Place(self._cache.memory_id, self._cache.session)):
-            # Nobody could take anything: they are looked at once in a round until somebody can.
+            # Not every rank may copy there yet: until all may, these requests are looked at once in a round.
             for one in due:
                 self.look_out.put_off(one)
             due = []
@@ -210,7 +210,7 @@ class Saves:
             for named in found:
                 parts += self._reserve_named(named, self._look_again, is_next=not takes_all)
         except BaseException:
-            # Nobody will report what is not sent: its pins and slots must not wait for that.
+            # No rank will report a job that is not sent, so its pins and slots are given back here.
             self._give_up(parts)
             _put_back(look.candidates, 0)
             for tracked in due:
@@ -220,8 +220,8 @@ class Saves:
         return self._make_jobs(parts) if parts else ()
 
     def end_request(self, tracked: TrackedRequest, tables: Sequence[Sequence[int]]) -> None:
-        """Its blocks are about to be freed; what is worth saving of them is pinned now, and saved with the next plan,
-        with that of all others. Without `tables` they are worth nothing."""
+        """Pins those blocks of a request that are worth saving, for the engine is about to free them; the next plan
+        saves them. Without `tables` none is worth saving."""
         self.look_out.forget(tracked.request.request_id)
         if not tables or not self._may_save(tracked):
             return
@@ -248,7 +248,7 @@ class Saves:
                 self._give_up(job.parts)
                 continue
             del self._jobs[number]
-            # Without the digests of every shard nobody could ever check these records.
+            # Records without the digests of every shard could never be checked.
             sums = None if job.is_dropped else self.rank_digests.gather(job.sent, job.digests)
             if number in report.failed:
                 self._measures.count("kvoffload_failed_saves_total")
@@ -261,7 +261,7 @@ class Saves:
                     self._forget(job.parts)
 
     def end_overdue(self) -> None:
-        """Jobs that some rank has not reported for too long are dropped: the engine gets its blocks back."""
+        """Drops jobs that some rank has not reported for too long, so that the engine gets its blocks back."""
         while self._jobs:
             number, job = next(iter(self._jobs.items()))
             waits_s = self.clock() - job.begun_s
@@ -279,7 +279,8 @@ class Saves:
             self._overdue[number] = self._jobs.pop(number)
 
     def drop_all(self) -> None:
-        """Is told that the weights change: nothing on its way is published, and nothing is pinned for it any more."""
+        """Drops all saves that are under way, because the weights change: none is published, and their blocks are
+        unpinned."""
         for job in self._jobs.values():
             self._drop(job)
         self._take_ended()
@@ -287,13 +288,14 @@ class Saves:
         self.version += 1
 
     def follow(self, former: Saves) -> None:
-        """Goes on with the numbers of others, whose jobs some rank may still report."""
+        """Continues the job numbers of former saves, whose jobs some rank may still report."""
         self._numbers, self.last_job = former._numbers, former.last_job
 
     # ---- inside ----
 
     def _drop(self, job: _Job) -> None:
-        """Its copy may read blocks that are written anew meanwhile, into slots that nobody will read."""
+        """Unpins a job's blocks and marks it as not to be published. Its copy may still read these blocks after the
+        engine has overwritten them, but into slots that are never published."""
         job.is_dropped = True
         self._forget(job.parts)
         job.parts = [without_blocks(part) for part in job.parts]
@@ -311,7 +313,7 @@ class Saves:
         room: SaveRoom | None,
         look: _Look,
     ) -> None:
-        """Looks at requests as long as there is room: what a request has beyond it waits, and costs this step
+        """Looks at requests as long as there is room. Blocks beyond it wait for a later step, and cost this one
         nothing."""
         for tracked in due:
             full = tracked.request.num_computed_tokens + scheduled[tracked.request.request_id]
@@ -384,8 +386,8 @@ class Saves:
         candidates.tracked.lost_from = min(candidates.tracked.lost_from, tokens)
 
     def _take_ended(self) -> list[Candidates]:
-        """Takes what ended requests have left, without its pins: nothing takes a block before this returns to the
-        engine."""
+        """Takes the blocks that ended requests have left, and unpins them: the engine cannot take a block before the
+        plan returns to it."""
         ended, self._ended = self._ended, []
         for one in reversed(ended):
             # Apart: requests may share blocks, and not every vLLM need take a block twice in one call.
@@ -393,8 +395,8 @@ class Saves:
         return ended
 
     def _reserve(self, candidates: Sequence[Candidates], parts: list[GroupSave], *, is_last: bool = False) -> None:
-        """Pins and slots for what the policy has chosen, as far as there is room. They are the caller's as soon as they
-        are had. With `is_last` they are not offered again."""
+        """Adds pins and slots to `parts` for blocks that the policy has chosen, as far as there is room. Each part is
+        the caller's as soon as it is added, also if a later one fails. With `is_last` the rest is not offered again."""
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
             mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
             names = [one.tracked.chain.names(group, one.positions) for one in mine]
@@ -414,8 +416,9 @@ class Saves:
     def _reserve_named(
         self, named: NamedBlocks, put_back: Callable[[int], bool], *, is_next: bool = False
     ) -> list[GroupSave]:
-        """`put_back` hears of the first block that there is no room for, and says whether it is offered again: if not,
-        it and those after it are dropped, and counted."""
+        """Pins and reserves slots for blocks that are not saved yet. `put_back` takes the index of the first block for
+        which there is no room, and returns whether it is offered again: if not, it and those after it are dropped, and
+        counted."""
         group, is_staged = named.group, self.groups.is_staged
         wanted = (named.blocks != NULL_BLOCK) & ~self._cache.lookup(group, named.hashes)
         if is_staged:
@@ -452,13 +455,13 @@ class Saves:
         return self._save_beside(parts[0], beside) if is_staged else parts
 
     def _want_whole(self, named: NamedBlocks, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """A block is wanted where one of the stages lacks it: then all of them save it."""
+        """Returns which blocks are wanted: if one of the stages lacks a block, all of them save it."""
         for stage in self.groups.other_stages[named.group]:
             wanted = wanted | ((named.blocks != NULL_BLOCK) & ~self._cache.lookup(stage, named.hashes))
         return wanted
 
     def _take_beside(self, first: ReservedSlots, count: int) -> list[ReservedSlots]:
-        """The slots of a block's stages, as many of each as there are of all: what one stage has alone is of no use."""
+        """Takes slots for a block's stages, equally many for each: records of one stage alone are of no use."""
         taken = [first, *(self._cache.take(stage, count) for stage in self.groups.other_stages[first.group])]
         # A server may have been followed by another between two of them.
         places = {(slots.memory_id, slots.session) for slots in taken}
@@ -469,7 +472,7 @@ class Saves:
         return [slots[:count] for slots in taken]
 
     def _save_beside(self, first: GroupSave, others: Sequence[ReservedSlots]) -> list[GroupSave]:
-        """What the stages save of the same blocks."""
+        """Returns the first stage's save, and those of the other stages for the same blocks."""
         beside = [replace(first.named, group=slots.group) for slots in others]
         return [
             first,
@@ -487,8 +490,8 @@ class Saves:
         return True
 
     def _choose_new(self, named: NamedBlocks, index: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
-        """Those that nobody saves already, each once; they are on the way from now on, by the first words of their
-        names."""
+        """Returns the indices of blocks that are not being saved already, each block once, with the first words of
+        their names. From now on these blocks count as being saved."""
         on_the_way = self._on_the_way[named.group]
         firsts = np.frombuffer(named.hashes, np.uint64)[:: HASH_BYTES // 8]
         words: list[int] = firsts[index].tolist()
@@ -506,7 +509,7 @@ class Saves:
         return np.array([at for at, _ in chosen], np.intp), [word for _, word in chosen]
 
     def _make_jobs(self, parts: list[GroupSave]) -> tuple[SaveJob, ...]:
-        """One for each place: a server may have been followed by another between two parts."""
+        """Makes one job for each place: a new server may have followed the former one between two parts."""
         jobs = []
         places = dict.fromkeys([Place(part.slots.memory_id, part.slots.session) for part in parts])
         for place in places:
@@ -530,8 +533,8 @@ class Saves:
         return tuple(jobs)
 
     def _is_published_later(self, part: GroupSave) -> bool:
-        """The cache takes a window or a state whose block it does not have yet for useless, and it would go first: so
-        blocks of full attention come before them."""
+        """Whether a part is published after the blocks of full attention. The cache considers a window or a state
+        useless until it has the block of full attention there, and would evict it first."""
         return self.groups.rules[part.named.group].reuse is not ReuseRule.PREFIX
 
     def _publish(self, job: _Job, sums: npt.NDArray[np.uint64]) -> None:
@@ -571,7 +574,7 @@ class Saves:
 
 
 def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
-    """`index` counts over all of them."""
+    """Puts the candidates from `index` on back, to be offered again; `index` counts over all of them."""
     for one in candidates:
         if index < len(one.blocks):
             one.put_back(max(index, 0))

@@ -1,7 +1,7 @@
-"""Which of a request's blocks a later request can use: what is saved of full attention, of windows, of states.
+"""Decides which of a request's blocks a later request can use: blocks of full attention, of windows, of states.
 
 A block of full attention helps every request with the same prefix. A window helps only a hit that ends where the window
-ends, and a state only one that ends exactly there. So windows are kept for boundaries at which hits are to be expected:
+ends, and a state only one that ends exactly there. So windows are kept for boundaries at which hits are expected:
 the end of the prompt, the end of the request, where two prompts were seen to part, and wherever the engine itself
 retains them. States exist only where the engine hands them off, and in models with states nothing beyond the last one
 is of use.
@@ -17,34 +17,34 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import needed_blocks
-from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.tracked_request import NEVER, SaveProgress, TrackedRequest
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.tracked_request import NEVER, SaveProgress, TrackedRequest
 
 NULL_BLOCK = 0
 GATHERED_TOKENS = 256
-"""What a request decodes is saved in pieces of so many tokens, and at its end: a look at a request costs more than all
-that it finds."""
+"""Number of tokens that a request decodes before they are saved; the rest is saved at its end. Looking at a request
+more often would cost more than the saves themselves."""
 Tables = Sequence[Sequence[int]]
 
 
 @dataclass(eq=False)
 class SaveRoom:
-    """How much a step may still look at and save. What it looks at and finds saved already takes no slot, so it may
-    look at a few blocks more than there are slots for."""
+    """How many blocks a step may still look at and save. Blocks that turn out to be saved already take no slot, so a
+    step may look at a few more blocks than there are slots for."""
 
     slots: list[int]
-    """By group, that are held ready."""
+    """Number of slots that are held ready, by group."""
     most_slots: Sequence[int]
-    """By group, that are held ready at best."""
+    """Maximum number of slots that are ever held ready, by group."""
     pins: int
     looks: int = 32
-    """Blocks beyond those that there are slots for."""
+    """Number of blocks that may be looked at beyond those for which there are slots."""
     lost: int = 0
-    """Blocks of windows that there never will be slots for."""
+    """Number of blocks of windows for which there never will be enough slots."""
 
     @property
     def is_used_up(self) -> bool:
-        """Nothing more can be saved, of one group at least: a hit needs blocks of all."""
+        """Whether nothing more can be saved for at least one group: a hit needs blocks of all groups."""
         return not (self.pins > 0 and all(self.slots))
 
     def take(self, group: int, count: int) -> int:
@@ -57,7 +57,7 @@ class SaveRoom:
         return slots + looks
 
     def take_whole(self, group: int, count: int) -> bool | None:
-        """Says whether there are slots for all of these blocks. None: there never will be."""
+        """Takes room for all of these blocks or none. Returns whether there was enough; None: there never will be."""
         if count > self.most_slots[group]:
             self.lost += count
             return None
@@ -77,22 +77,22 @@ class Candidates:
     positions: range
     blocks: npt.NDArray[np.int64]
     end: int = 0
-    """The boundary that a window belongs to."""
+    """The boundary that a window belongs to; 0: the blocks are no window."""
     is_noted: bool = False
-    """What there is no room for now is saved later in any case."""
+    """Whether the policy remembers these blocks, so that those without room now are saved later in any case."""
 
     def list_blocks(self) -> list[int]:
-        """Those that the engine still has."""
+        """Lists the blocks that the engine still has."""
         blocks: list[int] = self.blocks[self.blocks != NULL_BLOCK].tolist()
         return blocks
 
     def keep_first(self, count: int) -> Candidates:
-        """Returns these with the first so many of those blocks alone."""
+        """Returns a copy with only the first `count` blocks that the engine still has."""
         is_kept = np.cumsum(self.blocks != NULL_BLOCK) <= count
         return replace(self, blocks=np.where(is_kept, self.blocks, NULL_BLOCK))
 
     def put_back(self, index: int) -> None:
-        """There was no room from this one on: they are looked at again in the next step."""
+        """Lets the next step look again at the blocks from this index on, for which there was no room."""
         if self.is_noted:
             return
         progress = self.tracked.progress
@@ -103,8 +103,8 @@ class Candidates:
 
 
 class SaveWorth:
-    """Decides what is worth saving; pure. `interval` is the engine's own: tokens between boundaries that it retains; 0
-    is none there, None is all."""
+    """Decides which blocks are worth saving; pure. `interval` is the number of tokens between the boundaries that the
+    engine retains: 0 means none at intervals, None all."""
 
     def __init__(self, groups: GroupTable, *, interval: int | None = 0, gathered_tokens: int = GATHERED_TOKENS) -> None:
         self._groups = groups
@@ -126,21 +126,22 @@ class SaveWorth:
             next=[0] * len(self._groups), interval_end=self.interval or 0, limit=NEVER if limit is None else limit
         )
         if self._goes_by_ends and not self._groups.with_states:
-            # A repetition of the prompt computes its last token at least; what continues it may use all of it.
+            # A repetition of the prompt computes at least its last token; a prompt that continues it may use all.
             matched = {self._groups.align(prompt_tokens - 1), self._groups.align(prompt_tokens), branch}
             progress.ends = sorted({self._groups.drop(end) for end in matched} - {0})
         self._find_due(progress)
         return progress
 
     def note_state(self, progress: SaveProgress, boundary: int) -> None:
-        """A state was handed off at this boundary, which is to be saved: what leads up to it is of use from now on."""
+        """Notes that the engine has handed off a state at this boundary for saving: from now on the blocks that lead up
+        to it are of use."""
         progress.states_end = max(progress.states_end, boundary)
         if self._goes_by_ends and boundary not in progress.ends:
             insort(progress.ends, boundary)
         progress.due = 0
 
     def note_end(self, progress: SaveProgress, tokens: int) -> None:
-        """The request ends with so many tokens computed."""
+        """Notes that the request ends with so many tokens computed."""
         if not self._goes_by_ends or self._groups.with_states:
             return
         end = self._groups.drop(self._groups.align(min(tokens, progress.limit)))
@@ -151,8 +152,8 @@ class SaveWorth:
     def collect(
         self, tracked: TrackedRequest, full_tokens: int, tables: Tables, room: SaveRoom | None = None
     ) -> list[Candidates]:
-        """Everything below `full_tokens` that was not looked at before, as far as there is room. What there is none
-        for makes the request due at once."""
+        """Returns the blocks up to `full_tokens` that were not looked at before, as far as there is room. If any
+        remain, the request is due at once."""
         progress, groups = tracked.progress, self._groups
         full_tokens = min(full_tokens, progress.limit)
         found: list[Candidates] = []
@@ -181,7 +182,7 @@ class SaveWorth:
         tables: Tables,
         room: SaveRoom | None,
     ) -> bool:
-        """Collects whole windows: half of one is of use to nobody. Whether one has to wait for room."""
+        """Collects whole windows, since half a window is useless. Returns whether one has to wait for room."""
         progress, groups = tracked.progress, self._groups
         while self.interval and progress.interval_end <= full_tokens and not groups.with_states:
             if progress.interval_end not in progress.ends:
@@ -223,7 +224,7 @@ class SaveWorth:
                     due = min(due, (progress.next[group] + 1) * groups.rules[group].block_size)
             elif self.interval:
                 due = min(due, progress.interval_end)
-        # A window moves on, and its blocks with it; a prefix stays.
+        # A request loses the blocks behind a moving window, and keeps those of its prefix.
         progress.due = progress.decoded_due = due
         for group in groups.prefixes if not groups.with_states else ():
             size = groups.rules[group].block_size

@@ -1,5 +1,5 @@
-"""Who an engine is whose chunks a secondary tier keeps: the same questions as for our own connector, asked of what the
-scheduler's process knows."""
+"""The identity of an engine whose chunks a secondary tier keeps. It has the same fields as for our own connector, read
+from what the scheduler's process knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import vllm
 
 from kvoffload.connector.engine import vllm_compat
-from kvoffload.connector.engine.geometry import describe_layer, layer_spec
+from kvoffload.connector.engine.geometry import describe_group_layer
 from kvoffload.connector.identity.engine import describe_layer_content
 from kvoffload.connector.identity.model import describe_model, dtype_name, identify_model
 from kvoffload.errors import IdentityError, UnsupportedError
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 
 def describe_tier(config: VllmConfig, cache: KVCacheConfig, rows: OffloadingConfig, *, row_bytes: int) -> Identity:
-    """`rows`: how vLLM lays chunks out in its CPU tier. IdentityError, UnsupportedError: who cannot be told apart.
+    """Describes an engine. `rows` is how vLLM lays chunks out in its CPU tier. IdentityError, UnsupportedError: the
+    engine cannot be told apart from others.
 
-    With a worker in the scheduler's process the layers themselves say what their pages hold. Where workers have
-    processes of their own, what decides it does: the checkpoint, the kernels asked for, the machine.
+    With a worker in the scheduler's process, the layers show the content of their pages. If workers have processes of
+    their own, the description has the causes of that content: the checkpoint, the kernels asked for, the machine.
     """
     model, parallel = config.model_config, config.parallel_config
     if vllm_compat.calculates_scales(config) and _is_quantised(cache):
         raise UnsupportedError(
-            "this engine calculates its KV scales anew at every start, and its secondary tiers never see them",
+            "this engine calculates new KV scales at every start, and its secondary tiers never see them",
             remedy="turn calculate_kv_scales off",
         )
     return Identity(
-        # A record of the connector's own is arranged otherwise.
+        # The name differs from the connector's, whose records are arranged otherwise.
         engine=f"vllm {vllm.__version__} tier",
         model=str(model.model),
         revision=identify_model(model),
@@ -61,19 +62,18 @@ def describe_tier(config: VllmConfig, cache: KVCacheConfig, rows: OffloadingConf
 
 
 def names_are_private(config: VllmConfig) -> bool:
-    """Whether two engines of one identity may compute different bytes under one key: keys tell an adapter's name, and
-    a tier is told nothing else of it."""
+    """Whether two engines of one identity may compute different bytes under one key: keys have an adapter's name, and
+    a tier knows nothing else of it."""
     return getattr(config, "lora_config", None) is not None
 
 
 def find_prefix_groups(cache: KVCacheConfig) -> frozenset[int]:
-    """Numbers of the groups in which all chunks before a boundary are needed."""
+    """Returns the numbers of the groups in which all chunks before a boundary are needed."""
     return frozenset(
         number
         for number, group in enumerate(cache.kv_cache_groups)
         if all(
-            describe_layer(name, layer_spec(group.kv_cache_spec, name)).kind
-            in (LayerKind.FULL_ATTENTION, LayerKind.MLA)
+            describe_group_layer(cache, number, name).kind in (LayerKind.FULL_ATTENTION, LayerKind.MLA)
             for name in group.layer_names
         )
     )
@@ -81,8 +81,8 @@ def find_prefix_groups(cache: KVCacheConfig) -> frozenset[int]:
 
 def _is_quantised(cache: KVCacheConfig) -> bool:
     return any(
-        describe_layer(name, layer_spec(group.kv_cache_spec, name)).quantisation is not Quantisation.NONE
-        for group in cache.kv_cache_groups
+        describe_group_layer(cache, number, name).quantisation is not Quantisation.NONE
+        for number, group in enumerate(cache.kv_cache_groups)
         for name in group.layer_names
     )
 
@@ -91,9 +91,9 @@ def _describe_layers(config: VllmConfig, cache: KVCacheConfig) -> tuple[LayerDty
     known = vllm_compat.find_layers(config)
     is_cut = config.parallel_config.tensor_parallel_size > 1
     described = []
-    for group in cache.kv_cache_groups:
+    for number, group in enumerate(cache.kv_cache_groups):
         for name in group.layer_names:
-            spec = describe_layer(name, layer_spec(group.kv_cache_spec, name))
+            spec = describe_group_layer(cache, number, name)
             if name in known:
                 described.append(describe_layer_content(spec, known[name], is_cut=is_cut))
             else:

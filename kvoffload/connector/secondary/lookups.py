@@ -1,4 +1,4 @@
-"""Which chunks the cache has, for requests that ask vLLM's tiers again every step."""
+"""Finds which chunks the cache has, for requests that ask vLLM's tiers again every step."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from dataclasses import dataclass, field
 
 from kvoffload.cache import Ask
 from kvoffload.client import FarTerms, PendingAcquire
-from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.secondary.transfers import GROUP, SHARD, TransferTerms
 
 QUESTION_LIMIT = 1024
-"""So many questions of all requests wait for tiers below memory; beyond it these are not asked, which is a miss."""
+"""Maximum number of questions, over all requests, that wait for tiers slower than memory. Further chunks are misses."""
 WINDOW_LIMIT = 64
-"""Chunks of a window's or state's group that are asked for at once, from the end of a prompt on. Where the last window
-lies before that, it is not found below memory."""
+"""Maximum number of chunks of a window's or state's group that are asked for at once, from the end of a prompt on. A
+window that lies before them is not found in slower tiers."""
 
 
 @dataclass(eq=False)
 class _Request:
     asked: set[bytes] = field(default_factory=set)
-    """Each is asked for once."""
+    """Names of chunks for which slower tiers were asked; each is asked for once."""
     unanswered: set[bytes] = field(default_factory=set)
     unsent: defaultdict[int, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """These are by group, and go out at the end of the step."""
+    """Names to ask for at the end of the step, by group."""
     questions: list[tuple[list[bytes], PendingAcquire]] = field(default_factory=list)
     lost: set[bytes] = field(default_factory=set)
 
 
 class TierLookups:
-    """Same thread as the transfers; never waits.
+    """Runs on the same thread as the transfers, and never waits.
 
-    What is in memory is known at once. Tiers below it are asked once for each request and chunk, and waited for as long
-    as the terms say.
+    Chunks in memory are found at once. Slower tiers are asked once for each request and chunk, and the request waits
+    for them as long as the terms say.
     """
 
     def __init__(self, cache: CacheClient, terms: TransferTerms, *, prefix_groups: Set[int]) -> None:
-        """`prefix_groups`: whose chunks mean nothing without all those before them. vLLM looks them up from the first
-        one on, those of other groups from the last one back, whose neighbours may not be there."""
+        """`prefix_groups` are the groups whose chunks are useless without all those before them. vLLM looks these up
+        from the first one on, and those of other groups from the last one back, whose neighbours may not be there."""
         self._cache = cache
         self._prefix_groups = prefix_groups
         self._terms = terms
@@ -47,16 +47,16 @@ class TierLookups:
 
     @property
     def requests(self) -> int:
-        """How many requests something is known of."""
+        """Number of requests with look-ups."""
         return len(self._requests)
 
     @property
     def questions(self) -> int:
-        """How many the tiers have not answered yet."""
+        """Number of questions that the tiers have not answered yet."""
         return self._questions
 
     def look(self, request_id: str, group: int, name: bytes) -> bool | None:
-        """Tells whether the cache can load a chunk; None says that it is not known yet."""
+        """Returns whether the cache can load a chunk; None: that is not known yet."""
         request = self._requests.get(request_id)
         if request is None:
             request = self._requests[request_id] = _Request()
@@ -76,34 +76,34 @@ class TierLookups:
         return None
 
     def send(self) -> None:
-        """At the end of a step: asks for all that the step's look-ups have not found."""
+        """Asks slower tiers for all chunks that the step's look-ups have not found. Called at the end of a step."""
         for request in self._requests.values():
             for group, names in request.unsent.items():
                 self._ask(request, [names] if group in self._prefix_groups else [[name] for name in names])
             request.unsent.clear()
 
     def harvest(self) -> None:
-        """At the beginning of a step: what has come up is looked up again, and loaded. The server keeps it for half a
-        second."""
+        """Takes the tiers' answers, at the beginning of a step. Promoted chunks are then looked up again, and loaded;
+        the server keeps them for half a second."""
         for request in self._requests.values() if self._questions else ():
             for names, pending in list(request.questions):
                 if self._cache.poll(pending) is not None:
                     self._end(request, names, pending)
 
     def note_lost(self, request_id: str, names: Iterable[bytes]) -> None:
-        """A load of these has failed: this request does not try again, if it is still there."""
+        """Notes chunks whose load has failed, so that the request, if it still runs, does not try again."""
         if request_id in self._requests:
             self._requests[request_id].lost.update(names)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
+        """Forgets a request that has ended."""
         request = self._requests.pop(request_id, None)
         for names, pending in list(request.questions) if request is not None else ():
             assert request is not None
             self._end(request, names, pending)
 
     def clear(self) -> None:
-        """Names are others from here on."""
+        """Forgets all requests, because chunks have other names from now on."""
         for request_id in list(self._requests):
             self.forget(request_id)
 

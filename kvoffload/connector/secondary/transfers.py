@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvoffload.cache import Ask, BlockLease, Publication, ReservedSlots, SegmentMap
 from kvoffload.client import FarTerms, PendingAcquire
-from kvoffload.connector.cache_client import CacheClient
+from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.errors import KVOffloadError
 from kvoffload.kvspec import Allocation
 from kvoffload.kvspec.page_map import GroupPages, PageMap
@@ -22,9 +22,10 @@ from kvoffload.transfer.copy_engine import CopyDirection, CopyEngine, CopyItems,
 logger = logging.getLogger(__name__)
 
 JOB_LIMIT = 512
-"""Jobs that have not ended; one more fails at once. Each has one plan in the copy engine at a time."""
+"""Maximum number of jobs that have not ended; further ones fail at once. Each has one copy under way at a time."""
 STORE_WAIT_S = 5.0
-"""How long a store waits for slots; what has none by then is not stored. Its chunks stay pinned as long."""
+"""How long a store waits for slots, in seconds; its other chunks are then not stored. Its chunks stay pinned as
+long."""
 DRAIN_LOOK_S = 1.0
 COMPLAINT_LIMIT = 8
 
@@ -38,7 +39,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class TransferTerms:
-    """What the records of one engine's tier are, and how they are checked."""
+    """The terms of one engine's tier: its records, and how they are checked."""
 
     fingerprint: bytes
     record_bytes: int
@@ -49,7 +50,7 @@ class TransferTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedJob:
-    """`kept`: positions of its chunks that are where the job was to bring them."""
+    """A job that has ended. `kept` has the positions of the chunks that are now at the job's destination."""
 
     job: int
     kept: frozenset[int]
@@ -74,13 +75,13 @@ class _Job:
 @dataclass(eq=False, kw_only=True)
 class _Store(_Job):
     left: list[int]
-    """These are positions of chunks that have no slot yet."""
+    """Positions of the chunks that have no slot yet."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Load(_Job):
     pending: PendingAcquire | None
-    """It is None once it was answered."""
+    """The question to the cache; None once it was answered."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,7 +90,7 @@ class _StoreCopy:
     slots: ReservedSlots
     positions: list[int]
     memory: SegmentMap
-    """It stays mapped as long as this copy is known."""
+    """The memory of the slots, which stays mapped as long as this copy is known."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -102,7 +103,7 @@ class _LoadCopy:
 
 
 def map_rows(*, rows: int, row_bytes: int) -> PageMap:
-    """The CPU tier as a copy engine takes it: one block for each chunk's row, of one piece."""
+    """Returns the CPU tier's layout for a copy engine: one block for each chunk's row, in one piece."""
 
     def column(value: int) -> Rows:
         return np.array([value], np.int64)
@@ -122,13 +123,13 @@ def map_rows(*, rows: int, row_bytes: int) -> PageMap:
 
 
 ROWS = "rows"
-"""The CPU tier's memory has this name in that map."""
+"""The name of the CPU tier's memory in the page map."""
 
 
 class TierTransfers:
-    """Belongs to whoever may call the tier, one thread at a time. Nothing waits but `drain` and `close`.
+    """Called by one thread at a time, the one that calls the tier. Only `drain` and `close` wait.
 
-    Every job that was begun is told once by `poll`, whatever becomes of it, and until then its rows are its own.
+    `poll` reports every begun job once, whether it succeeded or failed; until then the job owns its rows.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class TierTransfers:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Closes the engine in the end; the cache is the caller's."""
+        """Takes the copy engine, which `close` closes, and the cache, which the caller closes."""
         self._cache = cache
         self._engine = engine
         self._terms = terms
@@ -151,15 +152,15 @@ class TierTransfers:
         self._complaints: set[str] = set()
 
     def __len__(self) -> int:
-        """Counts jobs that have not ended."""
+        """Returns the number of jobs that have not ended."""
         return len(self._stores) + len(self._loads)
 
     def knows(self, job: int) -> bool:
-        """It will be told by `poll`, or was."""
+        """Whether `poll` will report this job."""
         return job in self._stores or job in self._loads or any(one.job == job for one in self._ended)
 
     def store(self, job: int, names: Sequence[bytes], rows: Sequence[int] | Rows) -> None:
-        """Begins to copy rows to the cache, those that it does not have."""
+        """Begins to copy rows to the cache, as far as it does not have them."""
         store = _Store(number=job, names=tuple(names), rows=_as_rows(rows), begun_s=self._clock(), left=[])
         if len(self) < JOB_LIMIT and self._cache.is_served:
             here = self._cache.lookup(GROUP, b"".join(names))
@@ -169,7 +170,7 @@ class TierTransfers:
         self._go_on(store)
 
     def load(self, job: int, names: Sequence[bytes], rows: Sequence[int] | Rows) -> None:
-        """Begins to bring blocks into these rows; what comes after the first one that is gone is not loaded."""
+        """Begins to load chunks into these rows. Chunks after the first one that is gone are not loaded."""
         load = _Load(number=job, names=tuple(names), rows=_as_rows(rows), begun_s=self._clock(), pending=None)
         if len(self) >= JOB_LIMIT or not names:
             self._end(load)
@@ -188,7 +189,7 @@ class TierTransfers:
         self._harvest(load)
 
     def poll(self) -> list[EndedJob]:
-        """Jobs that have ended since the last call."""
+        """Returns the jobs that have ended since the last call."""
         self._settle_copies()
         for store in [one for one in self._stores.values() if one.left and not one.is_copying]:
             self._go_on(store)
@@ -198,7 +199,7 @@ class TierTransfers:
         return ended
 
     def drain(self) -> None:
-        """Returns when no copy runs and all jobs have ended, which `poll` tells. What has not begun fails."""
+        """Waits until no copy runs and all jobs have ended, as `poll` then reports. Copies that have not begun fail."""
         self._cancel()
         while self._copies:
             self._engine.fence(DRAIN_LOOK_S)
@@ -223,7 +224,7 @@ class TierTransfers:
                 self._end(load)
 
     def _go_on(self, store: _Store) -> None:
-        """Copies what there are slots for now. Ends the store if there is nothing more to come."""
+        """Copies the chunks for which there are slots now. Ends the store if none are left."""
         if store.is_copying:
             return
         if store.left and (not self._cache.is_served or self._clock() - store.begun_s > STORE_WAIT_S):
@@ -242,7 +243,7 @@ class TierTransfers:
             self._end(store)
 
     def _harvest(self, load: _Load) -> None:
-        """Copies what was leased, if the answer has come."""
+        """Copies the leased chunks, if the answer has come."""
         assert load.pending is not None
         found = self._cache.poll(load.pending)
         if found is None:
@@ -275,7 +276,7 @@ class TierTransfers:
         *,
         has_digests: bool = True,
     ) -> tuple[int, SegmentMap] | None:
-        """Hands a copy over. None says that it was not taken, and nothing will move."""
+        """Hands a copy to the copy engine. None: it was not taken, and nothing will be copied."""
         try:
             memory = self._cache.memory(memory_id)
             slots = memory.pointers(addresses, self._terms.record_bytes)
@@ -315,14 +316,14 @@ class TierTransfers:
         if not finished.fault:
             bad = self._find_bad(copy, finished)
             if bad:
-                self._complain(CopyDirection.LOAD, f"{len(bad)} records are not what was saved")
+                self._complain(CopyDirection.LOAD, f"{len(bad)} records differ from the saved bytes")
                 self._cache.invalidate(GROUP, b"".join(load.names[position] for position in bad))
             load.kept.update(set(range(copy.count)).difference(bad))
         self._cache.release(copy.lease)
         self._end(load)
 
     def _find_bad(self, copy: _LoadCopy, finished: FinishedCopy) -> list[int]:
-        """Positions of records whose bytes are not those that were saved. A digest of 0 was not made yet."""
+        """Returns the positions of records whose bytes are not those that were saved. A digest of 0 is not made yet."""
         if copy.wanted is None:
             return []
         assert finished.digests is not None
@@ -355,7 +356,7 @@ class TierTransfers:
         )
 
     def _complain(self, direction: CopyDirection, fault: str) -> None:
-        """The first few are logged: a broken place fails every copy."""
+        """Logs the first few different faults: a broken server or device fails every copy."""
         if fault not in self._complaints and len(self._complaints) < COMPLAINT_LIMIT:
             self._complaints.add(fault)
             logger.warning("the secondary tier could not %s: %s", direction.value, fault)

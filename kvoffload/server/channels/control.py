@@ -1,7 +1,8 @@
-"""The server's end of the control channel: connections of ZeroMQ's clients, all of whose costs are bounded.
+"""The server's end of the control channel: connections of ZeroMQ clients, each with bounded cost.
 
-Until its hello is accepted a connection may say little, and not for long. What it is sent and does not read is bounded
-in frames and bytes; so is what lies here of all connections of one user, and of all. No reader is waited for.
+Until its hello is accepted, a connection may send only small frames, and has a deadline. The frames that a client has
+not read are bounded in number and bytes, and so are the bytes held for all connections of one user, and for all users.
+The server never waits for a client to read.
 """
 
 from __future__ import annotations
@@ -20,42 +21,47 @@ from pathlib import Path
 from kvoffload.errors import ConfigError, PacketError
 from kvoffload.packets import PacketSocket
 from kvoffload.protocol.limits import FRAME_BYTES
-from kvoffload.server.channels.open_files import is_of_reserve
-from kvoffload.server.channels.zmtp import GREETING, ZmtpReader, pack_head
-from kvoffload.server.shares import has_share
+from kvoffload.server.channels.open_files import count_processes, is_of_reserve
+from kvoffload.server.common.shares import has_share
+from kvoffload.server.common.turns import Turns
 from kvoffload.units import MIB
+from kvoffload.zmtp import GREETING, ZmtpReader, pack_head
 
 logger = logging.getLogger(__name__)
 
 QUEUED_FRAMES = 1024
-"""That one connection has not read; beyond it is let go."""
+"""Number of frames that one connection may leave unread. A connection with more is closed."""
 FRAMES_AT_ONCE = 64
+READS_AT_ONCE = 16
+"""Number of connections that are read at once, each at most CHUNK_BYTES."""
 ACCEPTS_AT_ONCE = 16
 BACKLOG = 128
 CHUNK_BYTES = 64 << 10
 
 _NOBODY = 2**32 - 1
-_READS, _WRITES = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
+_READS, _WRITES = select.EPOLLIN, select.EPOLLOUT
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlLimits:
-    """Bounds of the control channel. Beyond them connections are let go: of the user who has too much, and of those
-    whoever has most."""
+    """Bounds of the control channel. New connections beyond `connections` are refused. Beyond `user_bytes` the user's
+    largest connection is closed, beyond `all_bytes` the largest one of the user who has the most."""
 
     connections: int = 4096
-    """Of all users. None gets all of them."""
+    """Number of connections of all users together, where there are descriptors for as many. No user can take all of
+    them."""
     unknown: int = 64
-    """Of one user, whose hello was not accepted yet. Beyond it the oldest of them goes."""
+    """Number of connections of one user whose hello has not been accepted yet. Beyond it the oldest of them is
+    closed."""
     hello_s: float = 10.0
-    """Until then hello must have been accepted."""
+    """Seconds within which a new connection must have its hello accepted."""
     hello_bytes: int = 16 << 10
-    """Of a frame until then."""
+    """Size limit of a frame before the hello is accepted, in bytes."""
     connection_bytes: int = 4 * FRAME_BYTES
-    """That a connection has not read."""
+    """Number of bytes that one connection may leave unread."""
     user_bytes: int = 256 * MIB
-    """Of all connections of one user: what they have not read, and frames that are not whole."""
+    """Bytes held for all connections of one user: what they have not read, and frames that are not complete."""
     all_bytes: int = 1024 * MIB
 
 
@@ -66,16 +72,18 @@ class _Connection:
     uid: int
     reader: ZmtpReader
     until_s: float
-    """When it is let go unless its hello was accepted; 0: it was."""
+    """Time at which it is closed unless its hello has been accepted by then; 0 once it has."""
     queue: deque[memoryview] = field(default_factory=deque)
-    """What it has not taken of frames that were sent."""
+    """The parts of sent frames that the client has not read yet."""
     queued_bytes: int = 0
     counted_bytes: int = 0
-    """As its user was charged the last time."""
+    """Bytes that are charged to its user for this connection."""
     is_ready: bool = False
-    """It is in the line of those that may have said something."""
+    """Whether it waits in the line of connections that may have sent something."""
+    is_held: bool = False
+    """Whether nothing that it sends is taken for now."""
     has_ended: bool = False
-    """It says nothing more; what it said is served still."""
+    """Whether the client has closed its end. Frames that it sent before are still served."""
 
 
 class ControlSocket:
@@ -93,10 +101,13 @@ class ControlSocket:
         """Listens at a path. ConfigError: it cannot be used."""
         self._path = path
         self._limits = limits or ControlLimits()
+        self._limit = min(self._limits.connections, count_processes())
         self._clock_s = clock_s
         self.endpoint = f"ipc://{path}"
         self._listener = _listen(path, mode, group)
         self._is_listening = False
+        self._has_warned = False
+        """Whether the log says that no connection can be let in. One that is let in resets this."""
         self._poll = select.epoll()
         self._more = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._more, _READS)
@@ -105,8 +116,9 @@ class ControlSocket:
         self._by_key: dict[bytes, _Connection] = {}
         self._by_file: dict[int, _Connection] = {}
         self._unknown: dict[bytes, _Connection] = {}
-        """The oldest first."""
-        self._ready: deque[_Connection] = deque()
+        """Connections whose hello has not been accepted yet, the oldest first."""
+        self._ready = Turns[_Connection]()
+        """Connections that may have sent something."""
         self._ended: list[bytes] = []
         self._users: Counter[int] = Counter()
         self._bytes: Counter[int] = Counter()
@@ -122,49 +134,65 @@ class ControlSocket:
 
     @property
     def held_bytes(self) -> int:
-        """Of frames that are not whole, or not read by who was sent them."""
+        """Bytes held of frames that have not arrived completely, or that their receiver has not read."""
         return self._bytes.total()
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """The next connection and frame; None: there is none. A message of several parts is one without bytes."""
+        """Returns the next connection and its frame; None: there is none. Users take turns, however many connections
+        one has. A message of several parts is returned as an empty frame."""
         if not self._ready:
-            self._look()
+            self.look()
         while self._ready:
-            one = self._ready.popleft()
+            _, one = self._ready.take()
             one.is_ready = False
-            frame = self._take(one)
+            frame = None if one.is_held else self._take(one)
             if frame is not None:
                 return one.key, frame
         return None
 
+    def hold(self, connection: bytes) -> None:
+        """Takes nothing more from a connection until `resume`. What it sends meanwhile stays in its socket."""
+        one = self._by_key.get(connection)
+        if one is not None:
+            one.is_held = True
+            self._watch(one)
+
+    def resume(self, connection: bytes) -> None:
+        """Takes frames from a connection again."""
+        one = self._by_key.get(connection)
+        if one is not None:
+            one.is_held = False
+            self._watch(one)
+            self._line_up(one)
+
     def leave(self) -> None:
-        """Others have their turn: `fileno` is readable if something was received that nobody has taken."""
+        """Ends a turn of receiving: `fileno` stays readable if frames are left that `receive` has not returned."""
         if self._ready:
             os.eventfd_write(self._more, 1)
 
     def take_ended(self) -> list[bytes]:
-        """Connections that have ended since the last time."""
+        """Returns the connections that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def find_user(self, connection: bytes) -> int:
-        """Returns a connection's user, by the kernel's word; nobody, if it has ended."""
+        """Returns a connection's user as the kernel names it, or `_NOBODY` if the connection has ended."""
         one = self._by_key.get(connection)
         return _NOBODY if one is None else one.uid
 
     def is_unknown(self, connection: bytes) -> bool:
-        """Says whether a connection was not trusted yet."""
+        """Whether a connection's hello has not been accepted yet."""
         return connection in self._unknown
 
     def trust(self, connection: bytes) -> None:
-        """Its hello was accepted."""
+        """Notes that its hello was accepted: it has no deadline any more, and may send large frames."""
         one = self._unknown.pop(connection, None)
         if one is not None:
             one.until_s = 0
             one.reader.frame_bytes = FRAME_BYTES
 
     def send(self, connection: bytes, frame: bytes) -> bool:
-        """Sends a frame. False: the connection is gone, or has not read what it was sent before."""
+        """Sends a frame. False: the connection is gone, or is closed because it has too many unread frames."""
         one = self._by_key.get(connection)
         if one is None:
             return False
@@ -175,7 +203,8 @@ class ControlSocket:
         return connection in self._by_key
 
     def tick(self) -> None:
-        """Is called now and then: lets go of who did not say hello in time, and lets others in again."""
+        """Closes connections that did not say hello in time, and listens again. The event loop calls it
+        periodically."""
         now_s = self._clock_s()
         while self._unknown:
             one = next(iter(self._unknown.values()))
@@ -185,7 +214,8 @@ class ControlSocket:
         self._listen_again()
 
     def close(self) -> None:
-        """Once more does nothing: by then the path may be a successor's."""
+        """Closes all connections and removes the socket. Calling it again has no effect: by then the path may belong to
+        a successor."""
         if self._poll.closed:
             return
         for one in list(self._by_key.values()):
@@ -198,8 +228,10 @@ class ControlSocket:
 
     # ---- what comes ----
 
-    def _look(self) -> None:
-        for file, flags in self._poll.poll(0, FRAMES_AT_ONCE):
+    def look(self) -> None:
+        """Reads what some connections have sent. To be called once in each turn of the loop, so that connections that
+        have sent more than can be served hide no others."""
+        for file, flags in self._poll.poll(0, READS_AT_ONCE):
             one = self._by_file.get(file)
             if one is not None:
                 if flags & select.EPOLLOUT:
@@ -230,7 +262,7 @@ class ControlSocket:
     def _line_up(self, one: _Connection) -> None:
         if not one.is_ready:
             one.is_ready = True
-            self._ready.append(one)
+            self._ready.add(one.uid, one)
 
     def _take(self, one: _Connection) -> bytes | None:
         if one.key not in self._by_key:
@@ -262,13 +294,14 @@ class ControlSocket:
             except BlockingIOError:
                 pass
             except OSError:
-                # What it said before it went is served still; that is seen when it is read.
+                # Frames that it sent before it closed are still served; reading finds out that it has closed.
                 return
             if sent == len(data):
                 return
-            self._watch(one, _WRITES)
         one.queue.append(memoryview(data)[sent:])
         one.queued_bytes += len(data) - sent
+        if len(one.queue) == 1:
+            self._watch(one)
         self._charge(one)
 
     def _flush(self, one: _Connection) -> None:
@@ -286,12 +319,12 @@ class ControlSocket:
             one.queue.clear()
             one.queued_bytes = 0
         if not one.queue:
-            self._watch(one, _READS)
+            self._watch(one)
         self._charge(one)
 
-    def _watch(self, one: _Connection, flags: int) -> None:
+    def _watch(self, one: _Connection) -> None:
         if not one.has_ended:
-            self._poll.modify(one.end, flags)
+            self._poll.modify(one.end, (0 if one.is_held else _READS) | (_WRITES if one.queue else 0))
 
     # ---- who comes, and goes ----
 
@@ -301,8 +334,8 @@ class ControlSocket:
         except (BlockingIOError, ConnectionError):
             return False
         except OSError as fault:
-            # Who knocks would be told to us again and again.
-            logger.warning("no control connection is let in for a moment: %s", fault.strerror)
+            # The poller would report the waiting client again and again.
+            self._warn(fault)
             self._poll.unregister(self._listener)
             self._is_listening = False
             return False
@@ -311,7 +344,7 @@ class ControlSocket:
         except PacketError:
             end.close()
             return True
-        has_room = has_share(self._users[uid], total=len(self), limit=self._limits.connections)
+        has_room = has_share(self._users[uid], total=len(self), limit=self._limit)
         if is_of_reserve(end.fileno()) or not has_room:
             end.close()
             return True
@@ -323,13 +356,19 @@ class ControlSocket:
         if len(unknown) >= self._limits.unknown:
             self._end(unknown[0])
         end.setblocking(False)
+        try:
+            self._poll.register(end, _READS)
+        except OSError as fault:
+            self._warn(fault)
+            end.close()
+            return
+        self._has_warned = False
         self._last += 1
         until_s = self._clock_s() + self._limits.hello_s
         reader = ZmtpReader(frame_bytes=self._limits.hello_bytes)
         one = _Connection(self._last.to_bytes(8, "little"), end, uid, reader, until_s)
         self._by_key[one.key] = self._by_file[end.fileno()] = self._unknown[one.key] = one
         self._users[uid] += 1
-        self._poll.register(end, _READS)
         self._write(one, GREETING)
 
     def _end(self, one: _Connection) -> None:
@@ -349,13 +388,20 @@ class ControlSocket:
 
     def _listen_again(self) -> None:
         if not self._is_listening:
-            self._poll.register(self._listener, _READS)
-            self._is_listening = True
+            with contextlib.suppress(OSError):
+                self._poll.register(self._listener, _READS)
+                self._is_listening = True
+
+    def _warn(self, fault: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("no control connection can be let in for now: %s", fault.strerror)
 
     # ---- memory ----
 
     def _charge(self, one: _Connection) -> None:
-        """What lies here for a connection, to its user; and who has most goes, if that is too much."""
+        """Charges the bytes held for a connection to its user, and closes the largest connections of a user, or of the
+        user with the most, when a bound is exceeded."""
         held = one.queued_bytes + len(one.reader)
         if held == one.counted_bytes:
             return
@@ -381,7 +427,7 @@ def _listen(path: Path, mode: int, group: int | None) -> socket.socket:
     former = os.umask(0o777 & ~mode)
     try:
         if path.is_socket():
-            # The lifelines' lock is ours: it is a dead server's.
+            # This server holds the lock of the lifelines' socket, so the control socket was left by a dead server.
             path.unlink()
         made.bind(str(path))
         if group is not None:

@@ -1,32 +1,49 @@
-"""The server's express channels: opened and ended by the event loop, served by native threads beside it."""
+"""The server's express channels: the event loop opens and ends them, and a native thread serves each one."""
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 from kvoffload import native
 from kvoffload.cache import StoredBlocks
 from kvoffload.protocol import limits
-from kvoffload.server.event_feed import Space
-from kvoffload.server.outbox import OpenExpress
-from kvoffload.server.shares import has_shares
+from kvoffload.server.channels.open_files import count_processes
+from kvoffload.server.common.shares import has_shares
+from kvoffload.server.common.thread_limit import count_spare
+from kvoffload.server.sessions.event_feed import Space
+from kvoffload.server.sessions.outbox import OpenExpress
 from kvoffload.units import GIB, MIB
 
+logger = logging.getLogger(__name__)
+
 MAX_CHANNELS = 2048
-"""At a time, a thread each; no user and no domain gets all."""
+"""Number of channels at a time, where the limits of threads allow as many. Each channel has a thread. No user and no
+domain gets all."""
 MAX_LOGGED = 65_536
-"""Blocks that were stored and not told yet. Beyond it they are only counted."""
+"""Number of stored blocks that may wait until the event loop takes them. Further ones are only counted."""
 MAX_MESSAGE_BYTES = GIB
-"""Of all channels, for messages that have come in part and answers that are not read yet, where these are long."""
+"""Bytes, for all channels together, of long messages that have come in part and long answers that are not read yet."""
 _SOCKET_BYTES = MIB
-"""What may lie in a socket, in each direction, as far as the machine permits."""
+"""Bytes that may lie in a socket in each direction, as far as the machine permits."""
+
+
+def count_channels(root: Path = Path("/")) -> int:
+    """Returns how many channels there may be at a time, by the limits of threads and descriptors that bind this process
+    now. `root` is where `proc` and `sys` are."""
+    return min(MAX_CHANNELS, count_spare(root), count_processes())
 
 
 class ExpressChannels:
     """Belongs to the thread of the event loop, which watches `fileno` and then calls `take_stored`."""
 
     def __init__(self, *, boot_id: int) -> None:
+        self.limit = count_channels()
+        """Number of channels at a time, of which each user and each domain has a share."""
+        if self.limit < MAX_CHANNELS:
+            logger.info("the limits of threads and open files leave room for %d express channels", self.limit)
         self._server = native.ExpressServer(
             boot_id=boot_id,
             frame_bytes=limits.FRAME_BYTES,
@@ -34,19 +51,23 @@ class ExpressChannels:
             batch=limits.MAX_BATCH,
             leases=limits.MAX_LEASES,
             shards=limits.MAX_SHARDS,
-            channels=MAX_CHANNELS,
+            channels=self.limit,
             logged=MAX_LOGGED,
             message_bytes=MAX_MESSAGE_BYTES,
         )
         self._by_lifeline: dict[int, tuple[int, OpenExpress]] = {}
         self._owners: dict[Space, int] = {}
+        self._domains: dict[str, int] = {}
+        self._has_warned = False
 
     def fileno(self) -> int:
-        """Readable when blocks were stored that somebody wants to hear of."""
+        """Returns a descriptor that is readable when blocks were stored and subscribers or tiers want to hear of
+        them."""
         return self._server.log_file()
 
     def open(self, wanted: OpenExpress, cache: native.Cache) -> int | None:
-        """The process's end, which is the caller's from here on. None: there are too many, of all or of its owner."""
+        """Opens a channel and returns the process's end of it, which belongs to the caller. None: there are too many,
+        in all or of its owner or domain, or there is no descriptor or no thread for it."""
         if not self._has_room(wanted):
             return None
         try:
@@ -65,37 +86,46 @@ class ExpressChannels:
             tenants=list(wanted.tenants),
             owner=self._owners.setdefault(wanted.space, len(self._owners)),
             user=wanted.owner,
+            domain=self._domains.setdefault(wanted.space.domain, len(self._domains)),
         )
         if not channel:
             theirs.close()
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "no thread can be started for an express channel; %d others run: processes that want one are "
+                    "refused; raise the limit of threads (ulimit -u, pids.max)",
+                    len(self._by_lifeline),
+                )
             return None
         self._by_lifeline[wanted.lifeline] = channel, wanted
         return theirs.detach()
 
     def end(self, lifeline: int) -> None:
-        """The process is served nothing more this way."""
+        """Ends the channel of a process, if it has one. No further call is served on it."""
         channel, _ = self._by_lifeline.pop(lifeline, (None, None))
         if channel is not None:
             self._server.end(channel)
 
     def tick(self) -> None:
-        """Is called now and then: lets go of channels that have ended."""
+        """Lets go of channels that have ended. To be called now and then."""
         self._server.tick()
 
     def call_times(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Returns by call: counts by bucket, and all nanoseconds."""
+        """Returns for each call how many took how long, by bucket, and the sum in nanoseconds."""
         return self._server.call_times()
 
-    def refusals(self) -> dict[int, int]:
-        """How many calls got an error for an answer, by its code."""
-        return self._server.refusals()
+    def refusals(self, domain: str) -> dict[int, int]:
+        """Returns how many calls of this domain were answered with an error, by its code."""
+        number = self._domains.get(domain)
+        return {} if number is None else self._server.refusals(number)
 
     def start_drain(self) -> None:
-        """Begins to end: nothing new is taken, and what is held is taken back."""
+        """Begins to end: the channels take nothing new, and still serve releases."""
         self._server.start_drain()
 
     def watch_stored(self, is_wanted: bool) -> None:
-        """Whether somebody wants to hear of blocks that are stored."""
+        """Sets whether subscribers or tiers want to hear of blocks that are stored."""
         self._server.watch_stored(is_wanted)
 
     def take_stored(
@@ -104,7 +134,8 @@ class ExpressChannels:
         tell_forgotten: Callable[[Space, int, bytes], object],
         tell_lost: Callable[[int], None],
     ) -> None:
-        """Tells what was stored, and what is to be forgotten, since the last time; in that order."""
+        """Reports which blocks were stored, and which an engine wants forgotten, since the last call, in the order of
+        these events. `tell_lost` gets the number of blocks that were only counted."""
         spaces = list(self._owners)
         stored, lost = self._server.take_stored()
         for owner, group, hashes, parents, is_forgotten in stored:
@@ -119,8 +150,8 @@ class ExpressChannels:
         others = [other for _, other in self._by_lifeline.values()]
         of_owner = sum(other.owner == wanted.owner for other in others)
         of_domain = sum(other.space.domain == wanted.space.domain for other in others)
-        return has_shares(of_owner, of_domain, total=len(others), limit=MAX_CHANNELS)
+        return has_shares(of_owner, of_domain, total=len(others), limit=self.limit)
 
     def close(self) -> None:
-        """Waits for what is being served."""
+        """Ends all channels, and waits for calls that are being served."""
         self._server.close()

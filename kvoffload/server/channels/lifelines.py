@@ -1,7 +1,7 @@
-"""The server's end of all lifelines: a packet connection for each process, and what each is still to be sent.
+"""The server's end of all lifelines: a packet connection for each process, and the packets still to send to each.
 
-Packets and messages are known here; what is said, the core decides. Nothing blocks and nothing is unbounded: who does
-not greet makes room for others, and who does not read is let go.
+This module knows packets and messages; the core decides what they say. Nothing blocks and everything is bounded: a
+connection that does not greet makes room for others, and a process that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -30,56 +30,58 @@ from kvoffload.protocol import (
     ServerMessage,
     answer_fault,
 )
-from kvoffload.server.channels.open_files import is_of_reserve
+from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.channels.unread_descriptors import UnreadDescriptors
-from kvoffload.server.shares import has_share
+from kvoffload.server.common.shares import has_share
 from kvoffload.units import MIB
 
 logger = logging.getLogger(__name__)
 
 MAX_LIFELINES = 8192
-"""Of all users. None gets all of them."""
+"""Number of lifelines of all users together, where there are descriptors for as many. No user can take all of them."""
 MAX_UNGREETED = 64
-"""Connections that have not greeted; for a newer one goes the oldest of whoever has most."""
+"""Number of connections that have not greeted. A newer one replaces the oldest of the user who has the most of them."""
 MAX_QUEUED = 512
-"""Packets that a process has not read: the memory of 100,000 segments."""
+"""Packets that a process may leave unread: enough for the memory of 100,000 segments."""
 QUEUED_BYTES = 2 * MIB
-"""In them."""
+"""Bytes of packets that a process may leave unread."""
 ALL_QUEUED_BYTES = 64 * MIB
-"""Of all processes; those of no user get all of it."""
+"""Bytes of unread packets of all processes. The processes of one user cannot take all of it."""
 READ_S = 10.0
-"""Whoever has read nothing for so long is let go if others wait for descriptors."""
+"""Seconds without reading after which a process is disconnected, if others wait for descriptors."""
 ACCEPTS_AT_ONCE = 64
 PACKETS_AT_ONCE = 16
-"""Of one process, before the others have their turn."""
+"""Packets read from one process before the others have their turn."""
 
 
 class Watcher(Protocol):
-    """The event loop: what it waits for on behalf of others."""
+    """The event loop, as far as others ask it to wait for their files."""
 
     def watch(self, file: int, *, writes: bool, reads: bool = True) -> None:
-        """Readable, and with `writes` writable too; again for the same file: that from now on."""
+        """Waits until the file is readable, and with `writes` also until it is writable. A later call for the same file
+        replaces these conditions."""
         ...
 
     def unwatch(self, file: int) -> None:
-        """Does not wait for a file any more, if it did."""
+        """Stops waiting for a file, if it did."""
         ...
 
 
 class LifelineHandler(Protocol):
-    """Is told what comes over lifelines. May send to this and to other lifelines, and close them, meanwhile."""
+    """Handles what arrives over lifelines. While it is called, it may send to this and other lifelines, and close
+    them."""
 
     def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
-        """Hears a greeting. Takes the pidfd."""
+        """Handles a greeting. Takes the pidfd."""
         ...
 
     def wants_offer(self, lifeline: int, offer: Offer) -> bool:
-        """Says whether an offer is wanted; else its descriptors are not taken."""
+        """Returns whether an offer is wanted. If not, its descriptors are not received."""
         ...
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
-        """Hears an offer that is wanted, and takes its descriptors."""
+        """Handles an offer that is wanted, and takes its descriptors."""
         ...
 
     def on_holding(self, lifeline: int, holding: Holding) -> None: ...
@@ -87,7 +89,7 @@ class LifelineHandler(Protocol):
     def on_farewell(self, lifeline: int, farewell: Farewell) -> None: ...
 
     def on_end(self, lifeline: int) -> None:
-        """Hears that a lifeline has ended that has greeted: its process is gone, or was let go."""
+        """Handles the end of a lifeline that has greeted: its process is gone, or was disconnected."""
         ...
 
 
@@ -121,6 +123,7 @@ class Lifelines:
         self._watcher = watcher
         self._handler = handler
         self._boot_id = boot_id
+        self._processes = count_processes()
         self._last = 0
         self._queued: Counter[int] = Counter()
         """Bytes that processes have not read, by user."""
@@ -130,9 +133,11 @@ class Lifelines:
         self._users: Counter[int] = Counter()
         self._unread = UnreadDescriptors()
         self._waiting: dict[int, _Line] = {}
-        """Whose next packet has descriptors that cannot be sent for now."""
+        """Lifelines whose next packet has descriptors that cannot be sent for now."""
         self._is_full = False
-        """The listener is not watched: this process has no descriptor left."""
+        """Whether the listener is not watched, because no connection could be accepted. The next tick watches it."""
+        self._has_warned = False
+        """Whether the log says so already. A connection that is accepted resets this."""
         watcher.watch(listener.fileno(), writes=False)
 
     def __len__(self) -> int:
@@ -140,7 +145,7 @@ class Lifelines:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait for processes to read them, all together."""
+        """Number of bytes that wait for processes to read them, all together."""
         return self._queued.total()
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
@@ -181,13 +186,15 @@ class Lifelines:
         return True
 
     def end(self, lifeline: int) -> None:
-        """Lets a process go."""
+        """Closes a process's lifeline."""
         line = self._lines.get(lifeline)
         if line is not None:
             self._end(line)
 
     def tick(self, now_s: float) -> None:
-        """Is called now and then: what could not be sent is tried again."""
+        """Tries again to send what could not be sent, and disconnects a process that has not read its descriptors for
+        READ_S. Lets in processes again, if none could be let in. The event loop calls it periodically."""
+        self._listen_again()
         if not self._waiting:
             return
         for line in list(self._waiting.values()):
@@ -198,14 +205,14 @@ class Lifelines:
             self.end(silent)
 
     def stop_listening(self) -> None:
-        """Lets nobody new in; what is there stays. The listener's path is its owner's to close."""
+        """Accepts no more lifelines; those that are open stay open. The owner of the listener closes its path."""
         if self._listener.fileno() != -1:
             if not self._is_full:
                 self._watcher.unwatch(self._listener.fileno())
             self._listener.stop()
 
     def close(self) -> None:
-        """Lets all go. The handler is told of each."""
+        """Closes all lifelines. The handler is told of each that has greeted."""
         self.stop_listening()
         for line in list(self._lines.values()):
             self._end(line)
@@ -214,13 +221,16 @@ class Lifelines:
         try:
             connected = self._listener.accept()
         except OSError as fault:
-            # Who knocks would be told to us again and again. The next one that leaves makes room.
-            logger.warning("nobody new is let in until somebody leaves: %s", fault.strerror)
+            # The poller would report the waiting process again and again.
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("no process can be let in for now: %s", fault.strerror)
             self._watcher.unwatch(self._listener.fileno())
             self._is_full = True
             return False
         if connected is None:
             return False
+        self._has_warned = False
         end = PacketSocket(connected)
         try:
             credentials = end.credentials()
@@ -229,7 +239,8 @@ class Lifelines:
             return True
         self._last += 1
         line = _Line(self._last, end, credentials)
-        has_room = has_share(self._users[credentials.uid], total=len(self._lines), limit=MAX_LIFELINES)
+        limit = min(MAX_LIFELINES, self._processes)
+        has_room = has_share(self._users[credentials.uid], total=len(self._lines), limit=limit)
         if not has_room or is_of_reserve(end.fileno()):
             full = Error(code=ErrorCode.BUSY, message=f"greeting: there are {len(self._lines)} lifelines")
             with contextlib.suppress(PacketError):
@@ -264,13 +275,13 @@ class Lifelines:
                 self._serve(line, call, packet, pidfd)
 
     def _open_pidfd(self, line: _Line, call: Call | ProtocolFault) -> int | None:
-        """Of a process that greets, where the kernel can tell who it is."""
+        """Returns the pidfd of a process that greets, or None if the kernel cannot tell which process it is."""
         if isinstance(call, ProtocolFault) or not isinstance(call.message, Greeting):
             return None
         return line.end.open_pidfd() or _open_pidfd(line.credentials.pid)
 
     def _count_wanted(self, line: _Line, call: Call | ProtocolFault, pidfd: int | None) -> int:
-        """Returns how many descriptors of its packet are taken. What is not wanted never is."""
+        """Returns how many descriptors of its packet are received. Unwanted ones never are."""
         if isinstance(call, ProtocolFault):
             return 0
         if isinstance(call.message, Greeting):
@@ -305,7 +316,7 @@ class Lifelines:
             pidfd = sent.pop(0)
         close_all(sent)
         line.has_greeted = True
-        # All counts begin anew with a greeting.
+        # A greeting resets all counts.
         line.events = 0
         self._ungreeted.pop(line.number, None)
         self._handler.on_greeting(line.number, call, line.credentials, pidfd)
@@ -332,7 +343,7 @@ class Lifelines:
             self._watcher.watch(line.end.fileno(), writes=bool(line.queue) and line.number not in self._waiting)
 
     def _has_room(self, line: _Line, size_bytes: int) -> bool:
-        """Whether so much more may wait until the process reads it."""
+        """Whether so many more bytes may wait until the process reads them."""
         if line.queued_bytes + size_bytes > QUEUED_BYTES:
             return False
         total = self._queued.total() + size_bytes - 1
@@ -345,8 +356,8 @@ class Lifelines:
             del self._queued[line.uid]
 
     def _send_next(self, line: _Line) -> bool:
-        """Sends the line's next packet. False: it is to be tried again, when the line can be written to or, if it
-        waits, by the timer."""
+        """Sends the line's next packet. False: it has to be tried again, when the line can be written to or, if it is
+        in `_waiting`, by the timer."""
         data, descriptors = line.queue[0]
         may_send = not descriptors or self._unread.may_send(line.uid, len(descriptors))
         if not may_send or not line.end.send(data, descriptors):
@@ -374,18 +385,21 @@ class Lifelines:
         self._watcher.unwatch(line.end.fileno())
         line.end.close()
         line.close_owned(tuple(line.owned))
+        self._listen_again()
+        if line.has_greeted:
+            self._handler.on_end(line.number)
+
+    def _listen_again(self) -> None:
         if self._is_full and self._listener.fileno() != -1:
             self._is_full = False
             self._watcher.watch(self._listener.fileno(), writes=False)
-        if line.has_greeted:
-            self._handler.on_end(line.number)
 
     def _encode(self, message: ServerMessage, number: int) -> bytes:
         return CODEC.encode_answer(message, number=number, boot_id=self._boot_id, channel=Channel.LIFELINE)
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """The process has its lifeline open, so the number is still its own."""
+    """Opens a pidfd by number. The process has its lifeline open, so the number is still its own."""
     try:
         return os.pidfd_open(pid)
     except OSError:

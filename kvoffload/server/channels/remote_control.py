@@ -1,4 +1,4 @@
-"""The control channel over TCP: a ROUTER of its own, CurveZMQ keys, and who is known by them.
+"""The control channel over TCP: a ROUTER of its own, CurveZMQ keys, and the clients that are known by them.
 
 It has a ZeroMQ context, and so a thread, of its own: handshakes cost the engines of this machine no time. Everything is
 bounded: connections by the gate, a handshake by its deadline, frames by their size and number.
@@ -16,49 +16,42 @@ from zmq.utils import z85
 
 from kvoffload.errors import ConfigError, ProtocolError
 from kvoffload.server.channels.lifelines import Watcher
-from kvoffload.server.channels.tcp_gate import TcpGate
+from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_UNPROVEN, TcpGate
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.terms import RemoteTerms
+from kvoffload.server.sessions.terms import RemoteTerms
 
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 16 << 10
-"""An observer has little to say."""
+"""Size limit of a frame from a client, in bytes: an observer has little to say."""
 QUEUED_IN = 32
-"""Frames of one connection."""
+"""Number of frames of one connection that may wait to be received."""
 ANSWER_BYTES = 128 << 10
-"""Of a frame that is sent: an event has half of it."""
+"""Size limit of a frame to a client, in bytes. An event takes up to half of it."""
 UNREAD_BYTES = 16 << 20
-"""Of one connection, at most: ZeroMQ counts frames. With as many connections as the gate lets in, of one machine and of
-all, they have 256 MiB and 1 GiB unread."""
+"""The most bytes that one connection can leave unread; ZeroMQ counts frames. With as many connections as the gate lets
+in, one machine can leave 256 MiB unread, and all together 1 GiB."""
 QUEUED_OUT = UNREAD_BYTES // ANSWER_BYTES
 HEARTBEAT_MS, SILENCE_MS = 10_000, 30_000
 REQUESTS_AT_ONCE = 16
-"""Of keys to be looked up, before others have their turn."""
+"""Key look-ups that are answered before others have their turn."""
 DROPPED_AT_ONCE = 16
-"""Frames of whoever was let in and is nobody any more; others have their turn then."""
+"""Frames of connections whose key is no longer allowed that are dropped in one turn, before others have theirs."""
 
 _MARK = b"tcp".ljust(512, b"\0")
-"""Begins the keys of these connections. Those of the Unix socket are shorter."""
+"""Prefix of the names of TCP connections. The names of connections on the Unix socket are shorter."""
 _KEY_BYTES = 40
-_NO_KEY = bytes(_KEY_BYTES)
 
 
 class RemoteControl:
     """Belongs to the thread of the event loop."""
 
     def __init__(self, terms: RemoteTerms, path: Path, watcher: Watcher) -> None:
-        """Listens; `path` is a Unix socket between gate and ROUTER. ConfigError: the address is not to be had, or needs
-        keys."""
-        if terms.keys is None and not terms.address.is_loopback:
-            raise ConfigError(
-                f"{terms.address} can be reached from other machines, and there are no keys",
-                remedy="make some with `kvoffload keys new` and set key_file, or listen at 127.0.0.1",
-            )
+        """Listens; `path` is a Unix socket between gate and ROUTER. ConfigError: the address cannot be used."""
         self._terms = terms
         self._path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        # Who asks for a key to be looked up finds it before anybody can connect.
+        # ZeroMQ must find the look-up socket before the first client can connect.
         self._lookup = self._context.socket(zmq.REP)
         self._lookup.bind("inproc://zeromq.zap.01")
         self._router = self._context.socket(zmq.ROUTER)
@@ -83,26 +76,27 @@ class RemoteControl:
         return self._gate
 
     def is_remote(self, connection: bytes) -> bool:
-        """Says whether a connection is one of these."""
+        """Whether a connection came over TCP."""
         return connection.startswith(_MARK)
 
     def receive(self) -> tuple[bytes, Guest, bytes] | None:
-        """The next connection, who it is, and a frame; None: there is none, or not in this turn. A message of several
-        parts has no bytes."""
+        """Returns the next connection, its guest, and a frame. None: there is none, or not in this turn. A message of
+        several parts is returned as an empty frame."""
         for _ in range(DROPPED_AT_ONCE):
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
             key = self._find_key(parts[-1])
-            guest = self._terms.stranger if key is None else self._find_guest(key.decode())
+            guest = self._find_guest(key.decode())
             if guest is not None:
                 frame = parts[1].bytes if len(parts) == 2 else b""
-                return _MARK + (key or _NO_KEY) + parts[0].bytes, guest, frame
+                return _MARK + key + parts[0].bytes, guest, frame
         return None
 
     def _find_guest(self, key: str) -> Guest | None:
-        """Another thread may take it away between the two steps of `get`."""
+        """Returns the guest with this key, if there is one. Another thread may remove it between the two steps of
+        `get`."""
         try:
             return self._terms.guests.get(key)
         except KeyError:
@@ -141,6 +135,7 @@ class RemoteControl:
     def _bind(self) -> None:
         for option, value in (
             (zmq.LINGER, 0),
+            (zmq.BACKLOG, MAX_CONNECTIONS + MAX_UNPROVEN),
             (zmq.MAXMSGSIZE, FRAME_BYTES),
             (zmq.SNDHWM, QUEUED_OUT),
             (zmq.RCVHWM, QUEUED_IN),
@@ -151,13 +146,12 @@ class RemoteControl:
             (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),
         ):
             self._router.setsockopt(option, value)
-        if self._terms.keys is not None:
-            self._router.setsockopt(zmq.CURVE_SERVER, 1)
-            self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._terms.keys.public)
-            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._terms.keys.secret)
-            # Nobody is let in whose key was not looked up.
-            self._router.setsockopt(zmq.ZAP_DOMAIN, b"kvoffload")
-            self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._router.setsockopt(zmq.CURVE_SERVER, 1)
+        self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._terms.keys.public)
+        self._router.setsockopt(zmq.CURVE_SECRETKEY, self._terms.keys.secret)
+        # ZeroMQ must not let in a client whose key was not looked up.
+        self._router.setsockopt(zmq.ZAP_DOMAIN, b"kvoffload")
+        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         former = os.umask(0o177)
         try:
             self._router.bind(f"ipc://{self._path}")
@@ -168,10 +162,9 @@ class RemoteControl:
         finally:
             os.umask(former)
 
-    def _find_key(self, frame: zmq.Frame) -> bytes | None:
-        """Returns a client's key as our own look-up named it. None: there are no keys, and what a client says of itself
-        is not asked."""
-        return None if self._terms.keys is None else str(frame["User-Id"]).encode()
+    def _find_key(self, frame: zmq.Frame) -> bytes:
+        """Returns a client's key as our own look-up named it. What a client says about itself is not used."""
+        return str(frame["User-Id"]).encode()
 
     def _close_sockets(self) -> None:
         self._router.close(0)

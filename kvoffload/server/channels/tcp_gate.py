@@ -1,7 +1,11 @@
 """Lets a bounded number of TCP connections through to a Unix socket of this process.
 
 ZeroMQ accepts as many connections as there are descriptors, and would leave none for the engines of this machine. So it
-never sees more than pass here: bytes go both ways as they are, and whoever is let go at one side is at the other.
+only sees the connections that pass here: bytes go both ways unchanged, and when one side closes, the gate closes the
+other.
+
+Clients that have shown a key that is listed have places of their own. The others, of whom nothing is known, have other
+places, and give way to newcomers: so no number of connections without a key keeps out a client that has one.
 """
 
 from __future__ import annotations
@@ -15,28 +19,36 @@ from pathlib import Path
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
+from kvoffload.server.channels.curve_handshake import CurveHandshake
 from kvoffload.server.channels.lifelines import Watcher
+from kvoffload.tcp_peers import name_peer
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
-"""Beyond it newcomers are let go at once."""
+"""Number of connections that have shown a key. Further ones are closed when they have shown theirs."""
 MAX_OF_ONE_HOST = 16
-"""Likewise: one machine cannot keep out all others."""
+"""Number of them from one machine, so that it cannot keep out all others. Further ones are closed likewise."""
+MAX_UNPROVEN = 128
+"""Number of connections that have not shown a key yet. For one more, the oldest is closed of the user or address that
+has most of them."""
 ACCEPTS_AT_ONCE = 8
-"""Before others have their turn."""
+"""Connections accepted before others have their turn."""
 CHUNK_BYTES = 64 << 10
-"""What is read and not yet written of one direction; nothing more is read meanwhile."""
+"""Bytes read in one direction and not yet written. Until they are written, nothing more is read."""
 BACKLOG = 64
 
 
 @dataclass(eq=False)
 class _Passage:
-    """Joins two ends; `pending` is what is still to be written to each."""
+    """Joins two ends; `pending` has the bytes still to write to each."""
 
     host: str
+    peer: str
+    """Name by which it shares the places of those that have not shown a key."""
     outer: socket.socket
     inner: socket.socket
+    handshake: CurveHandshake = field(default_factory=CurveHandshake)
     pending: dict[socket.socket, bytes] = field(default_factory=dict)
 
     def find_other(self, end: socket.socket) -> socket.socket:
@@ -47,11 +59,14 @@ class TcpGate:
     """Belongs to the thread of the event loop, which calls `on_ready` for files that it was asked to watch."""
 
     def __init__(self, address: TcpAddress, inner: Path, watcher: Watcher) -> None:
-        """Listens at an address. ConfigError: nobody can listen there."""
+        """Listens at an address. ConfigError: the address cannot be used."""
         self._inner = inner
         self._watcher = watcher
         self._by_file: dict[int, tuple[_Passage, socket.socket]] = {}
         self._hosts: Counter[str] = Counter()
+        """Connections that have shown a key, by machine."""
+        self._unproven: dict[_Passage, None] = {}
+        """Those that have not, the oldest first."""
         self._listener = _listen(address)
         self.address = TcpAddress(address.host, self._listener.getsockname()[1])
         self._watcher.watch(self._listener.fileno(), writes=False)
@@ -62,12 +77,17 @@ class TcpGate:
 
     @property
     def hosts(self) -> int:
-        """How many machines the connections come from."""
+        """Number of machines from which clients have shown a key."""
         return len(self._hosts)
 
     @property
+    def unproven(self) -> int:
+        """Number of connections that have not shown a key."""
+        return len(self._unproven)
+
+    @property
     def pending_bytes(self) -> int:
-        """What was read and not yet written, of all connections."""
+        """Bytes read and not yet written, over all connections."""
         return sum(len(passage.pending[end]) for passage, end in self._by_file.values())
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
@@ -88,11 +108,12 @@ class TcpGate:
         except OSError:
             self._end(passage)
         else:
-            self._watch(passage)
+            if passage not in self._unproven or not passage.handshake.is_ready or self._prove(passage):
+                self._watch(passage)
         return True
 
     def tick(self) -> None:
-        """Is called now and then: there may be descriptors again."""
+        """Accepts connections again after descriptors ran out. The event loop calls it periodically."""
         self._watcher.watch(self._listener.fileno(), writes=False)
 
     def close(self) -> None:
@@ -109,25 +130,36 @@ class TcpGate:
         except (BlockingIOError, ConnectionError):
             return False
         except OSError as fault:
-            # Who knocks would be told to us again and again.
-            logger.warning("nobody is let in over TCP for a moment: %s", fault.strerror)
+            # The poller would report the waiting client again and again.
+            logger.warning("no connection over TCP is accepted for a moment: %s", fault.strerror)
             self._watcher.unwatch(self._listener.fileno())
             return False
-        if len(self) >= MAX_CONNECTIONS or self._hosts[host] >= MAX_OF_ONE_HOST:
-            outer.close()
-            return True
         try:
-            passage = _Passage(host, outer, self._connect())
+            passage = _Passage(host, name_peer(outer), outer, self._connect())
             outer.setblocking(False)
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             outer.close()
             return True
-        self._hosts[host] += 1
+        self._unproven[passage] = None
         for end in (passage.outer, passage.inner):
             passage.pending[end] = b""
             self._by_file[end.fileno()] = passage, end
         self._watch(passage)
+        if len(self._unproven) > MAX_UNPROVEN:
+            counts = Counter(one.peer for one in self._unproven)
+            most = max(counts.values())
+            self._end(next(one for one in self._unproven if counts[one.peer] == most))
+        return True
+
+    def _prove(self, passage: _Passage) -> bool:
+        """Gives a connection whose client has shown its key a place of those. False: there is none, and it is
+        closed."""
+        if self._hosts.total() >= MAX_CONNECTIONS or self._hosts[passage.host] >= MAX_OF_ONE_HOST:
+            self._end(passage)
+            return False
+        del self._unproven[passage]
+        self._hosts[passage.host] += 1
         return True
 
     def _connect(self) -> socket.socket:
@@ -149,16 +181,19 @@ class TcpGate:
             del self._by_file[end.fileno()]
             self._watcher.unwatch(end.fileno())
             end.close()
-        self._hosts[passage.host] -= 1
-        # A host that is gone costs nothing.
-        self._hosts += Counter()
+        if passage in self._unproven:
+            del self._unproven[passage]
+        else:
+            self._hosts[passage.host] -= 1
+            # A host that is gone costs nothing.
+            self._hosts += Counter()
 
 
 def _move(passage: _Passage, end: socket.socket) -> None:
-    """Reads from one end what the other is given. OSError: one of the two is gone."""
+    """Reads from one end and writes to the other. OSError: one of the two is gone."""
     other = passage.find_other(end)
     if passage.pending[other]:
-        # It was not waited for, so what was told is its end.
+        # Nothing was awaited from this end, so the event means that it has closed.
         raise ConnectionResetError
     try:
         chunk = end.recv(CHUNK_BYTES)
@@ -166,6 +201,8 @@ def _move(passage: _Passage, end: socket.socket) -> None:
         return
     if not chunk:
         raise ConnectionResetError
+    if end is passage.inner and not passage.handshake.is_ready:
+        passage.handshake.feed(chunk)
     passage.pending[other] = chunk
     _flush(passage, other)
 
@@ -197,5 +234,5 @@ def _listen(address: TcpAddress) -> socket.socket:
 
 def _refuse(address: TcpAddress, fault: OSError) -> ConfigError:
     return ConfigError(
-        f"nobody can listen at {address}: {fault.strerror}", remedy="choose another address of this machine, or port"
+        f"cannot listen at {address}: {fault.strerror}", remedy="choose another address of this machine, or port"
     )

@@ -1,4 +1,5 @@
-"""Descriptors that were sent to processes and not read: the kernel allows the server's user so many."""
+"""Descriptors that were sent to processes and have not been read: the kernel limits how many the server's user may
+have."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 
 from kvoffload.packets import PacketSocket
 from kvoffload.server.channels.open_files import count_allowed
-from kvoffload.server.shares import has_share
+from kvoffload.server.common.shares import has_share
 
 
 @dataclass(eq=False)
@@ -16,7 +17,7 @@ class _Unread:
     count: int
     left_bytes: int
     since_s: float | None = None
-    """When it was seen that nothing had been read; None: not yet."""
+    """Time at which the process was first seen not to have read anything, or None if it has not been."""
 
 
 class UnreadDescriptors:
@@ -46,12 +47,12 @@ class UnreadDescriptors:
         one.left_bytes = end.count_unread_bytes()
 
     def forget(self, line: int) -> None:
-        """It has ended, and the kernel let go of all."""
+        """Forgets a lifeline that has ended: the kernel has closed its descriptors."""
         self._by_line.pop(line, None)
 
     def find_silent(self, now_s: float, *, silence_s: float) -> int | None:
-        """A lifeline that has read nothing for so long, of the user who has most; to be asked again and again while
-        somebody waits. None: all read."""
+        """Returns a lifeline that has read nothing for `silence_s`, of the user who has the most unread descriptors;
+        None: there is none. The caller repeats the call as long as descriptors wait to be sent."""
         silent: list[tuple[int, int, int]] = []
         for line, one in list(self._by_line.items()):
             left_bytes = one.end.count_unread_bytes()

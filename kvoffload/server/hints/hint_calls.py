@@ -1,10 +1,11 @@
-"""What engines and operators ask for by hints, in all domains: who may, what is done, and what of it is told."""
+"""Serves the hints of engines and operators, in all domains: checks who may give them, acts on them, and answers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from kvoffload.cache import LocalCache
 from kvoffload.hash_rows import as_rows
@@ -22,26 +23,30 @@ from kvoffload.protocol import (
     ServerMessage,
 )
 from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
-from kvoffload.protocol.limits import ARRAY_ITEMS, NAME_BYTES
-from kvoffload.server.drain import check_stranger
+from kvoffload.protocol.limits import NAME_BYTES
+from kvoffload.server.common.refusal import refuse
+from kvoffload.server.common.steps import Find, Steps
 from kvoffload.server.hints.prefetches import UNUSED_S, Prefetched, Prefetches
 from kvoffload.server.hints.prefix_blocks import Prefix
-from kvoffload.server.hints.retentions import Caller, Key, Retention, Retentions, Wish
-from kvoffload.server.operators.counts import cut_text
-from kvoffload.server.refusal import refuse
+from kvoffload.server.hints.retentions import Caller, Held, Key, Retention, Retentions, Wish
 from kvoffload.server.sessions.domain import Domain
+from kvoffload.server.sessions.drain import check_stranger
 from kvoffload.server.sessions.session import Connection
-from kvoffload.server.terms import CoreTerms
+from kvoffload.server.sessions.terms import CoreTerms
+from kvoffload.server.sessions.tier_requests import TierRequests
+from kvoffload.server.tiering.counts import cut_text
 from kvoffload.server.tiering.looks import Found
-from kvoffload.server.tiering.requests import TierRequests
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.promotion_parts import AskedFor
+from kvoffload.server.tiering.seen import Seen, look_for, serve_in_parts
 from kvoffload.server.tiering.traffic import PREFETCH_WAIT_MS
 
 DEFAULT_TTL_MS = 600_000
 LOOK_S = 0.2
-"""For tiers that have to be asked what they have."""
+"""Seconds for which tiers are waited for that have to be asked what they have."""
 EVERY_S = 0.1
-"""Between two looks at what is over."""
+"""Seconds between two checks for retentions and prefetches that are over."""
+LISTED = 64
+"""Number of retained prefixes in one answer. Of each, the first blocks of all groups are looked up."""
 _SHOWN_DIGITS = 12
 
 _Tell = Callable[[Hinted], None]
@@ -49,34 +54,34 @@ _Tell = Callable[[Hinted], None]
 
 @dataclass(eq=False)
 class DomainHints:
-    """What is so with one domain's hints."""
+    """The state of one domain's hints."""
 
     done: Counter[str] = field(default_factory=Counter)
-    """Hints, by action and outcome."""
+    """Number of hints, by action and outcome."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """Of their prefixes, by what came of them."""
+    """Number of tokens of the hints' prefixes, by what came of them."""
 
     def __post_init__(self) -> None:
         self.retentions = Retentions(self.tokens)
         self.prefetches = Prefetches(self.tokens)
         self.coming: dict[Key, Wish] = {}
-        """Handed over to an engine, and not all here yet."""
+        """Prefixes that were handed over to an engine and have not come up completely."""
 
     def forget_spaces(self, name_spaces: Set[int]) -> None:
-        """Blocks of these identities are to go, or have gone."""
+        """Forgets all hints for these identities, whose blocks are about to go or have gone."""
         self.retentions.forget_spaces(name_spaces)
         self.prefetches.forget_spaces(name_spaces)
         self.coming = {key: wish for key, wish in self.coming.items() if key.name_space not in name_spaces}
 
     def note(self, action: HintAction, hinted: Hinted) -> Hinted:
-        """Counts what was done."""
+        """Counts a hint's outcome, and returns it."""
         self.done[f"{action.name}.{hinted.outcome.name}".lower()] += 1
         return hinted
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """One hint: of whom, and when."""
+    """One hint, with its caller and its time."""
 
     hints: DomainHints
     cache: LocalCache
@@ -86,15 +91,17 @@ class _Asked:
     now_s: float
 
     def read_prefix(self) -> Prefix:
-        number = self.message.name_space
-        space = TierSpace(
-            number=number, fingerprint=self.domain.fingerprints[number], geometry=self.domain.geometries[number]
-        )
-        return Prefix(space, self.message.chain, self.message.limit)
+        return Prefix(self.domain.find_space(self.message.name_space), self.message.chain, self.message.limit)
+
+    def look(self, prefix: Prefix) -> Steps[Seen]:
+        """Returns the steps that find what memory and tiers have of a prefix."""
+        if self.domain.traffic is None:
+            return look_for(self.cache, prefix.space, prefix.rows, {})
+        return self.domain.traffic.look_for(prefix.space, prefix.rows)
 
     @property
     def key(self) -> Key:
-        """Of its session."""
+        """Key of the retention of the session that the hint names."""
         caller = self.caller
         return Key(caller.owner, caller.tenant, self.message.name_space, self.message.session)
 
@@ -119,16 +126,32 @@ class HintCalls:
         self.by_domain = {name: DomainHints() for name in domains}
 
     def attach(self, domain: str, cache: LocalCache) -> None:
-        """The domain has its memory. Of adopted memory nothing is retained."""
+        """Connects a domain's memory. Adopted memory has no retentions."""
         self.by_domain[domain].retentions.attach(cache)
 
-    def serve(self, connection: Connection, call: Call, now_ns: int) -> ServerMessage | None:
-        """Returns the answer; None: it comes when the tiers have said what they have."""
-        message, domain = call.message, connection.session.domain
-        hints = self.by_domain[domain.name]
+    def serve(self, connection: Connection, call: Call, now_ns: int) -> ServerMessage | Find | None:
+        """Returns the answer, or a callable that finds it; None: it comes when the tiers have said what they have."""
+        message = call.message
+        hints = self.by_domain[connection.session.domain.name]
         if isinstance(message, ListRetained):
             return _list(hints.retentions, message, now_ns / 1e9)
         assert isinstance(message, Hint)
+        asked = self._read(connection, message, now_ns / 1e9)
+        if isinstance(asked, Error):
+            return asked
+
+        def tell(hinted: Hinted) -> None:
+            self._tiers.answer(connection.key, call.number, hints.note(message.action, hinted))
+
+        if message.action is HintAction.HAND_OVER:
+            return self._hand_over(asked, tell)
+        if message.action is HintAction.PREFETCH or (message.action is HintAction.RETAIN and message.chain):
+            return self._look(asked, asked.read_prefix(), tell)
+        return hints.note(message.action, _AT_ONCE[message.action](asked))
+
+    def _read(self, connection: Connection, message: Hint, now_s: float) -> _Asked | Error:
+        """Returns a hint with its caller, or a refusal."""
+        domain = connection.session.domain
         caller = self._find_caller(connection, message)
         if isinstance(caller, Error):
             return caller
@@ -137,21 +160,17 @@ class HintCalls:
         if not (message.chain or message.session) or (message.action is HintAction.HAND_OVER and not message.session):
             line = "a hint names a session, or a chain of blocks; one to hand over names the session"
             return refuse(message, ErrorCode.MALFORMED, line)
-        asked = _Asked(hints, domain.cache, domain, caller, message, now_ns / 1e9)
+        return _Asked(self.by_domain[domain.name], domain.cache, domain, caller, message, now_s)
 
-        def tell(hinted: Hinted) -> None:
-            self._tiers.answer(connection.key, call.number, hints.note(message.action, hinted))
-
-        if message.action is HintAction.PREFETCH:
-            self._prefetch(asked, asked.read_prefix(), tell)
-        elif message.action is HintAction.HAND_OVER:
-            self._hand_over(asked, tell)
-        else:
-            return hints.note(message.action, _AT_ONCE[message.action](asked))
-        return None
+    def _look(self, asked: _Asked, prefix: Prefix, tell: _Tell) -> ServerMessage | Find | None:
+        """Looks for a prefix that a hint wants prefetched or retained."""
+        if asked.message.action is HintAction.PREFETCH:
+            return serve_in_parts(asked.look(prefix), partial(self._prefetch, asked, prefix, tell), looks=prefix.looks)
+        holding = asked.hints.retentions.hold(prefix)
+        return serve_in_parts(holding, partial(_retain, asked, prefix), looks=prefix.looks)
 
     def advance(self, now_ns: int) -> None:
-        """To be called in every turn of the loop: ends what is over, and lets go where room is lacking."""
+        """Ends what is over, and lets go where room is lacking. The event loop calls it in every turn."""
         self._now_s = now_ns / 1e9
         if self._now_s < self._due_s:
             return
@@ -166,13 +185,14 @@ class HintCalls:
         self.by_domain[domain].forget_spaces(name_spaces)
 
     def let_all_go(self) -> None:
-        """The server takes nothing new, and is to end."""
+        """Lets go of everything, as the server takes no new work and will end."""
         for hints in self.by_domain.values():
             hints.coming.clear()
             hints.retentions.let_all_go()
 
     def _find_caller(self, connection: Connection, message: Hint) -> Caller | Error:
-        """Engines speak of their own blocks, for tenants that they may name; operators of all."""
+        """Returns the caller of a hint, or a refusal. Engines may speak of their own blocks, for tenants that they may
+        name; operators of all blocks."""
         session, registration = connection.session, connection.session.registration
         if registration is None or registration.name_space != message.name_space:
             refusal = check_stranger(self._terms, session, message)
@@ -185,77 +205,107 @@ class HintCalls:
         name = next((name for name, number in registration.tenants.items() if number == tenant), "")
         return Caller(session.owner, tenant, name, session.engine or session.owner)
 
-    def _hand_over(self, asked: _Asked, tell: _Tell) -> None:
-        hints, message, caller, wish = asked.hints, asked.message, asked.caller, asked.wish
+    def _hand_over(self, asked: _Asked, tell: _Tell) -> Find | None:
         found = _select_ones(asked)
-        held = found[0] if found else None
-        if held is not None:
-            ends_s = wish.ends_s if message.ttl_ms else held.ends_s
-            wish = replace(wish, priority=max(message.priority, held.priority), ends_s=ends_s)
-
-        def take_over() -> None:
-            if held is not None:
-                held.engine, held.priority, held.ends_s = caller.engine or held.engine, wish.priority, wish.ends_s
-
-        if found is None or not message.chain:
-            take_over()
-            tokens = 0 if held is None else held.blocks.tokens
-            tell(asked.tell_retained(HintOutcome.DONE if held else HintOutcome.NOTHING, tokens, wish.ends_s))
-            return
+        kept = found[0] if found else None
+        wish = asked.wish
+        if kept is not None:
+            ends_s = wish.ends_s if asked.message.ttl_ms else kept.ends_s
+            wish = replace(wish, priority=max(asked.message.priority, kept.priority), ends_s=ends_s)
+        if found is None or not asked.message.chain:
+            _take_over(kept, asked.caller, wish)
+            tokens = 0 if kept is None else kept.blocks.tokens
+            tell(asked.tell_retained(HintOutcome.DONE if kept else HintOutcome.NOTHING, tokens, wish.ends_s))
+            return None
         prefix = asked.read_prefix()
-        outcome, tokens = hints.retentions.retain(caller, prefix, wish)
+
+        def find() -> Steps[tuple[Held, Seen]]:
+            held = yield from holding
+            seen = yield from asked.look(prefix)
+            return held, seen
+
+        holding = asked.hints.retentions.hold(prefix)
+        conclude = partial(self._retain_or_prefetch, asked, prefix, wish=wish, kept=kept, tell=tell)
+        return serve_in_parts(find(), conclude, looks=prefix.looks)
+
+    def _retain_or_prefetch(
+        self,
+        asked: _Asked,
+        prefix: Prefix,
+        found: tuple[Held, Seen],
+        *,
+        wish: Wish,
+        kept: Retention | None,
+        tell: _Tell,
+    ) -> None:
+        """Retains a prefix that was handed over. What memory has not is prefetched first, and retained then."""
+        hints, message, caller = asked.hints, asked.message, asked.caller
+        held, seen = found
+        outcome, tokens = hints.retentions.retain(caller, prefix, held, wish)
         if outcome not in (HintOutcome.PARTLY, HintOutcome.NOTHING):
-            # What is refused changes nothing; and what is done has replaced it.
+            # A refusal changes nothing, and a success has already replaced the former retention.
             tell(asked.tell_retained(outcome, tokens, wish.ends_s))
             return
         hints.coming[asked.key] = wish
 
+        def retain(held: Held) -> None:
+            # It may have been released or handed over again in the meantime.
+            if hints.coming.get(asked.key) is not wish:
+                hints.retentions.give_back(held)
+                return
+            del hints.coming[asked.key]
+            outcome, _tokens = hints.retentions.retain(caller, prefix, held, wish)
+            if outcome in (HintOutcome.OVER_LIMIT, HintOutcome.NO_ROOM):
+                hints.note(message.action, Hinted(outcome=outcome))
+
         def end(_: Promoted) -> None:
-            # It may have been released meanwhile, or handed over once more.
             if hints.coming.get(asked.key) is wish:
-                del hints.coming[asked.key]
-                outcome, _tokens = hints.retentions.retain(caller, prefix, wish)
-                if outcome in (HintOutcome.OVER_LIMIT, HintOutcome.NO_ROOM):
-                    hints.note(message.action, Hinted(outcome=outcome))
+                find = serve_in_parts(hints.retentions.hold(prefix), retain, looks=prefix.looks)
+                if find is not None:
+                    self._tiers.find_later(message, find)
 
         def tell_both(hinted: Hinted) -> None:
             if hinted.outcome in (HintOutcome.DONE, HintOutcome.PARTLY):
-                take_over()
+                _take_over(kept, caller, wish)
             tell(asked.tell_retained(hinted.outcome, hinted.tokens, wish.ends_s))
 
-        self._prefetch(asked, prefix, tell_both, end)
+        self._prefetch(asked, prefix, tell_both, seen, end)
 
     def _prefetch(
-        self, asked: _Asked, prefix: Prefix, tell: _Tell, end: Callable[[Promoted], None] = lambda _: None
+        self,
+        asked: _Asked,
+        prefix: Prefix,
+        tell: _Tell,
+        seen: Seen,
+        end: Callable[[Promoted], None] = lambda _: None,
     ) -> None:
-        """Asks the tiers what they have of what memory lacks, and has it brought up. `end` hears when it is over."""
-        cache, chain = asked.cache, asked.domain.traffic
-        there = prefix.look_up(cache)
-        in_memory = prefix.find_reach(there)
+        """Asks the tiers which of the blocks that memory lacks they have, and has these brought up. `end` is called
+        when that is over."""
+        chain = asked.domain.traffic
+        in_memory = prefix.find_reach(seen.in_memory)
 
         def conclude(found: Sequence[Found | None]) -> None:
-            there = prefix.look_up(cache)
-            tell(self._bring(asked, prefix, there, [tier for tier in found if tier is not None], end))
+            tell(self._bring(asked, prefix, seen, [tier for tier in found if tier is not None], end))
 
         if chain is None or in_memory >= prefix.most:
             tell(Hinted(outcome=_judge(prefix, in_memory), tokens=in_memory))
             end(_NOTHING_CAME)
             return
-        lacking = [~known for known in there]
-        chain.find_places(prefix.space.number, prefix.rows, lacking, now_s=asked.now_s, wait_s=LOOK_S, then=conclude)
+        chain.find_places(prefix.space, prefix.rows, seen, now_s=asked.now_s, wait_s=LOOK_S, then=conclude)
 
     def _bring(
         self,
         asked: _Asked,
         prefix: Prefix,
-        there: Found,
+        seen: Seen,
         found: Sequence[Found],
         end: Callable[[Promoted], None],
     ) -> Hinted:
-        """Has brought up what the tiers have, as much as may come for somebody. What was begun."""
+        """Makes the tiers bring up their blocks, as much as this payer may have. Returns the answer to the hint."""
         cache, chain, prefetches = asked.cache, asked.domain.traffic, asked.hints.prefetches
         assert chain is not None
-        lacking, together = [~known for known in there], there
+        there = together = seen.in_memory
+        lacking = [~known for known in there]
         for tier in found:
             together = [known | more for known, more in zip(together, tier, strict=True)]
         in_memory, reach = prefix.find_reach(there), prefix.find_reach(together)
@@ -284,7 +334,9 @@ class HintCalls:
             end(promoted)
 
         message = Promote(name_space=prefix.space.number, chain=prefix.chain, limit=reach, wait_ms=PREFETCH_WAIT_MS)
-        chain.promote(message, now_s, over)
+        rows = prefix.space.chain_rows_of(prefix.chain, reach)
+        end_s = now_s + PREFETCH_WAIT_MS / 1000
+        chain.promote(AskedFor(message, prefix.space, rows, end_s, seen.cut(rows), asked.caller.owner), now_s, over)
         return Hinted(outcome=_judge(prefix, reach), tokens=reach)
 
 
@@ -293,14 +345,14 @@ _CAME = (PromotionOutcome.COMPLETE, PromotionOutcome.PARTLY)
 
 
 def _judge(prefix: Prefix, tokens: int) -> HintOutcome:
-    """Of all that was meant, whether it is there."""
+    """Returns whether all, some or none of the prefix that the hint means is there."""
     if not tokens:
         return HintOutcome.NOTHING
-    return HintOutcome.DONE if tokens >= prefix.most else HintOutcome.PARTLY
+    return HintOutcome.DONE if tokens >= prefix.most and not prefix.is_cut else HintOutcome.PARTLY
 
 
 def _select(asked: _Asked) -> list[Retention]:
-    """Whose a hint speaks of: a session's, or those that end within its chain."""
+    """Returns the retentions that a hint speaks of: those of its session, or those that end within its chain."""
     message = asked.message
     ends: set[bytes] = set()
     if not message.session:
@@ -310,16 +362,24 @@ def _select(asked: _Asked) -> list[Retention]:
 
 
 def _select_ones(asked: _Asked) -> list[Retention] | None:
-    """Says the same of one user and tenant; None: there are several of that name, and it is not said whose is meant."""
+    """Does the same for one user and tenant. None: several have a session of that name, and the hint does not say whose
+    is meant."""
     found = _select(asked)
     return None if len({one.key[:2] for one in found}) > 1 else found
 
 
-def _retain(asked: _Asked) -> Hinted:
-    if not asked.message.chain:
-        return _renew(asked, ends_s=asked.wish.ends_s)
-    outcome, tokens = asked.hints.retentions.retain(asked.caller, asked.read_prefix(), asked.wish)
-    return asked.tell_retained(outcome, tokens, asked.wish.ends_s)
+def _take_over(kept: Retention | None, caller: Caller, wish: Wish) -> None:
+    if kept is not None:
+        kept.engine, kept.priority, kept.ends_s = caller.engine or kept.engine, wish.priority, wish.ends_s
+
+
+def _retain(asked: _Asked, prefix: Prefix, held: Held) -> Hinted:
+    outcome, tokens = asked.hints.retentions.retain(asked.caller, prefix, held, asked.wish)
+    return asked.hints.note(HintAction.RETAIN, asked.tell_retained(outcome, tokens, asked.wish.ends_s))
+
+
+def _renew_retained(asked: _Asked) -> Hinted:
+    return _renew(asked, ends_s=asked.wish.ends_s)
 
 
 def _prioritise(asked: _Asked) -> Hinted:
@@ -327,7 +387,7 @@ def _prioritise(asked: _Asked) -> Hinted:
 
 
 def _renew(asked: _Asked, *, ends_s: float | None) -> Hinted:
-    """Those that are there go on, with another priority; and until then, if that is said."""
+    """Gives the retentions that the hint speaks of another priority, and the end `ends_s` if there is one."""
     found = _select_ones(asked) or []
     for one in found:
         one.priority, one.ends_s = asked.message.priority, one.ends_s if ends_s is None else ends_s
@@ -353,20 +413,20 @@ def _release(asked: _Asked) -> Hinted:
 
 
 _AT_ONCE: Mapping[HintAction, Callable[[_Asked], Hinted]] = {
-    HintAction.RETAIN: _retain,
+    HintAction.RETAIN: _renew_retained,
     HintAction.RELEASE: _release,
     HintAction.PRIORITISE: _prioritise,
 }
 
 
 def _list(retentions: Retentions, message: ListRetained, now_s: float) -> Retained:
-    """What is retained, with what gives way first coming first."""
+    """Lists the retained prefixes. The one that gives way first comes first."""
     every = list(retentions)
     return Retained(
         total=len(every),
         size_bytes=retentions.size_bytes,
         limit_bytes=retentions.limit_bytes,
-        prefixes=tuple(_describe(retentions, every[message.first : message.first + ARRAY_ITEMS], now_s)),
+        prefixes=tuple(_describe(retentions, every[message.first : message.first + LISTED], now_s)),
     )
 
 

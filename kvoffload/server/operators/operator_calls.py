@@ -1,11 +1,13 @@
-"""What operators and engines ask of the server itself: counts, explanations, and the few things that may be changed."""
+"""Serves requests of operators and engines about the server itself: counts, explanations, and the few things that may
+be changed."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
+from heapq import nlargest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,20 +34,24 @@ from kvoffload.protocol import (
     Stats,
     Timing,
 )
+from kvoffload.protocol.insight import TAG_BYTES
 from kvoffload.protocol.limits import MAX_MODELS, NAME_BYTES
+from kvoffload.protocol.opening import find_model
 from kvoffload.server.channels.express_channels import ExpressChannels
+from kvoffload.server.common.refusal import refuse
+from kvoffload.server.common.steps import Find, FoundLater, Steps, run_steps, take_parts
 from kvoffload.server.hints.hint_calls import DomainHints
-from kvoffload.server.operators.counts import cut_text, describe_counts
-from kvoffload.server.operators.prompt_ledger import NOT_ASKED, FoundBlock, OnPrompt, PromptLedger, find_block
-from kvoffload.server.outbox import FoundLater
-from kvoffload.server.refusal import refuse
+from kvoffload.server.operators.prompt_ledger import FoundPrompts, OnPrompt, PromptLedger, find_prompts
 from kvoffload.server.sessions.domain import Domain
-from kvoffload.server.sessions.session import Connection
+from kvoffload.server.sessions.session import Connection, EngineSession
+from kvoffload.server.tiering.counts import cut_text, describe_counts
 
 logger = logging.getLogger(__name__)
 
+AT_ONCE_TAGS = 4096
+"""Number of tags of one message that are counted on the core's thread. More go to the thread for long calls."""
 
-_Answer: TypeAlias = ServerMessage | Callable[[], FoundLater]
+_Answer: TypeAlias = ServerMessage | Find
 
 
 class OperatorCalls:
@@ -55,27 +61,31 @@ class OperatorCalls:
         self,
         domains: Mapping[str, Domain],
         *,
-        tell_cleared: Callable[[str, int], None],
+        tell_cleared: Callable[[str, Set[int]], None],
         hints: Mapping[str, DomainHints],
+        is_operator: Callable[[EngineSession], bool],
         express: ExpressChannels | None = None,
         on_prompt: OnPrompt | None = None,
     ) -> None:
-        """`tell_cleared` hears of each namespace of a domain whose blocks are about to be forgotten, `on_prompt` of all
-        that engines ask for. `hints` has what hints have done, by domain."""
+        """`tell_cleared` is called with the namespaces of a domain whose blocks are about to be forgotten, and
+        `on_prompt` with all that engines ask for. `hints` has what hints have done, by domain. `is_operator` says
+        whether a session is an operator's by its user or key."""
+        self._is_operator = is_operator
         self._tell_cleared = tell_cleared
         self._hints = hints
         self._express = express
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
-        self._errors: Counter[ErrorCode] = Counter()
+        self._errors: dict[str, Counter[int]] = {name: Counter() for name in (*domains, "")}
+        """Errors by domain. Those for processes that belong to no domain, as far as is known, are under ""."""
         self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], _Answer]] = {
             **dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve),
             ListAgentSessions: self._list_agents,
         }
 
-    def note_answer(self, answer: object) -> None:
-        """Counts those that are errors."""
+    def note_answer(self, answer: object, session: EngineSession | None = None) -> None:
+        """Counts an answer if it is an error, for the domain of the session that gets it, if there is one."""
         if isinstance(answer, Error):
-            self._errors[answer.code] += 1
+            self._errors["" if session is None else session.domain.name][answer.code] += 1
 
     def _serve(self, connection: Connection, message: ClientMessage) -> _Answer:
         domain = connection.session.domain
@@ -87,7 +97,9 @@ class OperatorCalls:
             case Explain():
                 return self._explain(domain.cache, connection, message.queries)
             case Inspect():
-                return self._inspect(domain)
+                # Times of calls are counted for all domains together.
+                is_told = len(self._ledgers) == 1 or self._is_operator(connection.session)
+                return self._inspect(domain, tells_all=is_told)
             case Clear() | SetQuota():
                 return self._change(domain, domain.cache, message)
         return refuse(message, ErrorCode.UNKNOWN_OPERATION, "is not served here")
@@ -97,33 +109,31 @@ class OperatorCalls:
         return self._ledgers[connection.session.domain.name].agents.list_from(message.first)
 
     def _explain(self, cache: LocalCache, connection: Connection, queries: Sequence[Query]) -> _Answer:
-        """What left the memory, and when, is looked for on another thread, as those that write may be waited for."""
+        """Another thread looks up which blocks left the memory and when, as it may have to wait for threads that
+        write. It also counts different blocks if there are many."""
         session, registration = connection.session, connection.registration
         ledger = self._ledgers[session.domain.name]
-        is_asked = [ledger.asks_memory(registration, query) for query in queries]
+        asks = [ledger.asks_memory(registration, query) for query in queries]
 
-        def conclude(found: Sequence[FoundBlock]) -> ServerMessage:
-            taken = (ledger.take(registration, *one, owner=session.owner) for one in zip(queries, found, strict=True))
-            return Explained(answers=tuple(taken))
+        def conclude(found: FoundPrompts) -> ServerMessage:
+            return Explained(answers=tuple(ledger.take(registration, queries, found, owner=session.owner)))
 
-        def look() -> FoundLater:
-            found = [
-                find_block(cache, registration.name_space, query) if asks else NOT_ASKED
-                for query, asks in zip(queries, is_asked, strict=True)
-            ]
+        def look() -> Steps[FoundLater]:
+            found = yield from steps
             return partial(conclude, found)
 
-        return look if any(is_asked) else conclude([NOT_ASKED] * len(queries))
+        steps = find_prompts(cache, registration.name_space, queries, asks)
+        is_long = any(asks) or sum(len(query.tags) for query in queries) > AT_ONCE_TAGS * TAG_BYTES
+        return take_parts(look()) if is_long else conclude(run_steps(steps))
 
     def _change(self, domain: Domain, cache: LocalCache, message: Clear | SetQuota) -> _Answer:
         return self._clear(domain, cache) if isinstance(message, Clear) else self._set_quota(domain, message)
 
     def _clear(self, domain: Domain, cache: LocalCache) -> _Answer:
-        """Subscribers are told first: what is stored meanwhile they hear of later. What was retained meanwhile is
-        let go at the end."""
+        """Clears a domain's memory. Subscribers are told first, and hear of blocks that are stored meanwhile later.
+        Prefixes that are retained meanwhile are let go at the end."""
         name_spaces, hints = list(domain.fingerprints), self._hints[domain.name]
-        for name_space in name_spaces:
-            self._tell_cleared(domain.name, name_space)
+        self._tell_cleared(domain.name, set(name_spaces))
 
         def conclude(blocks: int) -> ServerMessage:
             hints.forget_spaces(set(name_spaces))
@@ -146,13 +156,13 @@ class OperatorCalls:
         logger.warning("an operator set the quota of tenant %r to %d bytes", message.tenant, message.quota_bytes)
         return Done()
 
-    def _inspect(self, domain: Domain) -> Insight:
+    def _inspect(self, domain: Domain, *, tells_all: bool) -> Insight:
         ledger = self._ledgers[domain.name]
         counts, hints = ledger.counts, self._hints[domain.name]
         return Insight(
             outcomes=_name(ledger.tokens),
-            errors=_name(self._count_errors()),
-            timings=tuple(self._describe_times(domain)),
+            errors=_name(self._count_errors([*self._errors] if tells_all else [domain.name])),
+            timings=tuple(self._describe_times(domain, tells_calls=tells_all)),
             asked_blocks=counts.asked_blocks,
             distinct_blocks=counts.distinct_blocks,
             saved_us=counts.saved_us,
@@ -166,14 +176,17 @@ class OperatorCalls:
             **_describe_curve(domain),
         )
 
-    def _count_errors(self) -> dict[str, int]:
-        refused = {} if self._express is None else self._express.refusals()
-        counts = self._errors + Counter({ErrorCode(code): count for code, count in refused.items()})
-        return {code.name.lower(): count for code, count in counts.items()}
+    def _count_errors(self, domains: Iterable[str]) -> dict[str, int]:
+        counts: Counter[int] = Counter()
+        for name in domains:
+            counts += self._errors[name]
+            counts += Counter({} if self._express is None else self._express.refusals(name))
+        return {ErrorCode(code).name.lower(): count for code, count in counts.items()}
 
-    def _describe_times(self, domain: Domain) -> Iterator[Timing]:
+    def _describe_times(self, domain: Domain, *, tells_calls: bool) -> Iterator[Timing]:
         assert domain.cache is not None
-        for call, (buckets, sum_ns) in ({} if self._express is None else self._express.call_times()).items():
+        calls = {} if self._express is None or not tells_calls else self._express.call_times()
+        for call, (buckets, sum_ns) in calls.items():
             yield _time("call", call, buckets, sum_ns)
         residence = domain.cache.stats.residence
         yield _time("residence", "", residence.counts, residence.sum_s * 1_000_000_000)
@@ -186,25 +199,22 @@ def _clear_one(cache: LocalCache, name_space: int) -> int:
     try:
         return cache.clear(name_space)
     except ValueError:
-        # It was forgotten meanwhile, and had no blocks.
+        # The namespace was forgotten meanwhile, and had no blocks.
         return 0
 
 
 def _describe_models(domain: Domain) -> tuple[ModelUse, ...]:
-    """Those that use most."""
+    """Returns the identities that use the most memory, at most MAX_MODELS."""
     assert domain.cache is not None
-    used_by = domain.cache.stats.used_by
-    rows = []
-    for name_space, fingerprint in domain.fingerprints.items():
-        register = domain.registers.get(fingerprint)
-        named = () if register is None else register.identity
-        name = next((part.value for part in named if part.name == "model"), "")
-        used_bytes = used_by.get(name_space, 0)
-        rows.append(
-            ModelUse(name=cut_text(name, NAME_BYTES), fingerprint=fingerprint.hex()[:12], used_bytes=used_bytes)
-        )
-    rows.sort(key=lambda row: row.used_bytes, reverse=True)
-    return tuple(rows[:MAX_MODELS])
+    used_by = domain.cache.used_by_each()
+    largest = nlargest(MAX_MODELS, domain.fingerprints.items(), key=lambda one: used_by.get(one[0], 0))
+    return tuple(_describe_model(domain, fingerprint, used_by.get(number, 0)) for number, fingerprint in largest)
+
+
+def _describe_model(domain: Domain, fingerprint: bytes, used_bytes: int) -> ModelUse:
+    register = domain.registers.get(fingerprint)
+    name = find_model(() if register is None else register.identity)
+    return ModelUse(name=cut_text(name, NAME_BYTES), fingerprint=fingerprint.hex()[:12], used_bytes=used_bytes)
 
 
 def _describe_speeds(domain: Domain) -> Iterator[NamedCount]:

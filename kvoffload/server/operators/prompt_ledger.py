@@ -1,29 +1,36 @@
-"""What became of the prompts that a domain's engines asked about, and why of what was missing."""
+"""Counts what became of the prompts that a domain's engines asked about, and explains why blocks were missing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
 from kvoffload.cache import Departed, Leaving, LocalCache
 from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register, Reuse
 from kvoffload.protocol.fields import U64_MAX
+from kvoffload.protocol.insight import TAG_BYTES
 from kvoffload.protocol.limits import LINE_BYTES
+from kvoffload.server.common.steps import Steps
 from kvoffload.server.operators.agent_ledger import AgentLedger
-from kvoffload.server.operators.counts import cut_text
 from kvoffload.server.operators.distinct_blocks import DistinctBlocks
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Registration
+from kvoffload.server.tiering.counts import cut_text
 
+PART_TAGS = 1024
+"""Number of tags of a prompt above which counting them is a part of the work by itself."""
 STORED_SLACK_S = 2
-"""A block that has been there for no longer may have been stored by the very prompt that lacked it."""
+"""Seconds. A block that has been there for no longer may have been stored by the very prompt that lacked it."""
 MAX_LOOKED_AT = 16
-"""Other identities, the latest ones, in which a missing block is looked for."""
+"""Number of other identities, the latest ones, in which a missing block is looked for."""
 _OF_NAMES = frozenset({"hash_seed", "hash_algorithm", "salt"})
-"""Whoever differs in these gives the same tokens other names."""
+"""Parts of an identity that decide how tokens are named. Engines that differ in them give the same tokens other
+names."""
 _LEFT = {
     Leaving.EVICTED: Miss.EVICTED,
     Leaving.UNTRUSTED: Miss.UNTRUSTED,
@@ -33,7 +40,7 @@ _LEFT = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """What was counted since the ledger was begun."""
+    """Counts since the ledger was begun."""
 
     asked_blocks: int
     distinct_blocks: int
@@ -42,7 +49,7 @@ class _Counts:
 
 @dataclass(frozen=True)
 class FoundBlock:
-    """What memory remembers of a block."""
+    """A block's history as memory remembers it: when it was stored, and how it left."""
 
     stored_s: int | None = None
     departed: Departed | None = None
@@ -51,15 +58,38 @@ class FoundBlock:
 NOT_ASKED = FoundBlock()
 
 
-def find_block(cache: LocalCache, name_space: int, query: Query) -> FoundBlock:
-    """Returns what memory remembers of the missing block, on whatever thread."""
+@dataclass(frozen=True, eq=False)
+class FoundPrompts:
+    """Facts about the prompts of one message."""
+
+    blocks: Sequence[FoundBlock]
+    """The history of the missing block of each."""
+    distinct: DistinctBlocks
+    """All blocks that were asked for."""
+
+
+def find_prompts(
+    cache: LocalCache, name_space: int, queries: Sequence[Query], asks: Sequence[bool]
+) -> Steps[FoundPrompts]:
+    """Finds what the ledger needs to know, of those missing blocks that memory is asked about. From any thread."""
+    distinct, found = DistinctBlocks(), list[FoundBlock]()
+    for query, is_asked in zip(queries, asks, strict=True):
+        if query.tags:
+            distinct.add(np.frombuffer(query.tags, "<u8"), space=name_space)
+        found.append(_find_block(cache, name_space, query) if is_asked else NOT_ASKED)
+        if len(query.tags) > PART_TAGS * TAG_BYTES:
+            yield
+    return FoundPrompts(found, distinct)
+
+
+def _find_block(cache: LocalCache, name_space: int, query: Query) -> FoundBlock:
     (stored_s,) = cache.find_stored(name_space, query.group, query.missing)
     (departed,) = cache.find_departed(name_space, query.group, query.missing)
     return FoundBlock(stored_s, departed)
 
 
 OnPrompt = Callable[[int, int, int, bytes], None]
-"""Namespace, tokens of a block, tokens that were asked for, and tags of their blocks."""
+"""Called with a namespace, the tokens of a block, the tokens that were asked for, and tags of their blocks."""
 
 
 class PromptLedger:
@@ -72,7 +102,7 @@ class PromptLedger:
         self._asked_blocks = 0
         self._saved_us = 0
         self.tokens: Counter[str] = Counter()
-        """By outcome: `hit_memory`, `hit_lower`, or why they were computed."""
+        """Number of tokens by outcome: `hit_memory`, `hit_lower`, or why they were computed."""
         self.agents = AgentLedger()
 
     @property
@@ -80,31 +110,42 @@ class PromptLedger:
         return _Counts(asked_blocks=self._asked_blocks, distinct_blocks=self._distinct.count, saved_us=self._saved_us)
 
     def asks_memory(self, registration: Registration, query: Query) -> bool:
-        """Says whether it is `find_block` that says why."""
+        """Whether `find_block` has to find out why the prompt's block is missing."""
         is_known = query.group < len(registration.register.groups)
         return query.miss is Miss.NEVER_SEEN and bool(query.missing) and self._domain.cache is not None and is_known
 
-    def take(self, registration: Registration, query: Query, found: FoundBlock, *, owner: str = "") -> Explanation:
-        """Counts what became of a prompt, and says why of what is missing; by what was found, where that says so."""
-        tags = np.frombuffer(query.tags, "<u8")
-        if len(tags):
-            self._distinct.add(tags, space=registration.name_space)
-            self._asked_blocks += len(tags)
+    def take(
+        self, registration: Registration, queries: Sequence[Query], found: FoundPrompts, *, owner: str = ""
+    ) -> list[Explanation]:
+        """Counts what became of prompts, and returns why a block of each is missing: by what was found, if that tells,
+        else as the engine says."""
+        self._distinct.merge(found.distinct)
+        others = _Others(self._domain, registration)
+        return [
+            self._take(registration, query, block, others, owner=owner)
+            for query, block in zip(queries, found.blocks, strict=True)
+        ]
+
+    def _take(
+        self, registration: Registration, query: Query, found: FoundBlock, others: _Others, *, owner: str
+    ) -> Explanation:
+        if query.tags:
+            self._asked_blocks += len(query.tags) // TAG_BYTES
             if self._on_prompt is not None:
                 register = registration.register
                 self._on_prompt(registration.name_space, register.hash_block_size, query.asked, query.tags)
-        # Engines say what they like, and it has to fit an answer.
+        # Engines may send any number, and it has to fit an answer.
         self._saved_us = min(self._saved_us + query.saved_us, U64_MAX)
         if query.session:
             self.agents.take(query, f"tenant {registration.tenant}" if registration.tenant else owner)
-        explanation = self._explain(registration, query, found)
+        explanation = self._explain(registration, query, found, others)
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower
         self.tokens["hit_lower"] += lower
         self.tokens[explanation.miss.name.lower()] += max(query.asked - query.promised, 0)
         return explanation
 
-    def _explain(self, registration: Registration, query: Query, found: FoundBlock) -> Explanation:
+    def _explain(self, registration: Registration, query: Query, found: FoundBlock, others: _Others) -> Explanation:
         if not self.asks_memory(registration, query):
             return Explanation(miss=query.miss)
         if found.stored_s is not None and found.stored_s > query.age_ms / 1000 + STORED_SLACK_S:
@@ -114,31 +155,45 @@ class PromptLedger:
             return Explanation(
                 miss=_LEFT[departed.why], seconds_ago=departed.seconds_ago, missing_bytes=departed.missing_bytes
             )
-        return self._look_elsewhere(registration, query)
+        return others.look(query)
 
-    def _look_elsewhere(self, registration: Registration, query: Query) -> Explanation:
-        """Looks for a block in what other engines have stored. Names only: nobody is given what is there."""
+
+class _Others:
+    """The latest other identities of a domain, as one engine's message compares them with its own."""
+
+    def __init__(self, domain: Domain, registration: Registration) -> None:
+        self._domain = domain
+        self._registration = registration
+
+    def look(self, query: Query) -> Explanation:
+        """Looks for a block among those that other engines have stored. It compares names only, and hands out no
+        contents."""
         cache = self._domain.cache
         assert cache is not None
         perhaps = ""
-        others = [one for one in reversed(self._domain.fingerprints.items()) if one[0] != registration.name_space]
-        for name_space, fingerprint in others[:MAX_LOOKED_AT]:
-            register = self._domain.registers.get(fingerprint)
-            if register is None:
-                continue
-            differing = find_differences(registration.register, register)
+        for name_space, group, differing in self._compared:
             if set(differing) <= _OF_NAMES:
                 perhaps = perhaps or f"{', '.join(differing)} (the same tokens have other names there)"
-                continue
-            prefixes = [at for at, group in enumerate(register.groups) if group.reuse is Reuse.PREFIX]
-            if cache.lookup(name_space, prefixes[0] if prefixes else 0, query.missing).all():
+            elif cache.lookup(name_space, group, query.missing).all():
                 differs = cut_text(", ".join(differing), LINE_BYTES)
                 return Explanation(miss=Miss.OTHER_IDENTITY, differs=differs)
         return Explanation(miss=Miss.NEVER_SEEN, differs=perhaps)
 
+    @cached_property
+    def _compared(self) -> list[tuple[int, int, list[str]]]:
+        """The namespace of each, the number of its first group that keeps prefixes, and in what it differs."""
+        domain, compared = self._domain, []
+        others = (one for one in reversed(domain.fingerprints.items()) if one[0] != self._registration.name_space)
+        for name_space, fingerprint in islice(others, MAX_LOOKED_AT):
+            register = domain.registers.get(fingerprint)
+            if register is not None:
+                group = next((at for at, one in enumerate(register.groups) if one.reuse is Reuse.PREFIX), 0)
+                compared.append((name_space, group, find_differences(self._registration.register, register)))
+        return compared
+
 
 def find_differences(ours: Register, theirs: Register) -> list[str]:
-    """Names of what two identities differ in, as far as both were told; never values."""
+    """Returns the names of the parts in which two identities differ, as far as both were told; never their values."""
     differing = {name for name in ("hash_algorithm", "hash_seed", "hash_block_size") if _differ(ours, theirs, name)}
     parts, other_parts = _parts(ours.identity), _parts(theirs.identity)
     differing |= {name for name in parts.keys() & other_parts.keys() if parts[name] != other_parts[name]}

@@ -1,4 +1,4 @@
-"""What the server's log warns of, for the logs of its engines: who looks after an engine seldom reads the server's."""
+"""Sends warnings of the server's log to its engines' logs, as operators of an engine seldom read the server's log."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from datetime import timedelta
 
 from kvoffload.protocol import Warned
 from kvoffload.protocol.limits import LINE_BYTES
-from kvoffload.server.operators.counts import cut_text
-from kvoffload.server.outbox import ToLifeline
+from kvoffload.server.sessions.outbox import ToLifeline
 from kvoffload.server.sessions.session import EngineSession
+from kvoffload.server.tiering.counts import cut_text
 
 KEPT = 32
-"""The last warnings, for engines that come after them. More in a tick are in the server's log alone."""
+"""Number of the latest warnings that are kept, for engines that come after them. When one tick has more, the others are
+in the server's log alone."""
 OLD_S = 10.0
-"""A warning that is older is told with its age: what it warns of may be over."""
+"""Seconds after which a warning is sent with its age, as its cause may be over."""
 WHAT_SERVES = ("kvoffload.server", "kvoffload.peers", "kvoffload.cache", "kvoffload.tiers")
-"""Loggers of the rooms that a server consists of."""
+"""Loggers of the packages that a server consists of."""
 
 
 class WarningFeed(logging.Handler):
@@ -28,11 +29,11 @@ class WarningFeed(logging.Handler):
         super().__init__(logging.WARNING)
         self._clock = clock
         self._lines: deque[tuple[float, str]] = deque(maxlen=KEPT)
-        """Each behind the time at which it was logged."""
+        """Pairs of the time at which a warning was logged and its text."""
         self._count = 0
 
     def start(self) -> None:
-        """Listens from here on."""
+        """Begins to collect warnings."""
         for name in WHAT_SERVES:
             logging.getLogger(name).addHandler(self)
 
@@ -41,7 +42,7 @@ class WarningFeed(logging.Handler):
             logging.getLogger(name).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps it as one line. `handle` holds the handler's lock."""
+        """Keeps a warning as one line. `handle` holds the handler's lock."""
         line = record.getMessage()
         fault = record.exc_info[1] if record.exc_info else None
         if fault is not None:
@@ -51,8 +52,8 @@ class WarningFeed(logging.Handler):
         self._count += 1
 
     def tell(self, sessions: Iterable[EngineSession], *, only_users: frozenset[int] | None) -> list[ToLifeline]:
-        """What each process that wants to hear of warnings has not been told yet. `only_users`: nobody else is told;
-        None: everybody is."""
+        """Returns the warnings to send to each process that wants them and has not been told them yet. `only_users`:
+        only processes of these users are told; None: those of all users."""
         with self.lock:  # type: ignore[union-attr]
             lines, count = list(self._lines), self._count
         sent: list[ToLifeline] = []

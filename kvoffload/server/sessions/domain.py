@@ -18,8 +18,9 @@ from kvoffload.protocol import (
     ServerTerms,
     agree_version,
 )
-from kvoffload.server.refusal import refuse
+from kvoffload.server.common.refusal import refuse
 from kvoffload.server.tiering.chain import TierChain
+from kvoffload.server.tiering.terms import TierSpace
 
 _RULES = {
     Reuse.PREFIX: ReuseRule.PREFIX,
@@ -32,13 +33,14 @@ _RULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TenantTerms:
-    """Whose blocks they are. Users of several tenants name one when they register; the first is theirs otherwise."""
+    """A tenant, to whom blocks belong. A user of several tenants names one when it registers, and belongs to the first
+    otherwise."""
 
     name: str
     quota_bytes: int = 0
-    """0: no share of its own."""
+    """Bytes of the pool that it keeps when the pool is full; 0: it has no share of its own."""
     uids: frozenset[int] | None = None
-    """None: everyone of the domain."""
+    """Users that may name this tenant, or None for all of the domain."""
 
     def admits(self, uid: int) -> bool:
         return self.uids is None or uid in self.uids
@@ -50,15 +52,23 @@ class DomainTerms:
 
     name: str
     uids: frozenset[int] | None = None
-    """None: whoever can open the socket."""
+    """Users of the domain, or None for all users who can open the socket."""
     tenants: tuple[TenantTerms, ...] = ()
     held_limit_bytes: int = NO_LIMIT
-    """Of each session, in leases and reservations."""
+    """Bytes that each session may hold in leases and reservations."""
+    is_shared: bool = False
+    """Whether several users may use the domain, so that each has a share of what leases and reservations take."""
     memory_bytes: int = 0
-    """An old server's memory of another size is not adopted; 0: of any size."""
+    """Size that an old server's memory must have to be adopted; 0: any size."""
 
     def admits(self, uid: int) -> bool:
         return self.uids is None or uid in self.uids
+
+
+def note_sharing(domains: Iterable[DomainTerms], socket_mode: int) -> tuple[DomainTerms, ...]:
+    """Notes which domains several users may use, of a server whose socket has this mode."""
+    is_open = bool(socket_mode & 0o077)
+    return tuple(replace(one, is_shared=is_open and (one.uids is None or len(one.uids) > 1)) for one in domains)
 
 
 class Domain:
@@ -69,22 +79,22 @@ class Domain:
         without = {"promote"} if traffic is None else set()
         self.handshake = replace(handshake, domain=terms.name, capabilities=handshake.capabilities - without)
         self.traffic = traffic
-        """With the tiers below its memory, if there are any."""
+        """Traffic with the tiers below the domain's memory, or None if there are none."""
         self.cache: LocalCache | None = None
         self.adopted_boot_id = 0
         self.registers: dict[bytes, Register] = {}
-        """Accepted ones by fingerprint."""
+        """Accepted registrations by fingerprint."""
         self.fingerprints: dict[int, bytes] = {}
-        """By namespace."""
+        """Fingerprints by namespace."""
         self.brought: dict[int, int] = {}
-        """Whose engines were the first to name it, by namespace."""
+        """Users whose engines were the first to name an identity, by namespace."""
         self.geometries: dict[int, CacheGeometry] = {}
         self.sizes: Counter[int] = Counter()
-        """How many identities have records of a size."""
+        """Number of identities that have records of a size, by size."""
         self.user_sizes: dict[int, Counter[int]] = {}
-        """The same by whose engines brought them."""
+        """The same for the identities that engines of one user brought, by user."""
         self.used_last: dict[int, None] = {}
-        """Namespaces, the one that nobody has registered for longest first."""
+        """Namespaces in the order of their last use. The one that no session has registered for longest comes first."""
         self._tenants: dict[str, int] = {}
 
     @property
@@ -100,7 +110,7 @@ class Domain:
         self.adopted_boot_id = adopted_boot_id
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry, uid: int | None) -> None:
-        """An identity is known; of this user's engines, if they brought it."""
+        """Notes an identity. `uid`: the user whose engine named it, or None for a peer."""
         if name_space not in self.fingerprints:
             self.sizes.update(sizes_of(geometry))
             if uid is not None:
@@ -110,13 +120,18 @@ class Domain:
         self.geometries[name_space] = geometry
         self.note_use(name_space)
 
+    def find_space(self, name_space: int) -> TierSpace:
+        """Returns what is known of an identity. KeyError: nothing is."""
+        geometry = self.geometries[name_space]
+        return TierSpace(number=name_space, fingerprint=self.fingerprints[name_space], geometry=geometry)
+
     def note_use(self, name_space: int) -> None:
-        """A session has registered it, now or still."""
+        """Notes that a session has registered the identity, now or still."""
         self.used_last.pop(name_space, None)
         self.used_last[name_space] = None
 
     def forget(self, name_space: int) -> bytes:
-        """Nobody knows this identity any more; which one it was."""
+        """Forgets an identity that no engine uses any more. Returns its fingerprint."""
         fingerprint = self.fingerprints.pop(name_space)
         sizes = sizes_of(self.geometries.pop(name_space))
         self.registers.pop(fingerprint, None)
@@ -130,11 +145,11 @@ class Domain:
         return fingerprint
 
     def list_tenants(self, uid: int) -> dict[str, int]:
-        """Those that this user may name, in their order."""
+        """Returns the tenants that this user may name, in the order of the configuration."""
         return {tenant.name: self._tenants[tenant.name] for tenant in self.terms.tenants if tenant.admits(uid)}
 
     def choose_tenant(self, message: Register, uid: int) -> int | Error:
-        """Returns whose quota pays; 0: nobody's."""
+        """Returns the tenant whose quota pays; 0: none."""
         allowed = self.list_tenants(uid)
         if not message.tenant:
             return next(iter(allowed.values()), 0)
@@ -144,7 +159,7 @@ class Domain:
 
 
 def sizes_of(geometry: CacheGeometry) -> set[int]:
-    """Of a block's records of each group, all shards together."""
+    """Returns the sizes of a block's records of each group, all shards together."""
     return {group.record_bytes * group.shards for group in geometry.groups}
 
 
@@ -156,7 +171,7 @@ def _take_one(counts: Counter[int], sizes: Iterable[int]) -> None:
 
 
 def choose_domain(domains: Mapping[str, Domain], greeting: Greeting, uid: int) -> Domain | Error:
-    """The one that is named, or else the first that this user may use."""
+    """Returns the domain that the greeting names, or else the first that this user may use."""
     allowed = [domain for domain in domains.values() if domain.terms.admits(uid)]
     named = domains.get(greeting.domain)
     if not allowed or (named is not None and named not in allowed):
@@ -169,7 +184,7 @@ def choose_domain(domains: Mapping[str, Domain], greeting: Greeting, uid: int) -
 
 
 def read_geometry(message: Register | Introduce) -> CacheGeometry:
-    """What the cache is told of an identity's groups."""
+    """Returns an identity's groups as the cache needs them."""
     return CacheGeometry(hash_block_size=message.hash_block_size, groups=tuple(_read_groups(message)))
 
 

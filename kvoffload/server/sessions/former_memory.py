@@ -7,12 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from kvoffload.protocol import Holding, Retire, Role
-from kvoffload.server.outbox import ToLifeline
+from kvoffload.server.sessions.outbox import ToLifeline
 from kvoffload.server.sessions.session import EngineSession
 
 
 def hear_holding(session: EngineSession, lifeline: int, message: Holding) -> list[ToLifeline]:
-    """Hears what a process of the session has now. Returns who is asked to let go of what."""
+    """Notes which memories a process of the session has now. Returns the requests to send to processes that should let
+    go of some."""
     process = session.processes[lifeline]
     process.former = {one.memory: one.size_bytes for one in message.memories}
     # It may have heard this while it could not act on it.
@@ -21,7 +22,8 @@ def hear_holding(session: EngineSession, lifeline: int, message: Holding) -> lis
 
 
 def count_former(sessions: Iterable[EngineSession], domain: str, own: int) -> int:
-    """Bytes of what a domain's processes have, each memory once. `own`: the domain's present one, which is none."""
+    """Returns the bytes of former memories that a domain's processes have, each memory counted once. `own`: the
+    domain's present memory, which is not counted."""
     found: dict[int, int] = {}
     for session in sessions:
         if session.domain.name == domain:

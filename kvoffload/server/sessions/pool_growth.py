@@ -1,4 +1,4 @@
-"""A pool's way to its full size, beside what it serves."""
+"""Grows a pool to its full size while it serves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvoffload.units import describe_size
 logger = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""After a shortage: what others had may have been given back."""
+"""Seconds until the next attempt after a shortage: other processes may have freed memory."""
 
 
 class PoolGrowth:
-    """One thread runs it; `stop` and `close` belong to whoever made it. A shortage ends nothing: the pool is smaller
+    """Grows on a thread of its own; `stop` and `close` are for the owner. A shortage is no fault: the pool is smaller
     for as long as it lasts."""
 
     def __init__(self, cache: LocalCache, *, name: str = "", step_bytes: int = 0, retry_s: float = RETRY_S) -> None:
@@ -28,28 +28,41 @@ class PoolGrowth:
         self._former_bytes = 0
         self._changed = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvoffload-growth", daemon=True)
+        self._thread: threading.Thread | None = None
+        self._has_warned = False
 
     def start(self) -> None:
-        self._thread.start()
+        """Starts the thread if it has not been started and growing was not stopped. Without a thread the pool stays as
+        it is, and the next call tries again."""
+        if self._thread is not None or self._stopped.is_set():
+            return
+        thread = threading.Thread(target=self._run, name="kvoffload-growth", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as fault:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("%s stays smaller for now, %s: %s", self._label, self._describe(), fault)
+            return
+        self._thread = thread
 
     def stop(self) -> None:
-        """Nothing more is taken from here on but the parts of a step that threads are at."""
+        """Takes no more memory, except for those parts of the present step that threads are working on."""
         self._stopped.set()
         self._changed.set()
         self._cache.stop_growing()
 
     def limit(self, former_bytes: int) -> None:
-        """Engines still have so much of former servers' memory: together with it the pool has no more than it is to
-        have in the end. From any thread."""
+        """Notes how much of former servers' memory engines still have. Together with it the pool does not exceed its
+        full size. From any thread."""
         if former_bytes != self._former_bytes:
             self._former_bytes = former_bytes
             self._changed.set()
 
     def close(self) -> None:
-        """Stops, and waits for that."""
+        """Stops, and waits until the thread has ended."""
         self.stop()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
@@ -63,7 +76,7 @@ class PoolGrowth:
             try:
                 is_growing = self._cache.grow()
             except CacheMemoryError as fault:
-                # Told once: others' memory may come and go for hours.
+                # Logged once: other processes' memory may come and go for hours.
                 level = logging.DEBUG if is_short else logging.WARNING
                 logger.log(level, "%s stays smaller for now, %s: %s", self._label, self._describe(), fault)
                 is_short = True
@@ -78,7 +91,8 @@ class PoolGrowth:
             logger.info("%s is all there: %s", self._label, describe_size(capacity_bytes))
 
     def _await_release(self) -> None:
-        """Until the next step has room beside what engines have of former servers, or growing was stopped."""
+        """Waits until the next step has room in addition to what engines have of former servers, or growing was
+        stopped."""
         is_told = False
         while not self._stopped.is_set():
             self._changed.clear()

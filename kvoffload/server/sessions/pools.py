@@ -1,11 +1,11 @@
-"""The domains' memories: begun beside the loop, or adopted from an old server, and grown while they serve."""
+"""The domains' memories: begun on another thread or adopted from an old server, and grown while they serve."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import MappingProxyType
 
 from kvoffload import native
@@ -13,6 +13,7 @@ from kvoffload.cache import CacheFiles, CacheOwner, CacheTerms, LocalCache
 from kvoffload.errors import CacheMemoryError
 from kvoffload.packets import close_all
 from kvoffload.protocol import AdoptVerdict
+from kvoffload.server.common.worker_thread import start_worker
 from kvoffload.server.sessions.pool_growth import PoolGrowth
 
 logger = logging.getLogger(__name__)
@@ -27,13 +28,14 @@ class Pools:
         owners: Mapping[str, CacheOwner] = MappingProxyType({}),
         tenants: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
     ) -> None:
-        """Takes by domain: its memory, whose that is, and the quotas of those who share it."""
+        """Takes by domain the terms of its memory, its owner, and the quotas of its tenants. Starts the thread that
+        takes memory; ConfigError: it cannot be started."""
         self.caches: dict[str, LocalCache] = {}
         self._wanted = wanted
         self._owners = owners
         self._tenants = tenants
         self._taking: dict[str, Future[LocalCache]] = {}
-        self._pool = ThreadPoolExecutor(1, "kvoffload-memory")
+        self._pool = start_worker("kvoffload-memory")
         self._growths: dict[str, PoolGrowth] = {}
         self._former_bytes: dict[str, int] = {}
 
@@ -44,7 +46,8 @@ class Pools:
                 self._taking[name] = self._pool.submit(LocalCache.begin, terms, self._owner_of(name))
 
     def take_ready(self) -> list[str]:
-        """Domains whose first memory has come; it grows from now on. CacheMemoryError: there is none."""
+        """Returns domains whose first memory has come, and starts to grow it. CacheMemoryError: it could not be
+        taken."""
         ready = []
         for name, taking in list(self._taking.items()):
             if not taking.done():
@@ -59,7 +62,7 @@ class Pools:
         return ready
 
     def adopt(self, domain: str, files: list[int], former_boot_id: int) -> AdoptVerdict | None:
-        """Adopts a memory. None: it is the domain's from here on; else why not. Takes the descriptors."""
+        """Adopts a memory. Returns None if it is the domain's from here on, else why not. Takes the descriptors."""
         lock, index, *segments = files
         try:
             verdict = AdoptVerdict.OWNER_LIVES if native.find_lock_owner(lock) else None
@@ -89,13 +92,19 @@ class Pools:
         return 0 if cache is None else os.fstat(cache.files.index).st_ino
 
     def limit(self, domain: str, former_bytes: int) -> None:
-        """So much less than all of the domain's memory is taken for now: its engines still have it of former ones."""
+        """Takes `former_bytes` less than the domain's full size for now, because its engines still have so much memory
+        of former servers."""
         self._former_bytes[domain] = former_bytes
         if domain in self._growths:
             self._growths[domain].limit(former_bytes)
 
+    def tick(self) -> None:
+        """Starts the growth of pools that could not get a thread for it before. To be called now and then."""
+        for growth in self._growths.values():
+            growth.start()
+
     def stop_growing(self) -> None:
-        """Stops growing: what there is by now is enough."""
+        """Stops the growth of all pools. They keep the memory that they have by now."""
         for growth in self._growths.values():
             growth.stop()
 
@@ -109,7 +118,7 @@ class Pools:
                 taking.result().close()
 
     def close(self) -> None:
-        """Memory stays for as long as engines have it mapped."""
+        """Closes all memories. They stay for as long as engines have them mapped."""
         for cache in self.caches.values():
             cache.close()
 
@@ -119,7 +128,7 @@ class Pools:
     def _keep(self, domain: str, cache: LocalCache) -> None:
         self.caches[domain] = cache
         for name, quota_bytes in self._tenants.get(domain, {}).items():
-            # While nobody else is there to be waited for.
+            # No other thread or process writes to the memory yet, so this does not wait for one.
             cache.open_tenant(name, quota_bytes=quota_bytes)
         growth = PoolGrowth(cache, name=domain, step_bytes=self._wanted[domain].step_bytes)
         growth.limit(self._former_bytes.get(domain, 0))

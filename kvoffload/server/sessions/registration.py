@@ -1,4 +1,4 @@
-"""How an engine says what its blocks are."""
+"""Registers the identities of engines' blocks, and forgets those that are not used any more."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from dataclasses import dataclass, replace
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register, Registered, advance
-from kvoffload.server.event_feed import Space
-from kvoffload.server.outbox import OpenExpress
-from kvoffload.server.refusal import refuse
+from kvoffload.server.common.refusal import refuse
 from kvoffload.server.sessions.domain import Domain, read_geometry, sizes_of
+from kvoffload.server.sessions.event_feed import Space
+from kvoffload.server.sessions.outbox import OpenExpress
 from kvoffload.server.sessions.session import Connection, EngineSession, Registration
-from kvoffload.server.terms import ServerLimits
+from kvoffload.server.sessions.terms import ServerLimits
 from kvoffload.types import Fingerprint
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 256
-"""Of so many identities one gives way at a time, the one that nobody has registered for longest."""
+"""Divisor of a limit on identities: one of so many gives way at a time, those that no session has registered for
+longest."""
 _TRIES = 4
-"""At others, where blocks of those that were chosen are leased or on their way."""
+"""Attempts, each with other identities if blocks of the chosen ones are leased or on their way."""
 
 OnForgotten = Callable[[str, Mapping[int, bytes]], None]
-"""Hears of a domain's forgotten identities: its name, and fingerprints by namespace."""
+"""Called with a domain's forgotten identities: its name, and fingerprints by namespace."""
 
 OnEvict = Callable[[str, Set[int]], None]
-"""Hears of a domain's identities before their blocks are evicted."""
+"""Called with a domain's identities before their blocks are evicted."""
 
 
 class Identities:
-    """Those of all domains. Belongs to the thread of the server's core.
+    """The identities of all domains. Belongs to the thread of the server's core.
 
-    An identity is known as long as it has blocks or slots in memory, a session that registered it is there, open or
-    quarantined, a tier has something to do for it, or a request of a peer goes on with it. Others are forgotten once
-    their places are wanted, and their numbers are nobody's from then on. Where all have blocks, those give way with
-    them that nobody has registered for longest.
+    An identity is known as long as it has blocks or slots in memory, a session that registered it is open or
+    quarantined, a tier has something to do for it, or a request of a peer is using it. Others are forgotten once their
+    places are wanted, and their numbers then name nothing. If all have blocks, those that no session has registered for
+    longest give way, with their blocks.
     """
 
     def __init__(
@@ -48,15 +49,15 @@ class Identities:
         *,
         on_evict: OnEvict = lambda *_: None,
     ) -> None:
-        """Takes its limits. `sessions` gives all that there are at the moment, whenever it is gone through."""
+        """Takes its limits. Iterating over `sessions` yields all sessions of that moment, each time."""
         self._limits = limits
         self._sessions = sessions
         self._on_forgotten = on_forgotten
         self._on_evict = on_evict
 
     def register(self, connection: Connection, message: Register) -> Registered | Error:
-        """The namespace of the session's blocks, the same for all its processes. A refusal changes nothing but what is
-        forgotten, and who has given way."""
+        """Returns the namespace of the session's blocks, the same for all its processes. A refusal may have made others
+        be forgotten or give way, and changes nothing else."""
         session, domain = connection.session, connection.session.domain
         if session.is_observer:
             return refuse(message, ErrorCode.NOT_ALLOWED, "an observer has no blocks")
@@ -82,8 +83,8 @@ class Identities:
         )
 
     def open(self, domain: Domain, message: Register | Introduce, *, uid: int | None = None) -> int | Error:
-        """The number of an identity, known or new, for engines of this user; None: for a peer. A refusal changes
-        nothing but what is forgotten, and who has given way."""
+        """Returns the number of an identity, known or new, for engines of this user; `uid` is None for a peer. A
+        refusal may have made others be forgotten or give way, and changes nothing else."""
         geometry = read_geometry(message)
         is_known = message.fingerprint in domain.fingerprints.values()
         refusal = None if is_known else self._make_place(domain, message, geometry, uid)
@@ -91,7 +92,7 @@ class Identities:
             return refusal
         name_space = _open(domain, message, geometry)
         if isinstance(name_space, Error) and name_space.code is ErrorCode.BUSY:
-            # Adopted memory has identities that nobody has named to this server.
+            # Adopted memory has identities that no engine has named to this server.
             self._forget(domain)
             name_space = _open(domain, message, geometry)
             if isinstance(name_space, Error) and name_space.code is ErrorCode.BUSY:
@@ -106,7 +107,7 @@ class Identities:
         return name_space
 
     def tick(self) -> None:
-        """Is called now and then: whose identity is in use now is used last."""
+        """Notes that the identities of present sessions are in use. The event loop calls it periodically."""
         for session in self._sessions:
             if session.registration is not None:
                 session.domain.note_use(session.registration.name_space)
@@ -114,8 +115,9 @@ class Identities:
     def _make_place(
         self, domain: Domain, message: Register | Introduce, geometry: CacheGeometry, uid: int | None
     ) -> Error | None:
-        """Makes place for another identity. At a bound those go that nobody knows; and then those give way, with their
-        blocks, that nobody has registered for longest: of this user's at the user's bound, else of all."""
+        """Makes place for another identity. At a bound, unused identities are forgotten first. Then those that no
+        session has registered for longest give way, with their blocks: at a user's bound those of this user, else those
+        of all."""
         if _find_lack(domain, self._limits, geometry, uid) is None:
             return None
         self._forget(domain)
@@ -132,7 +134,7 @@ class Identities:
         return None if lack is None else refuse(message, ErrorCode.BUSY, lack.line)
 
     def _list_idle(self, domain: Domain, lack: _Lack, tried: Set[int]) -> list[int]:
-        """Those that no session has registered, the one that was registered last coming last."""
+        """Returns identities that no session has registered, in the order of their last use."""
         spared = self._list_registered(domain) | tried
         return [
             number
@@ -145,7 +147,8 @@ class Identities:
         return {one.name_space for one in registrations if one is not None}
 
     def _evict(self, domain: Domain, name_spaces: Sequence[int]) -> bool:
-        """Their blocks, and those that have none then are forgotten. False: another thread has to end it first."""
+        """Evicts the blocks of these identities, and forgets those that have none then. False: another thread has to
+        finish first."""
         assert domain.cache is not None
         if domain.cache.is_evicting:
             return False
@@ -157,9 +160,9 @@ class Identities:
         return True
 
     def _forget(self, domain: Domain) -> None:
-        """Forgets the identities that nobody knows any more."""
+        """Forgets the identities that no session, block or tier uses any more."""
         assert domain.cache is not None
-        unknown = domain.fingerprints.keys() - self._list_registered(domain) - domain.cache.stats.used_by.keys()
+        unknown = domain.fingerprints.keys() - self._list_registered(domain) - domain.cache.used_by_each().keys()
         if domain.traffic is not None:
             unknown = domain.traffic.forget_spaces(unknown)
         forgotten = set(domain.cache.forget_namespaces(domain.fingerprints.keys() - unknown))
@@ -170,7 +173,8 @@ class Identities:
 
 
 def open_express(session: EngineSession) -> list[OpenExpress]:
-    """For those of its processes that want one and have none, once all of it is known."""
+    """Returns express channels to open for those of the session's processes that want one and have none, once the
+    session has registered and has memory."""
     registration, cache_session = session.registration, session.cache_session
     if registration is None or cache_session is None:
         return []
@@ -190,7 +194,7 @@ def open_express(session: EngineSession) -> list[OpenExpress]:
 
 
 def _compare(connection: Connection, message: Register) -> Agreement | Error:
-    """With what this session said before, or else anybody with this fingerprint."""
+    """Compares a registration with the session's former one, or else with that of any engine with this fingerprint."""
     domain, before = connection.session.domain, connection.session.registration
     known = before.register if before is not None else domain.registers.get(message.fingerprint)
     if before is None and known is not None:
@@ -201,14 +205,14 @@ def _compare(connection: Connection, message: Register) -> Agreement | Error:
 
 @dataclass(frozen=True)
 class _Lack:
-    """Of what there is too much for one identity more."""
+    """The bound that leaves no place for one more identity."""
 
     line: str
     limit: int
     uid: int | None = None
-    """Of this user alone; None: of the domain."""
+    """The user whose bound it is; None: it is the domain's."""
     sizes: int = 0
-    """Record sizes that have to go; 0: identities do."""
+    """Number of record sizes that have to go; 0: identities have to go."""
 
 
 def _find_lack(domain: Domain, limits: ServerLimits, geometry: CacheGeometry, uid: int | None) -> _Lack | None:
@@ -233,7 +237,7 @@ def _count_sizes(known: Mapping[int, int], more: Set[int]) -> int:
 
 
 def _choose_victims(domain: Domain, lack: _Lack, idle: Sequence[int]) -> Sequence[int]:
-    """Chooses some at once: to look for their blocks is to look at all blocks that there are."""
+    """Chooses several at once, because finding their blocks takes a look at all blocks in memory."""
     least = max(lack.limit // _AT_ONCE, 1)
     left = Counter(domain.sizes if lack.uid is None else domain.user_sizes[lack.uid])
     gone = 0
@@ -247,9 +251,9 @@ def _choose_victims(domain: Domain, lack: _Lack, idle: Sequence[int]) -> Sequenc
 
 
 def _list_unnamed(domain: Domain) -> list[int]:
-    """Identities of adopted memory that nobody has named to this server, and that have blocks."""
+    """Returns the identities of adopted memory that have blocks and that no engine has named to this server."""
     assert domain.cache is not None
-    return [number for number in domain.cache.stats.used_by if number not in domain.fingerprints]
+    return [number for number in domain.cache.used_by_each() if number not in domain.fingerprints]
 
 
 def _teach_tiers(domain: Domain, name_space: int) -> None:

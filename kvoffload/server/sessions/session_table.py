@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from kvoffload.cache import LocalCache, SessionId
 from kvoffload.packets import ReceivedDescriptor
 from kvoffload.protocol import Agreement, Error, ErrorCode, Greeting, InboundSequence, Role
-from kvoffload.server.refusal import refuse
+from kvoffload.server.common.refusal import refuse
+from kvoffload.server.common.shares import has_shares
 from kvoffload.server.sessions.domain import Domain, choose_domain
 from kvoffload.server.sessions.session import (
     CACHE_SESSION_BITS,
@@ -24,8 +25,7 @@ from kvoffload.server.sessions.session import (
     Peer,
     Process,
 )
-from kvoffload.server.shares import has_shares
-from kvoffload.server.terms import ServerLimits
+from kvoffload.server.sessions.terms import ServerLimits
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class SessionTable:
         draw: Callable[[], int],
         on_disconnect: Callable[[bytes], None],
     ) -> None:
-        """`draw` gives random numbers of 32 bits. `on_disconnect` hears of every control connection that ends."""
+        """`draw` returns random numbers of 32 bits. `on_disconnect` is called for every control connection that
+        ends."""
         self._domains = domains
         self._boot_id = boot_id
         self._limits = limits
@@ -54,14 +55,14 @@ class SessionTable:
         self._on_disconnect = on_disconnect
         self._by_number: dict[int, EngineSession] = {}
         self._by_engine: dict[tuple[str, int, str], EngineSession] = {}
-        """Open ones."""
+        """Open sessions by their engine's key."""
         self._by_lifeline: dict[int, EngineSession] = {}
         self._by_connection: dict[bytes, Connection] = {}
         self._guests: dict[bytes, EngineSession] = {}
-        """By connection; the one that was silent longest comes first."""
+        """Sessions of guests by connection. The one that was silent longest comes first."""
 
     def __iter__(self) -> Iterator[EngineSession]:
-        """Open and quarantined ones."""
+        """Yields open and quarantined sessions."""
         return iter(self._by_number.values())
 
     def __len__(self) -> int:
@@ -82,9 +83,10 @@ class SessionTable:
         *,
         may_open: bool = True,
     ) -> tuple[EngineSession, bool] | Error:
-        """The session that the process belongs to now, and whether it goes on with what it held. Takes the pidfd.
+        """Returns the session that the process belongs to now, and whether it goes on with what it held. Takes the
+        pidfd.
 
-        Unless it `may_open` one, it is refused with DRAINING where there is none for it.
+        Without `may_open`, a process for which there is no session is refused with DRAINING.
         """
         try:
             found = self._admit(lifeline, greeting, peer, pidfd, may_open)
@@ -98,14 +100,14 @@ class SessionTable:
         return found
 
     def hear_guest(self, key: bytes) -> EngineSession | None:
-        """The session of a connection over TCP, which is not silent."""
+        """Returns the session of a connection over TCP, if it has one, and notes that the connection is not silent."""
         session = self._guests.pop(key, None)
         if session is not None:
             self._guests[key] = session
         return session
 
     def open_guest(self, key: bytes, guest: Guest) -> EngineSession | None:
-        """A session for a connection that has none, until that is closed. None: there are too many sessions."""
+        """Opens a session for a connection that has none, until that is closed. None: there are too many sessions."""
         assert key not in self._guests
         if len(self._guests) >= self._limits.guests:
             self._drop(next(iter(self._guests.values())))
@@ -119,13 +121,14 @@ class SessionTable:
         return session
 
     def may_connect(self, key: bytes, session: EngineSession, uid: int | None) -> bool:
-        """Whether a connection of this user may speak for the session. None: there is one domain, its users are one."""
+        """Whether a connection of this user may speak for the session. `uid` is None if there is only one domain, where
+        users are not told apart."""
         if session.guest is not None:
             return self._guests.get(key) is session
         return uid is None or uid == session.uid
 
     def close_lifeline(self, lifeline: int) -> None:
-        """The process is gone; with the last one the session is quarantined."""
+        """Notes that the process is gone. With its last process the session is quarantined."""
         session = self._by_lifeline.pop(lifeline, None)
         if session is None:
             return
@@ -137,7 +140,8 @@ class SessionTable:
         self.quarantine(session)
 
     def quarantine(self, session: EngineSession) -> None:
-        """It gets nothing new from here on, and its control connections end. One that can hold nothing is gone."""
+        """Quarantines a session: it gets nothing new from here on, and its control connections end. A session that can
+        hold nothing is removed."""
         session.is_open = False
         if self._by_engine.get(session.key) is session:
             del self._by_engine[session.key]
@@ -147,7 +151,7 @@ class SessionTable:
             self._drop(session)
 
     def reclaim(self) -> int:
-        """Takes back what sessions held whose processes have all exited; how many there were."""
+        """Takes back what sessions held whose processes have all exited. Returns how many such sessions there were."""
         count = 0
         for domain in self._domains.values():
             ended = domain.cache.reclaim_ended() if domain.cache is not None else 0
@@ -157,13 +161,14 @@ class SessionTable:
         return count
 
     def attach(self, domain: Domain) -> list[Process]:
-        """The domain has its memory: sessions that came earlier get theirs of it. All processes that wait for it."""
+        """Opens cache sessions for the sessions that came before the domain's memory. Returns all processes that wait
+        for it."""
         waiting = [session for session in self if session.domain is domain and not session.is_observer]
         for session in waiting:
             try:
                 self._open_in_cache(session)
             except RuntimeError as fault:
-                # Of adopted memory others may have all places. Its engine comes again.
+                # In adopted memory other sessions may have all places. The engine connects again.
                 logger.warning("session %x ends: the memory has no place for it: %s", session.number, fault)
                 self.quarantine(session)
                 continue
@@ -174,8 +179,8 @@ class SessionTable:
         return [process for session in waiting if session.is_open for process in session.processes.values()]
 
     def connect(self, key: bytes, session: EngineSession, agreed: Agreement) -> Connection:
-        """Connects after an accepted hello: all counts begin anew. At the bound the connection that was silent longest
-        goes."""
+        """Opens a connection after an accepted hello, with all counts at their beginning. At the bound the session's
+        connection that was silent longest is closed."""
         self._disconnect(key)
         if len(session.connections) >= self._limits.session_connections:
             self.close_connection(next(iter(session.connections)))
@@ -187,7 +192,7 @@ class SessionTable:
     def find_connection(self, key: bytes) -> Connection | None:
         connection = self._by_connection.get(key)
         if connection is not None:
-            # It is not silent: to the end of the line.
+            # The connection is not silent, so it moves to the end of the line.
             connections = connection.session.connections
             if len(connections) > 1:
                 connections[key] = connections.pop(key)
@@ -256,9 +261,8 @@ class SessionTable:
         return None
 
     def _take_spent(self, domain: Domain, peer: Peer) -> SessionId | None:
-        """What the cache calls a session that was this process's alone, is over and holds nothing. It is gone: the
-        process has another one from here on, and may greet as often as it likes.
-        """
+        """Returns the cache's number of a session that only this process had, that is over, and that holds nothing. The
+        session is removed: the process gets another one with this number, and so may greet as often as it likes."""
         for session in list(self):
             is_its_own = session.domain is domain and session.uid == peer.uid and session.only_pid == peer.pid != 0
             number = session.cache_session
@@ -270,12 +274,12 @@ class SessionTable:
         return None
 
     def _find_to_join(self, domain: Domain, greeting: Greeting, uid: int) -> EngineSession | None:
-        """The engine's open session, or the quarantined one that it names."""
+        """Returns the engine's open session, or the quarantined one that it names."""
         if greeting.role is Role.OBSERVER:
             return None
         current = self._by_engine.get((domain.name, uid, greeting.engine))
         if current is not None:
-            # Of an engine that has just died the lifelines may be open still; it is not to be joined.
+            # The lifelines of an engine that has just died may still be open. A new engine must not join its session.
             self.reclaim()
             if _reopen_in_cache(current):
                 return current
@@ -288,7 +292,8 @@ class SessionTable:
         return former
 
     def _find_former(self, domain: Domain, greeting: Greeting) -> EngineSession | None:
-        """By its number, by what `registered` called it, or by its number in the memory that was adopted."""
+        """Finds a session by its number, by the number that `registered` gave it, or by its number in adopted
+        memory."""
         number = greeting.former_session
         if greeting.former_boot_id == self._boot_id:
             return self._by_number.get(number) or next((session for session in self if session.resume == number), None)
@@ -300,7 +305,7 @@ class SessionTable:
     def _open(
         self, domain: Domain, greeting: Greeting, uid: int, cache_session: SessionId | None = None
     ) -> EngineSession:
-        """With `cache_session`, which the cache has opened, or else one of its own."""
+        """Opens a session with `cache_session`, which the cache has opened, or else with a new one of the cache."""
         is_observer = greeting.role is Role.OBSERVER
         session = EngineSession(number=0, domain=domain, engine=greeting.engine, uid=uid, is_observer=is_observer)
         if greeting.former_boot_id != self._boot_id and not is_observer:
@@ -322,14 +327,15 @@ class SessionTable:
         self._by_number[session.number] = session
 
     def _open_in_cache(self, session: EngineSession) -> None:
-        """The session that its engine had in adopted memory, if it is to be had; else a new one."""
+        """Gives it the cache session that its engine had in adopted memory, if that can be had, else a new one."""
         cache, domain = _cache_of(session), session.domain
         former = SessionId(session.former_cache_session)
         is_adopted = former != 0 and 0 != domain.adopted_boot_id == session.former_boot_id
-        if is_adopted and not self._is_taken(domain, former) and cache.reopen_session(former):
+        owner = session.uid if domain.terms.is_shared else None
+        if is_adopted and not self._is_taken(domain, former) and cache.reopen_session(former, owner=owner):
             session.cache_session = former
         else:
-            session.cache_session = cache.open_session(held_limit_bytes=domain.terms.held_limit_bytes)
+            session.cache_session = cache.open_session(held_limit_bytes=domain.terms.held_limit_bytes, owner=owner)
 
     def _is_taken(self, domain: Domain, cache_session: SessionId) -> bool:
         return any(other.domain is domain and other.cache_session == cache_session for other in self)
@@ -342,7 +348,7 @@ class SessionTable:
         return is_adopted and former == session.cache_session
 
     def _watch_process(self, session: EngineSession, pidfd: ReceivedDescriptor | None) -> ReceivedDescriptor | None:
-        """The pidfd, if it has to wait for the memory. ValueError: it is none."""
+        """Hands the pidfd to the cache, or returns it if it has to wait for the memory. ValueError: it is no pidfd."""
         if session.cache_session is None or pidfd is None:
             return pidfd
         self._add_pidfd(session, pidfd)
@@ -356,7 +362,8 @@ class SessionTable:
         try:
             self._add_pidfd(session, pidfd)
         except ValueError:
-            # It was none, and nobody can be asked any more. Without it, memory might go while a copy still runs.
+            # It was no pidfd, and the process cannot be asked for another. Without one, memory might go while a copy
+            # still runs.
             self.quarantine(session)
 
     def _forget_ended(self, domain: Domain) -> None:
@@ -384,6 +391,6 @@ def _cache_of(session: EngineSession) -> LocalCache:
 
 
 def _reopen_in_cache(session: EngineSession) -> bool:
-    """Opens a session in the cache again. False: all its processes have exited, it is being taken back. Makes room for
-    new processes, too."""
+    """Opens a session in the cache again, with room for new processes. False: all its processes have exited, and it is
+    being taken back."""
     return session.cache_session is None or _cache_of(session).reopen_session(session.cache_session)

@@ -1,4 +1,4 @@
-"""The tiers below a domain's memory, the nearest first: what one of them lacks is asked of the next."""
+"""The slower tiers of a domain, the nearest first: what one of them lacks is asked of the next."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ import numpy.typing as npt
 from kvoffload.cache import CacheGeometry, LocalCache, StoredBlocks, find_reach, needed_blocks
 from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
+from kvoffload.server.common.steps import Find, Steps
 from kvoffload.server.tiering.looks import Found
 from kvoffload.server.tiering.promotion import OnStored
 from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
+from kvoffload.server.tiering.seen import LOOKS_AT_ONCE, Seen, bound_tokens, count_looks, look_for, serve_in_parts
 from kvoffload.server.tiering.terms import TierPlan, TierSpace
 from kvoffload.server.tiering.tier_notes import TierNotes
 from kvoffload.server.tiering.traffic import PREFETCH_WAIT_MS, TierTraffic
 from kvoffload.tiers import RecordNames
 
+MAX_NEEDED = 32_768
+"""Number of blocks for which one request waits at most: those that come up, and those that are kept for it. A longer
+one gets its beginning."""
+
 
 def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable[[], int]) -> dict[str, TierChain]:
-    """Opens the tiers of each domain that has some. `open_pidfd`: of the process that owns the slots of what is under
-    way."""
+    """Opens the tiers of each domain that has some. `open_pidfd` opens a pidfd of the process that owns the slots of
+    what is under way."""
     return {
         name: TierChain([TierTraffic(tier.place.open_tier(), tier.terms, open_pidfd=open_pidfd) for tier in below])
         for name, below in plans.items()
@@ -33,21 +39,21 @@ def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable
 
 @dataclass(eq=False)
 class _Walk:
-    """One request's, from tier to tier: what each has of what those before it lack."""
+    """One request's walk from tier to tier, with what each has of what those before it lack."""
 
     asked: AskedFor
     answer: Answer
     lacking: Found
     found: list[Found] = field(default_factory=list)
     left_out: set[int] = field(default_factory=set)
-    """Tiers that are too slow for it: the others are asked as if they were not there."""
+    """Numbers of the tiers that are too slow for it: the others are asked as if these were not there."""
     reach: int = 0
-    """The boundary that all would have had together."""
+    """The boundary that all tiers together would have reached."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """By tier, what it brings so that a hit reaches `boundary`; `kept` is in memory already."""
+    """The part that each tier brings so that a hit reaches `boundary`. `kept` is in memory already."""
 
     boundary: int
     parts: Mapping[int, Sequence[npt.NDArray[np.int64]]]
@@ -81,7 +87,8 @@ class TierChain:
         self._is_closing = False
 
     def attach(self, cache: LocalCache, tell: OnStored) -> None:
-        """The memory is there. `tell` hears of blocks that came up; so do the tiers above the one they came from."""
+        """Connects the memory. `tell` is called with blocks that came up, and so are the tiers above the one they came
+        from."""
         self._cache = cache
         for at, tier in enumerate(self.tiers):
             above = self.tiers[:at]
@@ -94,13 +101,13 @@ class TierChain:
             tier.attach(cache, came_up)
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
-        """Blocks of this identity are moved from here on."""
+        """Notes an identity whose blocks may be moved from here on."""
         for tier in self.tiers:
             tier.learn(name_space, fingerprint, geometry)
 
     def forget_spaces(self, name_spaces: Set[int]) -> set[int]:
-        """Nobody registers these any more, and memory has none of their blocks. Which ones are forgotten: all but those
-        for which a tier has something to do."""
+        """Forgets identities that no session registers any more and that have no blocks in memory. Returns those that
+        were forgotten: all but those for which a tier has something to do."""
         spaces = [space for number in name_spaces if (space := self.tiers[0].find_space(number)) is not None]
         forgotten = set(name_spaces)
         for tier in self.tiers:
@@ -111,41 +118,50 @@ class TierChain:
         return forgotten
 
     def files(self) -> list[int]:
-        """Readable when `advance` may have something to do."""
+        """Returns descriptors that are readable when `advance` may have something to do."""
         return [tier.fileno() for tier in self.tiers]
 
     def next_s(self) -> float | None:
-        """When `advance` has something to do at the latest."""
+        """Returns the latest time at which `advance` has something to do."""
         times = [tier.next_s() for tier in self.tiers]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def note_stored(self, name_space: int, stored: StoredBlocks) -> None:
-        """An engine's blocks can be read in memory from now on."""
+        """Notes that an engine's blocks can be read in memory from now on."""
         for tier in self.tiers:
             tier.note_stored(name_space, stored)
 
     def forget(self, name_space: int, group: int, hashes: bytes) -> None:
-        """These blocks are not to be trusted, wherever they are."""
+        """Removes blocks that must not be trusted, wherever they are."""
         for tier in self.tiers:
             tier.forget(name_space, group, hashes)
         if self._cache is not None:
-            # They may have come up since whoever says so took them out of memory.
+            # They may have come up after the caller took them out of memory.
             self._cache.leave_invalidate(name_space, group, hashes)
 
-    def promote(self, message: Promote, now_s: float, answer: Answer) -> None:
-        """All tiers are asked for what memory and those before them lack, and then each brings its part: blocks of one
-        prompt may lie anywhere. `answer` is called once: now, or from a later call of this object."""
-        cache, space = self._cache, self.tiers[0].find_space(message.name_space)
-        if cache is None or space is None or self._is_closing:
-            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
-            return
-        rows = [space.chain_rows(group, message.chain, message.limit) for group in range(len(space.rules))]
-        asked = AskedFor(message, space, rows, now_s + message.wait_ms / 1000)
-        in_memory = _look_up(cache, asked)
-        self._find(_Walk(asked, answer, [~there for there in in_memory]), now_s)
+    def look_for(self, space: TierSpace, rows: Sequence[Rows], *, is_memory_asked: bool = True) -> Steps[Seen]:
+        """Looks for the blocks of a request in the tiers that need not be asked: for those that memory lacks, or for
+        all. From any thread."""
+        tiers = {at: tier.find_near for at, tier in enumerate(self.tiers) if tier.knows_all}
+        return look_for(self._cache if is_memory_asked else None, space, rows, tiers)
 
-    def prefetch(self, message: Prefetch, now_s: float) -> None:
-        """A request with this chain comes soon."""
+    def serve(self, message: Promote, now_s: float, answer: Answer, *, owner: str = "") -> Find | None:
+        """Serves a request like `promote`: at once if it is short. Else it returns a callable for the thread for long
+        calls."""
+        space = self.tiers[0].find_space(message.name_space)
+        if self._cache is None or space is None:
+            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=message.local))
+            return None
+        rows = space.chain_rows_of(message.chain, min(message.limit, bound_tokens(space)))
+
+        def promote(seen: Seen) -> None:
+            end_s = now_s + message.wait_ms / 1000
+            self.promote(AskedFor(message, space, rows, end_s, seen, owner), now_s, answer)
+
+        return serve_in_parts(self.look_for(space, rows), promote, looks=count_looks(space, rows))
+
+    def prefetch(self, message: Prefetch, now_s: float, *, owner: str = "") -> Find | None:
+        """Brings up blocks for a request with this chain that comes soon, like `serve`."""
         wanted = Promote(
             name_space=message.name_space,
             chain=message.chain,
@@ -153,26 +169,34 @@ class TierChain:
             limit=message.limit,
             wait_ms=PREFETCH_WAIT_MS,
         )
-        self.promote(wanted, now_s, lambda _: None)
+        return self.serve(wanted, now_s, lambda _: None, owner=owner)
+
+    def promote(self, asked: AskedFor, now_s: float, answer: Answer) -> None:
+        """Asks all tiers for what memory and those before them lack; then each brings its part, as blocks of one prompt
+        may lie anywhere. `answer` is called once: now, or from a later call of this object."""
+        if self._is_closing or self.tiers[0].find_space(asked.space.number) is None:
+            answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=asked.message.local))
+            return
+        self._find(_Walk(asked, answer, [~there for there in asked.seen.in_memory]), now_s)
 
     def find_places(
         self,
-        name_space: int,
+        space: TierSpace,
         rows: list[Rows],
-        lacking: Found,
+        seen: Seen,
         *,
         now_s: float,
         wait_s: float,
         then: Callable[[list[Found | None]], None],
     ) -> None:
-        """Which tiers have what is lacking of these blocks: by tier, for each group; None of a tier that has to be
-        asked, where nobody waits for it. `then` is called once: now, or from a later call of this object."""
-        space = self.tiers[0].find_space(name_space)
-        if space is None or self._is_closing:
+        """Finds which tiers have the blocks that memory lacks: for each tier a list by group, or None for a tier that
+        would have to be asked when `wait_s` is 0. `then` is called once: now, or from a later call of this object."""
+        if self.tiers[0].find_space(space.number) is None or self._is_closing:
             then([])
             return
-        message = Promote(name_space=name_space, chain=b"", limit=0, wait_ms=0)
-        asked = AskedFor(message, space, rows, now_s + wait_s)
+        message = Promote(name_space=space.number, chain=b"", limit=0, wait_ms=0)
+        asked = AskedFor(message, space, rows, now_s + wait_s, seen)
+        lacking = [~there for there in seen.in_memory]
         found: dict[int, Found | None] = {}
 
         def note(at: int, what: Found | None, _found_s: float) -> None:
@@ -181,20 +205,20 @@ class TierChain:
                 then([found[at] for at in range(len(self.tiers))])
 
         for at, tier in enumerate(self.tiers):
-            if tier.knows_all or wait_s > 0:
-                tier.reads.find(asked, lacking, now_s, partial(note, at))
+            if at in seen.in_tiers or wait_s > 0:
+                tier.reads.find(asked, lacking, now_s, partial(note, at), known=seen.in_tiers.get(at))
             else:
                 note(at, None, now_s)
 
     def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
-        """Which of these records tiers have that know it. From any thread."""
+        """Returns which of these records are in tiers, as far as these know without asking. From any thread."""
         found = np.zeros(len(names), np.bool_)
         for tier in self.tiers:
             found |= tier.find_near(names)
         return found
 
     def bring(self, wanted: Wanted, now_s: float) -> None:
-        """From the nearest tier that knows what it has."""
+        """Brings blocks up from the nearest tier that knows what it has."""
         near = next((tier for tier in self.tiers if tier.knows_all), None)
         if near is None:
             wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
@@ -202,19 +226,19 @@ class TierChain:
             near.reads.bring(wanted, now_s)
 
     def advance(self, now_s: float) -> None:
-        """Takes what has ended, and gives the tiers what they may have."""
+        """Takes finished batches from the tiers, and gives them as much new work as they may have."""
         for tier in self.tiers:
             tier.advance(now_s)
 
     def look(self) -> None:
-        """Is called now and then."""
+        """Does the tiers' periodic work, and notes in memory which blocks they have. The event loop calls it."""
         for tier in self.tiers:
             tier.look()
         if self._cache is not None:
             self._notes.sweep(self._cache)
 
     def close(self, now_s: Callable[[], float]) -> None:
-        """Closes all tiers: the server ends. After it no slot of the memory is touched."""
+        """Closes all tiers, as the server ends. After it no slot of the memory is touched."""
         self._is_closing = True
         for tier in self.tiers:
             tier.close(now_s)
@@ -234,10 +258,11 @@ class TierChain:
         if len(walk.found) in walk.left_out:
             found([np.zeros_like(group) for group in walk.lacking], now_s)
         else:
-            self.tiers[len(walk.found)].reads.find(walk.asked, walk.lacking, now_s, found)
+            at, seen = len(walk.found), walk.asked.seen
+            self.tiers[at].reads.find(walk.asked, walk.lacking, now_s, found, known=seen.in_tiers.get(at))
 
     def _choose(self, walk: _Walk, now_s: float) -> None:
-        """How far a hit may reach, without tiers by which it would come later than it is computed."""
+        """Chooses how far a hit may reach, leaving out tiers through which it would come later than it is computed."""
         cache, asked = self._cache, walk.asked
         message, space = asked.message, asked.space
         assert cache is not None
@@ -252,10 +277,13 @@ class TierChain:
                 for group in groups:
                     there[group] |= walk.found[at][group]
             boundary = find_reach(space.rules, there, **terms)
-            if boundary <= reached:
-                break
             walk.reach = max(walk.reach, boundary)
             needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
+            while boundary > reached and (count := sum(map(len, needed))) > MAX_NEEDED:
+                boundary = find_reach(space.rules, there, **terms | {"limit": boundary * MAX_NEEDED // count})
+                needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
+            if boundary <= reached:
+                break
             parts = {at: self._part(walk, at, needed, in_memory) for at in used}
             computing_s = (boundary - reached) * message.prefill_ns / 1e9
             sizes = {at: size for at in used if (size := _size_of(space, parts[at]))}
@@ -269,7 +297,7 @@ class TierChain:
                 return
             walk.left_out |= slow
             if now_s < asked.end_s and min(slow) < len(self.tiers) - 1:
-                # Those beyond were not asked for what it has.
+                # Tiers behind it were not asked for what it has.
                 walk.found, walk.lacking = [], [~there for there in in_memory]
                 self._find(walk, now_s)
                 return
@@ -295,9 +323,10 @@ class TierChain:
 
 
 def _look_up(cache: LocalCache, asked: AskedFor) -> Found:
-    """Returns what memory has."""
-    numbered = enumerate(asked.rows)
-    return [cache.lookup(asked.space.number, group, rows.tobytes()) for group, rows in numbered]
+    """Returns which blocks memory has now; of a long request which ones it had when the request came."""
+    if count_looks(asked.space, asked.rows) > LOOKS_AT_ONCE:
+        return asked.seen.in_memory
+    return [cache.lookup(asked.space.number, group, rows.tobytes()) for group, rows in enumerate(asked.rows)]
 
 
 def _size_of(space: TierSpace, part: Sequence[npt.NDArray[np.int64]]) -> int:

@@ -1,4 +1,4 @@
-"""Blocks on their way from a tier below to memory, for requests that wait for them."""
+"""Blocks on their way from a slower tier to memory, for requests that wait for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CommitOutcome, LeaseFor, LeaseId, LocalCache, SessionId, StoredBlocks
-from kvoffload.hash_rows import Rows, as_rows
+from kvoffload.hash_rows import Rows, as_rows, find_first
 from kvoffload.metrics.histogram import WAIT_BOUNDS_S, Histogram
 from kvoffload.protocol import Promoted, PromotionOutcome
 from kvoffload.server.tiering.bad_records import BadRecords
@@ -26,20 +26,23 @@ from kvoffload.server.tiering.promotion_parts import (
     Wanted,
 )
 from kvoffload.server.tiering.rate import TierRate
+from kvoffload.server.tiering.seen import LOOKS_AT_ONCE, count_looks
 from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, as_names, cut_pieces
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
 _GET_TIMEOUT_S = 10.0
 _MOST_PIECES = 8
-"""Under way: more of small records would take the server's loop for too long at once."""
+"""Number of pieces under way. More pieces of small records would take the server's loop for too long at once."""
 _LOOK_SHARE = 0.5
-"""Of what is left of a request's time, for a tier that has to be asked: others are to bring their part in the rest."""
+"""Share of a request's remaining time for asking a tier what it has, so that others can bring their part in the
+rest."""
 _TRIED_EVERY = 16
-"""Requests for which computing was estimated to be faster, of a tier that has nothing to do: it may be faster now."""
+"""Number of requests refused because computing was estimated to be faster, after which an idle tier is tried again: it
+may be faster now."""
 
 OnStored = Callable[[TierSpace, StoredBlocks], None]
 OnMissing = Callable[[TierSpace, int, bytes], None]
-"""Hears of blocks of a group."""
+"""Called with blocks of a group."""
 
 
 class Promotions:
@@ -55,34 +58,34 @@ class Promotions:
         bad: BadRecords,
         on_stored: OnStored,
     ) -> None:
-        """`on_stored` hears of blocks that can be read in memory again."""
+        """`on_stored` is called with blocks that can be read in memory again."""
         self.rate = TierRate()
         self.waits = Histogram(WAIT_BOUNDS_S)
-        """Of requests."""
+        """Seconds for which requests waited."""
         self._tier = tier
         self._terms = terms
         self._find_space = find_space
         self._counts = counts
         self._on_stored = on_stored
         self.on_missing: OnMissing = lambda *_: None
-        """Hears of blocks that the tier was thought to have."""
+        """Called with blocks that the tier was thought to have, and has not."""
         self._bad = bad
         self._cache: LocalCache | None = None
         self.session = SessionId(0)
         self._looks = TierLooks(tier)
         self._refused = 0
-        """Since one was taken whose tier had been too slow."""
+        """Number of requests refused as too slow since the last trial."""
         self._waiting: set[Promotion] = set()
         self._peers_waiting = 0
-        """Of them."""
+        """Number of the waiting requests that are peers'."""
         self._queue: deque[Piece] = deque()
         self._queued_bytes = 0
         self._coming: defaultdict[tuple[int, int], dict[bytes, Piece]] = defaultdict(dict)
-        """By namespace and group, and the block's name."""
+        """Pieces that are queued or on their way, by namespace and group, and by block name."""
         self._reading: dict[int, tuple[Piece, int]] = {}
-        """By the tier's ticket: the piece, and which shard."""
+        """Batches that the tier is reading, by its ticket: the piece, and which shard."""
         self._storing: deque[Storing] = deque()
-        """In the order in which they are made readable."""
+        """Pieces that are being made readable, in this order."""
         self._held: list[tuple[Keep, list[LeaseId]]] = []
 
     def attach(self, cache: LocalCache, session: SessionId) -> None:
@@ -95,67 +98,70 @@ class Promotions:
 
     @property
     def is_moving(self) -> bool:
-        """Something comes from the tier, or is held for somebody."""
+        """Whether something comes from the tier, or is held for a request."""
         return bool(self._reading or self._held)
 
     def busy_spaces(self) -> set[int]:
-        """Identities of which something is asked for, or comes."""
+        """Returns the identities of which something is asked for or on its way."""
         reading = (piece for piece, _ in self._reading.values())
         storing = (storing.piece for storing in self._storing)
         return self._looks.spaces() | {piece.space.number for piece in (*self._queue, *reading, *storing)}
 
     def forget_spaces(self, name_spaces: Set[int]) -> None:
-        """None of these is busy, and nobody asks for their blocks any more."""
+        """Forgets identities that are not busy, and whose blocks no request asks for any more."""
         for key in [key for key in self._coming if key[0] in name_spaces]:
             del self._coming[key]
 
     @property
     def awaits_writer(self) -> bool:
-        """Whether another thread writes, and `advance` has something to do when it has come to what was left to it."""
+        """Whether `advance` has something to do once another thread, which writes now, has done what was left to it."""
         return bool(self._storing) or (bool(self._queue) and self._queue[0].room is not None)
 
     def next_s(self) -> float | None:
-        """When `expire` is due."""
+        """Returns the time at which `expire` is due, or None."""
         times = [promotion.deadline_s for promotion in self._waiting]
         looks = self._looks.next_s()
         kept = [self._until_s(keep) for keep, _ in self._held]
         return min([*times, *kept, *([] if looks is None else [looks])], default=None)
 
-    def find(self, asked: AskedFor, lacking: Found, now_s: float, then: Then) -> None:
-        """Which of the blocks that are lacking the tier has. `then` is called once: now, or from a later call of this
-        object."""
+    def find(self, asked: AskedFor, lacking: Found, now_s: float, then: Then, *, known: Found | None = None) -> None:
+        """Finds which of the lacking blocks the tier has. `known`: what it has, if it need not be asked. `then` is
+        called once: now, or from a later call of this object."""
         space, rows = asked.space, asked.rows
-        groups = range(len(space.rules))
 
         def choose(found: Found, found_s: float) -> None:
-            for group in groups:
+            for group in range(len(space.rules)):
                 found[group] &= lacking[group]
-                for shard in range(space.shards(group)):
-                    self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), found[group])
+            # Records that must not be read are left out again before anything is read: here that saves a vain promise.
+            if len(self._bad) and count_looks(space, rows) <= LOOKS_AT_ONCE:
+                for group in range(len(space.rules)):
+                    for shard in range(space.shards(group)):
+                        self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), found[group])
             then(found, found_s)
 
         if self._cache is None or self.waiting - self._peers_waiting >= self._terms.promotion_limit:
             then([np.zeros(len(group), np.bool_) for group in rows], now_s)
-        elif self._tier.knows_all:
-            choose([space.find_whole(self._tier, group, rows[group].tobytes()) for group in groups], now_s)
+        elif known is not None:
+            then([has & lacks for has, lacks in zip(known, lacking, strict=True)], now_s)
         else:
             wait_s = (asked.end_s - now_s) * _LOOK_SHARE
-            self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=choose)
+            self._looks.ask(space, rows, lacking, now_s=now_s, wait_s=wait_s, then=choose, owner=asked.owner)
 
     def is_too_slow(self, size_bytes: int, computing_s: float) -> bool:
-        """Whether computing is estimated to be faster than so many bytes come up. Now and then it is tried anyway."""
+        """Whether computing is estimated to be faster than bringing up so many bytes. Now and then it returns False all
+        the same, to try the tier again."""
         if not (self.rate.is_measured and 0 < computing_s < self._estimate_s(size_bytes)) or self._is_trial_due():
             return False
         self._counts.too_slow += 1
         return True
 
     def bring_up(self, asked: AskedFor, part: PartOf, now_s: float, answer: Answer) -> None:
-        """A part of what a request waits for. `answer` is called once."""
+        """Brings up a part of what a request waits for. `answer` is called once."""
         space = asked.space
         promotion = Promotion(answer, part.boundary, asked.end_s, part.keep, now_s)
         self._waiting.add(promotion)
         for group, kept in enumerate(part.kept):
-            # What is there already is not to give way to what comes.
+            # Blocks that are there already must not give way to those that come.
             self._hold(promotion, space, group, asked.rows[group][kept])
         before = [space.rows_before(group, asked.rows) for group in range(len(space.rules))]
         self._queue_pieces(promotion, space, asked.rows, before, part.missing)
@@ -163,7 +169,7 @@ class Promotions:
         self._settle(promotion, now_s)
 
     def bring(self, wanted: Wanted, now_s: float) -> None:
-        """Blocks that the tier has, by their names alone, for another server; memory has none of them."""
+        """Brings up blocks that the tier has and memory has not, by their names alone, for another server."""
         space = self._find_space(wanted.name_space)
         if self._cache is None or space is None or self._peers_waiting >= self._terms.promotion_limit:
             wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
@@ -178,7 +184,7 @@ class Promotions:
         self._settle(promotion, now_s)
 
     def advance(self, now_s: float) -> None:
-        """Gives the tier what it may have, and ends what has become readable."""
+        """Gives the tier as much work as it may have, and ends pieces that have become readable."""
         self._end_stored(now_s)
         under_way = len({piece for piece, _ in self._reading.values()})
         while self._queue and self.rate.queued_bytes < self._terms.under_way_bytes and under_way < _MOST_PIECES:
@@ -193,7 +199,7 @@ class Promotions:
                 self._end(piece, now_s)
 
     def expire(self, now_s: float) -> None:
-        """Answers those whose time is over, with what has come, and lets go of what nobody has come for."""
+        """Answers requests whose time is over with what has come, and releases blocks that were held long enough."""
         self._looks.expire(now_s)
         for promotion in [one for one in self._waiting if one.deadline_s <= now_s]:
             self._counts.late += 1
@@ -206,7 +212,7 @@ class Promotions:
             self._release(leases)
 
     def finish(self, batch: FinishedBatch, now_s: float) -> bool:
-        """A batch has ended. False: it is not one of these."""
+        """Takes a batch that has ended. False: it is not one of these."""
         found = self._reading.pop(batch.ticket, None)
         if found is None:
             return self._looks.finish(batch, now_s)
@@ -233,7 +239,7 @@ class Promotions:
         return True
 
     def forget(self, space: TierSpace, group: int, hashes: bytes) -> None:
-        """Removed from the tier, and not stored if they are on their way."""
+        """Removes these blocks from the tier, and does not store those that are on their way."""
         for shard in range(space.shards(group)):
             self._bad.add(space.names(group, hashes, shard))
         names = {row.tobytes() for row in as_rows(hashes)}
@@ -242,7 +248,7 @@ class Promotions:
                 piece.is_good &= np.array([row.tobytes() not in names for row in piece.read])
 
     def end_all(self, now_s: float) -> None:
-        """Everybody is answered, and nothing is held for anybody: the server ends."""
+        """Answers all requests, and holds nothing for any: the server ends."""
         self._looks.end_all(now_s)
         for promotion in list(self._waiting):
             self._leave(promotion, list(promotion.pieces))
@@ -257,7 +263,7 @@ class Promotions:
         return self.rate.estimate_s(self._queued_bytes + size_bytes)
 
     def _is_trial_due(self) -> bool:
-        """Only what is read says how fast the tier is, and nothing is read for those that are refused."""
+        """Whether to try the tier again: only reads show how fast it is, and refused requests read nothing."""
         self._refused += 1
         if self._refused < _TRIED_EVERY or any(self._coming.values()):
             return False
@@ -273,9 +279,12 @@ class Promotions:
         rows_before: list[Rows],
         missing: Sequence[npt.NDArray[np.int64]],
     ) -> None:
-        """Those that are on their way are waited for, the others are queued in the order of their tokens."""
+        """Makes the request wait for blocks that are on their way, and queues the others in the order of their
+        tokens."""
         pieces = []
         for group, lacking in enumerate(missing):
+            if (first := find_first(rows[group][lacking])) is not None:
+                lacking = lacking[first]  # noqa: PLW2901 (each block once)
             positions, hashes = lacking, rows[group][lacking]
             names = as_names(hashes)
             before = rows_before[group][lacking]
@@ -297,14 +306,14 @@ class Promotions:
             self._coming[space.number, piece.group].update(dict.fromkeys(piece.names, piece))
 
     def _leave(self, promotion: Promotion, pieces: list[Piece]) -> None:
-        """It does not wait for these any more."""
+        """Makes a request stop waiting for these pieces."""
         promotion.is_partly = True
         for piece in pieces:
             promotion.pieces.discard(piece)
             piece.waiters.discard(promotion)
 
     def _settle(self, promotion: Promotion, now_s: float) -> None:
-        """Answers it when it waits for nothing more."""
+        """Answers a request if it waits for nothing more."""
         if promotion.pieces or promotion not in self._waiting:
             return
         self._waiting.discard(promotion)
@@ -355,7 +364,7 @@ class Promotions:
             cache.leave_abort(self.session, tickets)
             return False
         piece.tickets, piece.read, piece.before = tickets, read, room.before[wanted]
-        # Without the batches of all shards none of it is whole; and some may have been forgotten meanwhile.
+        # Without a batch for each shard no block is complete, and some may have been forgotten meanwhile.
         piece.is_good = self._find_trusted(space, group, read) & (piece.waits_for == space.shards(group))
         return True
 
@@ -375,7 +384,7 @@ class Promotions:
         return Room(hashes, piece.before[trusted], take)
 
     def _store(self, piece: Piece) -> None:
-        """What is whole can soon be read in memory; other slots are given back."""
+        """Commits the complete blocks, which can soon be read in memory. The other slots are given back."""
         cache, space, group, good = self._cache, piece.space, piece.group, piece.is_good
         assert cache is not None
         assert piece.read is not None
@@ -398,7 +407,7 @@ class Promotions:
         self._storing.append(Storing(piece, hashes, parents, takes))
 
     def _end_stored(self, now_s: float) -> None:
-        """Those that can be read in memory from here on."""
+        """Ends the pieces that can be read in memory from here on."""
         while self._storing:
             storing = self._storing[0]
             # The last shard's commit makes them readable, and is made last.
@@ -420,7 +429,7 @@ class Promotions:
             self._on_stored(space, StoredBlocks(group, hashes, parents))
 
     def _end(self, piece: Piece, now_s: float) -> None:
-        """It has come, or what could come of it has."""
+        """Ends a piece that has come, as far as it could."""
         coming = self._coming[piece.space.number, piece.group]
         for name in piece.names:
             coming.pop(name, None)
@@ -439,7 +448,7 @@ class Promotions:
         waiter.pieces.discard(piece)
         piece.waiters.discard(waiter)
         if not is_whole:
-            # Its boundary cannot be reached: what has not begun to come would be of no use.
+            # Its boundary cannot be reached any more, so pieces that have not begun to come would be of no use.
             self._leave(waiter, [other for other in waiter.pieces if other.read is None])
 
     def _hold(self, promotion: Promotion, space: TierSpace, group: int, names: Rows) -> None:

@@ -1,4 +1,4 @@
-"""What a promotion is made of: a request that asks, one that waits, and the pieces that it waits for."""
+"""The parts of a promotion: a request that asks, one that waits, and the pieces that it waits for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvoffload.cache import LeaseId, Reservation
 from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Promote, Promoted
+from kvoffload.server.tiering.seen import Seen
 from kvoffload.server.tiering.terms import TierSpace
 
 Answer = Callable[[Promoted], None]
@@ -18,21 +19,25 @@ Answer = Callable[[Promoted], None]
 
 @dataclass(frozen=True, eq=False)
 class AskedFor:
-    """Is what a request asked for: its blocks by group, until `end_s`."""
+    """A request's blocks by group, asked for until `end_s`."""
 
     message: Promote
     space: TierSpace
     rows: list[Rows]
     end_s: float
+    seen: Seen
+    owner: str = ""
+    """Name of the user or client who asks."""
 
 
 @dataclass(eq=False)
 class Keep:
-    """How long what comes up for a request is kept from being evicted: from the end of the last of its parts."""
+    """How long blocks that came up for a request are kept from eviction: counted from the end of the last of its
+    parts."""
 
     parts: int
     end_s: float
-    """Until they have all ended, when the request does at the latest."""
+    """Time at which its last part ended; before that, the time at which the request ends at the latest."""
 
     def end_part(self, now_s: float) -> None:
         self.parts -= 1
@@ -42,18 +47,20 @@ class Keep:
 
 @dataclass(frozen=True, eq=False)
 class PartOf:
-    """What one tier brings up for a request whose hit will reach `boundary`; all by group, as places in its rows."""
+    """The blocks that one tier brings up for a request whose hit will reach `boundary`; by group, as places in its
+    rows."""
 
     boundary: int
     keep: Keep
     missing: Sequence[npt.NDArray[np.int64]]
     kept: Sequence[npt.NDArray[np.int64]]
-    """In memory already."""
+    """Blocks that are in memory already."""
 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """Blocks of one group, by their names alone, until `deadline_s`. `answer` is called once."""
+    """Blocks of one group that another server wants, by their names alone, until `deadline_s`. `answer` is called
+    once."""
 
     name_space: int
     group: int
@@ -69,44 +76,44 @@ class Room:
     hashes: Rows
     before: Rows
     take: Callable[[], Reservation | None]
-    """None: not yet."""
+    """Returns the reservation, or None if it is not made yet."""
 
 
 @dataclass(frozen=True, eq=False)
 class Storing:
-    """What is whole of a piece, until it can be read."""
+    """The complete blocks of a piece, until they can be read."""
 
     piece: Piece
     hashes: Rows
     parents: Rows
     takes: Sequence[Callable[[], npt.NDArray[np.uint8] | None]]
-    """Of each shard; None: not yet."""
+    """For each shard, returns the outcomes of its commit, or None if it is not made yet."""
 
 
 @dataclass(eq=False)
 class Piece:
-    """Blocks of one group that are read together, for whoever needs them."""
+    """Blocks of one group that are read together, for all requests that need them."""
 
     space: TierSpace
     group: int
     hashes: Rows
     before: Rows
-    """What came before each, for tiers that do not know it."""
+    """The block before each, used if the tier does not know it."""
     names: list[bytes]
     first_token: int
     waiters: set[Promotion] = field(default_factory=set)
     read: Rows | None = None
-    """Those that were not in memory when it was begun; None: it was not."""
+    """Blocks that were not in memory when it was begun, or None if it has not been."""
     tickets: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    """Of their slots."""
+    """Reservation tickets of their slots."""
     is_good: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     digests: dict[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    """By shard."""
+    """Digests of the blocks' records, by shard."""
     parents: bytes = b""
     waits_for: int = 0
-    """Batches: one a shard."""
+    """Number of batches that have not ended: one for each shard."""
     room: Room | None = None
-    """Its slots are being reserved."""
+    """Its slots while they are being reserved, otherwise None."""
 
     def __post_init__(self) -> None:
         self.size_bytes = len(self.hashes) * self.space.block_bytes(self.group)
@@ -114,7 +121,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Promotion:
-    """One request that waits."""
+    """A request that waits."""
 
     answer: Answer
     boundary: int
@@ -125,4 +132,4 @@ class Promotion:
     leases: list[LeaseId] = field(default_factory=list)
     is_partly: bool = False
     is_peers: bool = False
-    """Another server waits, not an engine."""
+    """Whether another server waits, not an engine."""

@@ -1,4 +1,4 @@
-"""What a tier below memory is used for, and how much of everything it may take."""
+"""The terms of a slower tier: what it is used for, and how much of everything it may take."""
 
 from __future__ import annotations
 
@@ -19,74 +19,75 @@ from kvoffload.units import MIB
 
 
 class WriteRule(Enum):
-    """When blocks are written down."""
+    """When blocks are written to a slower tier."""
 
     THROUGH = "write_through"
-    """As soon as they are stored."""
+    """Blocks are written as soon as they are stored."""
     BACK = "write_back"
-    """When memory will need their room before long, or the server ends."""
+    """Blocks are written when memory will need their room before long, or the server ends."""
     SECOND_USE = "second_use"
-    """Likewise, and only those that were loaded since they were stored."""
+    """The same as BACK, but only for blocks that were loaded since they were stored."""
 
 
 OnLearn = Callable[[int, bytes, CacheGeometry], None]
-"""Of a namespace: its number, fingerprint and geometry."""
+"""Called with a namespace's number, fingerprint and geometry."""
 OnForget = Callable[[bytes], bool]
-"""Hears of an identity, by its fingerprint, and answers False if it is to stay."""
+"""Called with an identity's fingerprint when it may be forgotten. Returns False to keep it."""
 Wants = Callable[[bytes], npt.NDArray[np.bool_]]
-"""Of hashes: which."""
+"""Returns which of these hashes' blocks to write."""
 
 PIECE_BLOCKS = 1024
-"""However small they are: what is done for one piece is done in one go."""
+"""Largest number of blocks in a piece, however small they are, because a piece is handled in one go."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierTerms:
-    """What one tier of one domain goes by."""
+    """The terms of one tier of one domain."""
 
     name: str = "disk"
-    """As metrics and log lines say it."""
+    """Name of the tier in metrics and log lines."""
     write: WriteRule = WriteRule.THROUGH
     queue_s: float = 2.0
-    """Writes that would wait longer are dropped, unless all that waits is one piece."""
+    """Seconds. Writes that would wait longer are dropped, unless all that waits is one piece."""
     queue_share: float = 0.5
-    """Likewise those beyond so much of memory: it would lose them before their turn."""
+    """Share of memory that waiting writes may take. Those beyond it are dropped: memory would lose them before their
+    turn."""
     piece_bytes: int = 8 * MIB
-    """Moved at once."""
+    """Bytes of one piece, which is moved at once."""
     under_way_bytes: int = 64 * MIB
-    """In each direction; what is written is leased for so long, what is read has its slots."""
+    """Bytes under way in each direction. While they are, what is written is leased, and what is read has its slots."""
     put_timeout_s: float = 30.0
     hold_s: float = 0.5
-    """How long what was brought up is held for whoever asked for it."""
+    """Seconds for which blocks that were brought up are held for the request that asked for them."""
     held_share: float = 0.5
-    """Of memory, that may be held for requests which wait, or have not come yet for what they waited for."""
+    """Share of memory that may be held for requests that wait, or have not yet come for what they waited for."""
     promotion_limit: int = 256
-    """Requests of engines at a time, and as many of peers; whoever comes later has what is in memory."""
+    """Number of engines' requests at a time, and as many of peers. Those beyond it get what is in memory."""
     kept_share: float = 0.75
-    """Of memory, that may be filled with blocks that are to be written back."""
+    """Share of memory that may be filled with blocks that wait to be written back."""
     wants: Wants | None = None
-    """Which blocks are written; None: all."""
+    """Chooses the blocks that are written; None: all are."""
     on_learn: OnLearn = lambda *_: None
-    """Hears of identities whose blocks are moved."""
+    """Called with identities whose blocks may be moved."""
     on_forget: OnForget = lambda _: True
-    """Hears of those of which nobody has blocks any more."""
+    """Called with identities that no session registers and that have no blocks in memory any more."""
 
 
 class TierPlace(Protocol):
-    """Where a tier is, and what may be done there: the terms of one of its kinds."""
+    """Where a tier is, and what may be done there: the terms of one kind of tier."""
 
     def describe(self) -> str:
         """Describes the place in a few words, without secrets."""
         ...
 
     def open_tier(self) -> Tier:
-        """Opens the tier, and starts its threads. TierError: the terms cannot be kept."""
+        """Opens the tier, and starts its threads. TierError: these terms cannot be fulfilled."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierPlan:
-    """A tier below a domain's memory: where, and what for."""
+    """A slower tier of a domain: where it is, and what it is used for."""
 
     place: TierPlace
     terms: TierTerms
@@ -94,20 +95,21 @@ class TierPlan:
 
 @dataclass(eq=False)
 class TierCounts:
-    """What happened since the server has it: in blocks, unless the name says something else."""
+    """Counts of what has happened in a tier since the server opened it: in blocks, unless the name says something
+    else."""
 
     written: int = 0
     written_bytes: int = 0
     dropped_full: int = 0
-    """The queue was too long."""
+    """Blocks not written because the queue was too long."""
     dropped_gone: int = 0
-    """Memory had lost them before their turn came."""
+    """Blocks not written because memory had lost them before their turn came."""
     failed: int = 0
-    """Writes that the tier did not take."""
+    """Blocks that the tier failed to write."""
     promoted: int = 0
     promoted_bytes: int = 0
     missing: int = 0
-    """Asked for, and not there any more."""
+    """Records that were asked for and were no longer there."""
     quarantined: int = 0
     """Records whose bytes were not what they should be."""
     late: int = 0
@@ -120,7 +122,7 @@ class TierCounts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TierSpace:
-    """A namespace whose blocks are moved."""
+    """A namespace whose blocks may be moved."""
 
     number: int
     fingerprint: bytes
@@ -145,21 +147,25 @@ class TierSpace:
         return RecordNames(fingerprint=self.fingerprint, hashes=hashes, group=group, shard=shard)
 
     def find_whole(self, tier: Tier, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
-        """Says which blocks the tier has all shards of."""
+        """Returns which blocks the tier has all shards of."""
         found = np.ones(len(hashes) // HASH_BYTES, np.bool_)
         for shard in range(self.shards(group)):
             found &= tier.contains(self.names(group, hashes, shard))
         return found
 
     def chain_rows(self, group: int, chain: bytes, limit: int) -> Rows:
-        """The names of a request's blocks up to `limit` tokens."""
+        """Returns the names of a request's blocks up to `limit` tokens."""
         rows = as_rows(chain)
         every = self.geometry.groups[group].rule.block_size // self.geometry.hash_block_size
         count = min(len(rows), limit // self.geometry.hash_block_size) // every
         return rows[every - 1 : count * every : every]
 
+    def chain_rows_of(self, chain: bytes, limit: int) -> list[Rows]:
+        """Returns the same for all groups."""
+        return [self.chain_rows(group, chain, limit) for group in range(len(self.rules))]
+
     def rows_before(self, group: int, rows: list[Rows]) -> Rows:
-        """Of a group's `chain_rows`, the block before each, as `LocalCache.commit` calls it; zeros for none."""
+        """Returns the block before each of a group's `chain_rows`, as `LocalCache.commit` takes it; zeros for none."""
         rules, before = self.rules, np.zeros_like(rows[group])
         if rules[group].reuse is ReuseRule.PREFIX:
             before[1:] = rows[group][:-1]
@@ -182,9 +188,11 @@ def as_names(rows: Rows) -> list[bytes]:
 
 
 def cut_pieces(count: int, block_bytes: int, piece_bytes: int) -> Iterator[slice]:
-    """Parts of `count` blocks of at most so many bytes, of at least one block each and PIECE_BLOCKS at most."""
+    """Cuts `count` blocks into parts of at most `piece_bytes`, each of at least one and at most PIECE_BLOCKS blocks."""
     step = min(max(piece_bytes // max(block_bytes, 1), 1), PIECE_BLOCKS)
     return (slice(first, min(first + step, count)) for first in range(0, count, step))
 
 
 FindSpace = Callable[[int], TierSpace | None]
+FindNear = Callable[[RecordNames], npt.NDArray[np.bool_]]
+"""Returns which of these records a tier has, as far as it knows. From any thread."""

@@ -1,4 +1,4 @@
-"""What tiers have is told to memory's eviction: there is less to lose by such blocks."""
+"""Notes in memory which blocks tiers have, too, so that eviction prefers them: there is less to lose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvoffload.server.tiering.terms import TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
 
 SWEPT_BLOCKS = 4096
-"""That are looked up in one call: a few milliseconds of the core's thread."""
+"""Number of blocks that one call looks up: a few milliseconds of the core's thread."""
 
 
 class TierNotes:
@@ -27,16 +27,16 @@ class TierNotes:
     def __init__(self, tiers: Sequence[TierTraffic]) -> None:
         self._tiers = tiers
         self._left: deque[TierSpace] = deque()
-        """Those of this round that are looked at yet; of the first one, what is behind `_first`."""
+        """Identities still to look at in this round; of the first one, its blocks from `_first` on."""
         self._first = 0
 
     def sweep(self, cache: LocalCache) -> None:
-        """Looks up the next part."""
+        """Looks up the next part of the blocks in memory, if all tiers know what they have."""
         if not all(tier.knows_all for tier in self._tiers):
             return
         if not self._left:
             # To look for an identity takes a way through the whole index.
-            used = cache.stats.used_by
+            used = cache.used_by_each()
             self._left.extend(space for space in self._tiers[0].spaces if used.get(space.number))
         if not self._left:
             return

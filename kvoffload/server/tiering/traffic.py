@@ -1,4 +1,4 @@
-"""A domain's traffic with one tier below its memory: what is written down, what is brought up."""
+"""A domain's traffic with one slower tier: what is written to it, and what is brought up."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ PREFETCH_WAIT_MS = 2000
 FLUSH_S = 5.0
 LOOK_S = 0.02
 WRITER_LOOK_S = 0.001
-"""Between two looks at what was left to a thread that writes."""
+"""Seconds between two looks at what was left to a thread that writes."""
 
 
 class TierTraffic:
     """Belongs to the thread of the server's core, which watches the tier's file. Nothing here waits but `close`."""
 
     def __init__(self, tier: Tier, terms: TierTerms, *, open_pidfd: Callable[[], int]) -> None:
-        """The tier is closed with it. `open_pidfd`: of the process that owns the slots of what is under way."""
+        """Takes the tier, and closes it at the end. `open_pidfd` opens a pidfd of the process that owns the slots of
+        what is under way."""
         self._open_pidfd = open_pidfd
         self.terms = terms
         self.counts = TierCounts()
         self._tier = tier
         self._spaces: dict[int, TierSpace] = {}
         self._tell: OnStored = lambda *_: None
-        self._states: dict[str, TierState] = {}
-        """Of its places, by name: those of a fleet come and go."""
+        self._states: dict[str, tuple[TierState, str]] = {}
+        """States of the tier's places, by name, with the reason of one that is ready. Those of a fleet come and go."""
         self._advanced_s = 0.0
         self._bad = BadRecords(tier)
         self.writes = TierWrites(tier, terms, self._spaces.get, self.counts, self._bad)
@@ -47,12 +48,13 @@ class TierTraffic:
         )
 
     def tell(self, *, written: OnStored, missing: OnMissing) -> None:
-        """Blocks that the tier has from now on are told, and those that it was found not to have."""
+        """Sets the callables that are called with blocks that the tier has from now on, and with those that it turned
+        out not to have."""
         self.writes.on_written = written
         self._reads.on_missing = missing
 
     def find_there(self, space: TierSpace, group: int, hashes: bytes) -> npt.NDArray[np.bool_]:
-        """Which blocks the tier has all shards of, as far as it knows."""
+        """Returns which blocks the tier has all shards of, as far as it knows."""
         return space.find_whole(self._tier, group, hashes)
 
     def _open_session(self, cache: LocalCache, held_limit_bytes: int) -> SessionId:
@@ -64,22 +66,23 @@ class TierTraffic:
         self._tell(space, stored)
 
     def attach(self, cache: LocalCache, tell: OnStored) -> None:
-        """The memory is there. `tell` hears of blocks that came up."""
+        """Connects the memory. `tell` is called with blocks that came up."""
         held_bytes = int(cache.stats.capacity_bytes * self.terms.held_share)
-        # Adopted memory may have no place for them. Both or none: nothing is moved then.
+        # Adopted memory may have no place for two sessions. Both are opened first, so that nothing is moved unless both
+        # are there.
         writing, reading = self._open_session(cache, NO_LIMIT), self._open_session(cache, held_bytes or NO_LIMIT)
         self._tell = tell
         self.writes.attach(cache, writing)
         self._reads.attach(cache, reading)
 
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
-        """Blocks of this identity are moved from here on."""
+        """Notes an identity whose blocks may be moved from here on."""
         self._spaces.setdefault(name_space, TierSpace(number=name_space, fingerprint=fingerprint, geometry=geometry))
         self.terms.on_learn(name_space, fingerprint, geometry)
 
     def forget_spaces(self, name_spaces: Set[int]) -> set[int]:
-        """Nobody registers these any more, and memory has none of their blocks. Which ones are forgotten here: all but
-        those for which something is to be done."""
+        """Forgets identities that no session registers any more and that have no blocks in memory. Returns those that
+        were forgotten here: all but those for which there is something to do."""
         idle = name_spaces - self._reads.busy_spaces()
         known = {number: space for number in idle if (space := self._spaces.get(number)) is not None}
         stay = {number for number, space in known.items() if not self.terms.on_forget(space.fingerprint)}
@@ -91,22 +94,22 @@ class TierTraffic:
         return forgotten
 
     def fileno(self) -> int:
-        """Readable when `advance` may have something to do."""
+        """Returns a descriptor that is readable when `advance` may have something to do."""
         return self._tier.fileno()
 
     def next_s(self) -> float | None:
-        """When `advance` has something to do at the latest."""
+        """Returns the latest time at which `advance` has something to do."""
         next_s = self._reads.next_s()
         if self._reads.awaits_writer:
             return self._advanced_s + WRITER_LOOK_S if next_s is None else min(next_s, self._advanced_s + WRITER_LOOK_S)
         return next_s
 
     def note_stored(self, name_space: int, stored: StoredBlocks) -> None:
-        """An engine's blocks can be read in memory from now on."""
+        """Notes that an engine's blocks can be read in memory from now on."""
         self.writes.note(name_space, stored)
 
     def forget(self, name_space: int, group: int, hashes: bytes) -> None:
-        """These blocks are not to be trusted, wherever they are."""
+        """Removes blocks that must not be trusted, here and on their way."""
         space = self._spaces.get(name_space)
         if space is not None:
             self.writes.forget(space, group, hashes)
@@ -114,31 +117,31 @@ class TierTraffic:
 
     @property
     def reads(self) -> Promotions:
-        """Returns what comes up from the tier."""
+        """The blocks on their way up from the tier."""
         return self._reads
 
     def find_space(self, name_space: int) -> TierSpace | None:
-        """Returns what is known of an identity; None: nobody has said what its blocks are."""
+        """Returns what is known of an identity, or None if nothing is."""
         return self._spaces.get(name_space)
 
     @property
     def spaces(self) -> list[TierSpace]:
-        """Returns all identities of which it is known what their blocks are."""
+        """The identities whose blocks may be moved."""
         return list(self._spaces.values())
 
     @property
     def knows_all(self) -> bool:
-        """Nobody else writes there."""
+        """Whether the tier knows all that it has, because no other server writes there."""
         return self._tier.knows_all
 
     def find_near(self, names: RecordNames) -> npt.NDArray[np.bool_]:
-        """Which of these records it has, as far as it knows. From any thread."""
-        found = self._tier.contains(names)
+        """Returns which of these records the tier has, as far as it knows. From any thread."""
+        found = self._tier.contains(names).copy()
         self._bad.leave_out(names, found)
         return found
 
     def advance(self, now_s: float) -> None:
-        """Takes what has ended, and gives the tier what it may have."""
+        """Takes finished batches from the tier, and gives it as much new work as it may have."""
         self._advanced_s = now_s
         for batch in self._tier.poll():
             if not (self._reads.finish(batch, now_s) or self.writes.finish(batch, now_s)):
@@ -148,41 +151,43 @@ class TierTraffic:
         self.writes.advance(now_s)
 
     def look(self) -> None:
-        """Is called now and then: says in one line each what has become of its places."""
+        """Tries again to remove bad records, and logs each change of a place's state in one line. The event loop calls
+        it periodically."""
         self._bad.retry()
-        health = self._tier.health()
-        for one in health:
-            before = self._states.get(one.name, TierState.OPENING)
-            if one.state is before or one.state is TierState.OPENING:
+        before, self._states = self._states, {}
+        for one in self._tier.health():
+            is_ready = one.state is TierState.READY
+            # The reason of a place that is not ready may change with every attempt to reach it.
+            self._states[one.name] = now = one.state, one.reason if is_ready else ""
+            if one.state is TierState.OPENING or before.get(one.name) == now:
                 continue
-            if one.state is TierState.READY:
+            if is_ready and not one.reason:
                 logger.info("%s tier %s is ready: %d records", self.terms.name, one.name, one.records)
             else:
                 logger.warning("%s tier %s is %s: %s", self.terms.name, one.name, one.state.value, one.reason)
-        self._states = {one.name: one.state for one in health}
 
     def health(self) -> list[TierHealth]:
-        """Returns how each of its places is."""
+        """Returns the state of each of the tier's places."""
         return self._tier.health()
 
     @property
     def waiting_bytes(self) -> int:
-        """Returns the bytes that are to be written."""
+        """Number of bytes that wait to be written."""
         return self.writes.waiting_bytes
 
     @property
     def waiting_requests(self) -> int:
-        """Returns how many requests wait for what comes up."""
+        """Number of requests that wait for blocks to come up."""
         return self._reads.waiting
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is to be written, and nobody waits."""
+        """Whether nothing waits to be written, and no request waits."""
         return self.writes.is_idle and not self._reads.waiting
 
     def close(self, now_s: Callable[[], float]) -> None:
-        """Closes the tier: the server ends. What is to be written is written, for FLUSH_S at most. After it no slot of
-        the memory is touched."""
+        """Closes the tier, as the server ends, after writing what waits to be written for FLUSH_S at most. After it no
+        slot of the memory is touched."""
         end_s = now_s() + FLUSH_S
         self._reads.end_all(now_s())
         self.writes.flush()

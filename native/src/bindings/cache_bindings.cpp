@@ -292,11 +292,6 @@ nb::dict stats(const Cache& cache) {
     found["evicted_unused"] = stats.evicted_unused;
     found["residence"] = nb::make_tuple(std::vector<std::uint32_t>(kResidenceBounds.begin(), kResidenceBounds.end()),
                                         stats.residence, stats.residence_seconds);
-    nb::dict used_by;
-    for (const auto& [name_space, bytes] : stats.used_by) {
-        used_by[nb::int_(name_space)] = bytes;
-    }
-    found["used_by"] = used_by;
     found["mismatches"] = stats.mismatches;
     found["moved_bytes"] = stats.moved_bytes;
     found["lost_touches"] = stats.lost_touches;
@@ -306,6 +301,14 @@ nb::dict stats(const Cache& cache) {
         tenants.append(nb::make_tuple(tenant.name, tenant.quota_bytes, tenant.used_bytes));
     }
     found["tenants"] = nb::tuple(tenants);
+    return found;
+}
+
+nb::dict used_by_each(const Cache& cache) {
+    nb::dict found;
+    for (const auto& [name_space, bytes] : cache.core()->used_by_each()) {
+        found[nb::int_(name_space)] = bytes;
+    }
     return found;
 }
 
@@ -345,13 +348,18 @@ auto call_sessions(const Cache& cache, SessionId session) {
 void bind_sessions(nb::class_<Cache>& cache) {
     cache
         .def("open_session",
-             [](const Cache& self, std::uint64_t limit) {
-                 return take(without_gil(self, [&](CacheCore& core) { return core.sessions().open(limit); }));
+             [](const Cache& self, std::uint64_t limit, std::optional<OwnerNumber> owner) {
+                 return take(without_gil(
+                     self, [&](CacheCore& core) { return core.sessions().open(limit, owner.value_or(kNoOwner)); }));
              })
         .def("add_process", add_process)
         .def("add_pidfd", add_pidfd)
         .def("quarantine", call_sessions<&SessionTable::quarantine>)
-        .def("reopen", call_sessions<&SessionTable::reopen>)
+        .def("reopen",
+             [](const Cache& self, SessionId session, std::optional<OwnerNumber> owner) {
+                 return without_gil(
+                     self, [&](CacheCore& core) { return core.sessions().reopen(session, owner.value_or(kNoOwner)); });
+             })
         .def("is_open", call_sessions<&SessionTable::is_open>)
         .def("held_bytes", call_sessions<&SessionTable::held_bytes>)
         .def("reclaim_ended",
@@ -426,6 +434,8 @@ void bind_cache(nb::module_& module) {
         .def("find_used", find_used, nb::arg("name_space"), nb::arg("group"), nb::arg("hashes"),
              nb::arg("since").none())
         .def("use_clock", [](const Cache& self) { return self.core()->search().use_clock(); })
+        .def("used_by", [](const Cache& self, std::uint32_t name_space) { return self.core()->used_by(name_space); })
+        .def("used_by_each", used_by_each)
         .def("without_room", [](const Cache& self) { return self.core()->reservations().without_room(); })
         .def("find_departed", find_departed)
         .def("find_stored", find_stored)

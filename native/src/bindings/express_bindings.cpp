@@ -45,10 +45,10 @@ nb::dict call_times(const ExpressServer& server) {
     return told;
 }
 
-nb::dict refusals(const ExpressServer& server) {
+nb::dict refusals(const ExpressServer& server, std::uint64_t domain) {
     nb::dict told;
     for (std::uint64_t code = 0; code < RefusalCounts::kCodes; ++code) {
-        if (const std::uint64_t count = server.refusals().of(code); count != 0) {
+        if (const std::uint64_t count = server.count_refusals(domain, code); count != 0) {
             told[nb::int_(code)] = count;
         }
     }
@@ -78,7 +78,7 @@ void bind_express(nb::module_& module) {
             "open",
             [](ExpressServer& self, int end, const Cache& cache, std::uint64_t session, SessionId cache_session,
                std::uint32_t name_space, std::uint32_t tenant, std::vector<TenantNumber> tenants, std::uint64_t owner,
-               std::string user) {
+               std::string user, std::uint64_t domain) {
                 return self.open(FileDescriptor(end), cache.core(),
                                  {.session = session,
                                   .cache_session = cache_session,
@@ -86,18 +86,20 @@ void bind_express(nb::module_& module) {
                                   .tenant = static_cast<TenantNumber>(tenant),
                                   .tenants = std::move(tenants),
                                   .owner = owner,
-                                  .user = std::move(user)});
+                                  .user = std::move(user)},
+                                 domain);
             },
             nb::kw_only(), nb::arg("end"), nb::arg("cache"), nb::arg("session"), nb::arg("cache_session"),
             nb::arg("name_space"), nb::arg("tenant"), nb::arg("tenants"), nb::arg("owner"), nb::arg("user"),
-            "Takes the descriptor.")
+            nb::arg("domain"), "Takes the descriptor.")
         .def("log_file", [](ExpressServer& self) { return self.log().file(); })
         .def("watch_stored", [](ExpressServer& self, bool is_wanted) { self.log().watch(is_wanted); })
         .def(
             "take_stored", &take_stored,
             "Owner, group, hashes, parents of each batch and whether it is to be forgotten; how many blocks were lost.")
         .def("call_times", &call_times, "By call: counts by bucket, the last of longer ones, and all nanoseconds.")
-        .def("refusals", &refusals, "How many calls got an error for an answer, by its code.")
+        .def("refusals", &refusals, nb::arg("domain"),
+             "How many calls of this domain got an error for an answer, by its code.")
         .def("end", &ExpressServer::end)
         .def("tick", &ExpressServer::tick)
         .def("start_drain", &ExpressServer::start_drain)

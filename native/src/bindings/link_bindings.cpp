@@ -12,9 +12,9 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
+#include "link/libcrypto.hpp"
 #include "link/record_link.hpp"
 #include "link/resp_values.hpp"
-#include "link/seal_library.hpp"
 
 namespace nb = nanobind;
 
@@ -25,7 +25,7 @@ constexpr std::size_t kMostHeadBytes = 1 << 12;
 
 using Keys = std::optional<std::tuple<nb::bytes, nb::bytes>>;
 
-// What the other side, or the way to it, has done wrong.
+// Raises an error if the other side, or the way to it, has failed.
 void raise_if_lost(const Status& status) {
     if (!status.ok() && status.code() != Code::invalid) {
         PyErr_SetString(status.code() == Code::unavailable ? PyExc_TimeoutError : PyExc_ConnectionError,
@@ -176,7 +176,8 @@ private:
     RecordLink link_;
 };
 
-// Heads and digests of the values that came, and what of the inbox nobody has taken then.
+// Returns the heads and digests of the values that came, and the first and last position of the inbox's bytes that are
+// not taken yet.
 std::tuple<nb::bytes, nb::bytes, std::size_t, std::size_t> receive_resp_values(
     int socket, nb::handle inbox, std::size_t first, std::size_t last, nb::handle slots, std::uint64_t record_bytes,
     std::size_t head_bytes, const nb::bytes& fingerprint, const nb::bytes& block_hashes, std::uint32_t group,
@@ -206,7 +207,7 @@ std::tuple<nb::bytes, nb::bytes, std::size_t, std::size_t> receive_resp_values(
 
 // Seconds in which so many bytes are sealed, in pieces as on a link: what a sealed link cannot be faster than.
 double time_sealing(std::uint64_t size_bytes) {
-    const Result<const Libcrypto*> library = seal_library();
+    const Result<const Libcrypto*> library = machine_libcrypto();
     if (!library.ok()) {
         raise_if_not_ok(library.fault());
     }
@@ -236,23 +237,11 @@ double time_sealing(std::uint64_t size_bytes) {
 
 // Its name, its version's number and its file.
 std::tuple<std::string, unsigned long, std::string> describe_seal_library() {
-    const Result<const Libcrypto*> library = seal_library();
+    const Result<const Libcrypto*> library = machine_libcrypto();
     if (!library.ok()) {
         raise_if_not_ok(library.fault());
     }
     return {library.value()->name, library.value()->version, library.value()->file};
-}
-
-bool use_library(const std::string& file) {
-    Result<bool> is_used = false;
-    {
-        const WithoutGil unlocked;
-        is_used = use_seal_library(file);
-    }
-    if (!is_used.ok()) {
-        raise_if_not_ok(is_used.fault());
-    }
-    return is_used.value();
 }
 
 }  // namespace
@@ -273,7 +262,6 @@ void bind_link(nb::module_& module) {
                nb::arg("last"), nb::arg("slots"), nb::arg("record_bytes"), nb::kw_only(), nb::arg("head_bytes"),
                nb::arg("fingerprint"), nb::arg("block_hashes"), nb::arg("group"), nb::arg("shard"),
                nb::arg("timeout_ms"));
-    module.def("use_seal_library", &use_library, nb::arg("file"));
     module.def("seal_library", &describe_seal_library);
     module.def("time_sealing", &time_sealing, nb::arg("size_bytes"));
 }

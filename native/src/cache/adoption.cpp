@@ -15,7 +15,8 @@ Result<AdoptionReport> Adoption::run(std::span<const TenantTerms> tenants) {
     if (!report.ok()) {
         return report;
     }
-    // Engines name their identities anew to a successor, so those of nobody's blocks may go before they are too many.
+    // Engines name their identities to a successor again, so identities without blocks may go before there are too
+    // many.
     if (state_.namespaces.known() > kNamespaceLimit / 2) {
         state_.namespaces.forget([this](std::uint32_t number) { return !state_.store.has_entries(number); });
     }
@@ -34,6 +35,12 @@ Result<AdoptionReport> Adoption::run(std::span<const TenantTerms> tenants) {
     for (std::uint16_t place = 0; place < kSessionLimit; ++place) {
         if (const SessionId session = state_.sessions.at(place); session != 0) {
             adopt_leases(session);
+        }
+    }
+    for (EntryNumber entry = 0; entry < leased.size(); ++entry) {
+        if (EntryWord(state_.view.entries[entry].word.load()).leases() != 0) {
+            state_.store.tenants().hold(state_.view.entries[entry].tenant.load(),
+                                        state_.store.slot_bytes(entry).size());
         }
     }
     return report;
@@ -72,10 +79,13 @@ void Adoption::adopt_leases(SessionId session) {
             }
             continue;
         }
-        std::uint64_t bytes = 0;
-        state_.lease_lists.each_entry(lease,
-                                      [&](EntryNumber entry) { bytes += state_.store.slot_bytes(entry).size(); });
-        state_.sessions.charge_adopted(session_place(session), bytes);
+        Holding held;
+        state_.lease_lists.each_entry(lease, [&](EntryNumber entry) {
+            held.bytes += state_.store.slot_bytes(entry).size();
+            ++held.entries;
+        });
+        held.nodes = LeaseTable::count_nodes(held.entries);
+        state_.sessions.charge_adopted(session_place(session), held);
     }
 }
 

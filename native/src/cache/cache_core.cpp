@@ -12,7 +12,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Of all sizes of the curve together, which takes 4 MB with them.
+// Number of records of all sizes of the curve together, which takes 4 MB with them.
 constexpr std::uint64_t kCurveRecords = std::uint64_t{1} << 15;
 
 Status check_owner(const CacheOwner& owner) {
@@ -41,7 +41,8 @@ Status check_options(const CacheOptions& options) {
     if (Status owner = check_owner(options.owner); !owner.ok()) {
         return owner;
     }
-    // Whatever would refuse them after the memory has been taken, which takes long.
+    // Checked here because creating the arena would refuse the options only after the memory has been taken, which
+    // takes long.
     if (const auto arena = Arena::create({options.segment_bytes, options.extent_bytes}); !arena.ok()) {
         return arena.fault();
     }
@@ -155,12 +156,12 @@ Result<TenantNumber> CacheCore::open_tenant(const std::string& name, std::uint64
 }
 
 std::size_t CacheCore::reclaim_ended() {
-    // One thread at a time: when a place is free again, nobody may still look for what its last session left.
+    // One thread at a time: when a place is free again, no search may still run for what its last session left.
     const std::unique_lock lock(reclaiming_, std::try_to_lock);
     if (!lock) {
         return 0;
     }
-    // What was left when nobody had the lock any more to see it is done now.
+    // Makes the calls that were left after the last holder of the lock had looked for them.
     state_.writer.leave([] {});
     std::size_t reclaimed = 0;
     for (const SessionId session : state_.sessions.take_ended()) {
@@ -194,11 +195,6 @@ CacheStats CacheCore::stats() const {
         stats.residence.push_back(bucket.load(kRelaxed));
     }
     stats.residence_seconds = counts.residence_seconds.load(kRelaxed);
-    for (const std::uint32_t number : state_.namespaces.list()) {
-        if (const std::uint64_t bytes = counts.used_by[place_of_namespace(number)].load(kRelaxed); bytes != 0) {
-            stats.used_by.emplace_back(number, bytes);
-        }
-    }
     stats.moved_bytes = counts.moved_bytes.load(kRelaxed);
     stats.leases = state_.lease_lists.count();
     stats.sessions = state_.sessions.count();
@@ -214,8 +210,22 @@ CacheStats CacheCore::stats() const {
     return stats;
 }
 
+std::uint64_t CacheCore::used_by(std::uint32_t name_space) const {
+    return state_.store.counts().used_by[place_of_namespace(name_space)].load(kRelaxed);
+}
+
+std::vector<std::pair<std::uint32_t, std::uint64_t>> CacheCore::used_by_each() const {
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> found;
+    for (const std::uint32_t number : state_.namespaces.list()) {
+        if (const std::uint64_t bytes = used_by(number); bytes != 0) {
+            found.emplace_back(number, bytes);
+        }
+    }
+    return found;
+}
+
 MemoryCurve::Counts CacheCore::memory_curve() {
-    // Nobody reserves where all is hit, and touches would wait for that.
+    // While every block is a hit, no thread reserves, and touches would wait until one does.
     if (state_.writer.try_lock()) {
         const std::lock_guard lock(state_.writer, std::adopt_lock);
         state_.drain_touches();

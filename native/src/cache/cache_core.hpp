@@ -4,7 +4,7 @@
 //                   └──► abort                           └──► evict, invalidate, clear
 //
 // Reservations, commits and evictions share a lock. Look-ups take none, acquires those of sessions and leases, which
-// are held for an instant. One trust domain: whoever may map its files may read all of it.
+// are held for an instant. One trust domain: a process that may map the cache's files may read all of it.
 #pragma once
 
 #include <array>
@@ -43,14 +43,13 @@ struct CacheStats {
     std::uint64_t refused = 0;  // acquires and reservations that found everything in use
     std::uint64_t duplicates = 0;
     std::uint64_t evicted = 0;
-    std::uint64_t evicted_unused = 0;  // of them, those that nobody ever loaded
+    std::uint64_t evicted_unused = 0;  // of them, those that were never loaded
     std::uint64_t mismatches = 0;      // records whose bytes were not what their digest says
     std::uint64_t moved_bytes = 0;
     std::uint64_t lost_touches = 0;
     std::uint64_t index_bytes = 0;         // memory the index has taken
     std::vector<std::uint64_t> residence;  // evicted blocks by how long they were there, see kResidenceBounds
     std::uint64_t residence_seconds = 0;
-    std::vector<std::pair<std::uint32_t, std::uint64_t>> used_by;  // number of a namespace that has slots, their bytes
     std::vector<TenantTable::Usage> tenants;
 };
 
@@ -95,6 +94,9 @@ public:
     std::unique_lock<WriterLock> hold_writer();
 
     CacheStats stats() const;
+    // The bytes of a namespace's slots, and those of all namespaces that have any, which takes longer.
+    std::uint64_t used_by(std::uint32_t name_space) const;
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> used_by_each() const;
     std::uint64_t version() const noexcept {
         return state_.view.header->version_counter.load(std::memory_order_acquire);
     }

@@ -15,8 +15,10 @@ std::function<Status(const Region&, std::uint64_t)> reserve_in(IndexFile& index)
 CacheState::CacheState(CacheMemory& memory, TenantTable tenants, Arena arena)
     : view(memory.index().view()),
       namespaces(view, reserve_in(memory.index())),
-      sessions(view, reserve_in(memory.index()),
-               [&index = memory.index()](std::uint16_t place) { return index.has_sign(place); }),
+      sessions(
+          view, reserve_in(memory.index()),
+          [&index = memory.index()](std::uint16_t place) { return index.has_sign(place); },
+          [this] { return store.count_left(); }),
       lease_lists(view, reserve_in(memory.index())),
       store(memory.index(), memory.segments(), namespaces, std::move(tenants), std::move(arena)) {}
 

@@ -47,18 +47,22 @@ Result<ClassNumber> EntryStore::open_class(Space space) { return arena_.class_fo
 
 EntryNumber EntryStore::reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
                                 Effort& effort) {
+    effort.is_unfinished = false;
     const bool has_shards = namespaces_.find(namespace_of(space))->has_shards;
-    // Counted before room is made: whoever this brings over the quota makes the room for it.
+    // Counted before room is made: a tenant that goes over its quota by this reservation makes the room for it.
     const std::uint64_t bytes = facts_of(space).slot_bytes;
     tenants_.add_bytes(tenant, bytes);
-    EntryNumber number = take_number(has_shards);
+    const bool may_hold = tenants_.hold(tenant, bytes);
+    EntryNumber number = may_hold ? take_number(has_shards) : kNoEntry;
     const bool is_full =
         first_free_ == kNoEntry && view_.header->entry_count.load(kRelaxed) == view_.header->entry_limit;
-    if (number == kNoEntry && is_full && evict_one(tenant)) {
+    if (number == kNoEntry && may_hold && is_full && evict_one(tenant)) {
         number = take_number(has_shards);
     }
     const std::optional<Slot> slot = number == kNoEntry ? std::nullopt : make_slot(size_class, number, tenant, effort);
     if (!slot) {
+        effort.is_quota_used = !may_hold || tenants_.is_over_quota(tenant);
+        tenants_.let_go(tenant, bytes);
         tenants_.subtract_bytes(tenant, bytes);
         if (number != kNoEntry) {
             free_number(number);
@@ -88,14 +92,18 @@ Status EntryStore::publish(EntryNumber number, const HashWords& hash, EntryNumbe
     }
     entry.parent.store(parent, kRelease);
     entry.tiers.store(kInMemory | tag, kRelease);
-    if (Status status = table_.insert(number); !status.ok()) {
+    Status status = table_.insert(number);
+    while (!status.ok() && evict_rival(number)) {
+        status = table_.insert(number);
+    }
+    if (!status.ok()) {
         return status;
     }
     entry.word.store(word(number).next(EntryState::readable).bits(), kRelease);
     // Not before: if this process dies in between, it is still the reservation that is read there.
     entry.recency.store(view_.header->clock.load(kRelaxed), kRelease);
     view_.header->version_counter.fetch_add(1, kRelease);
-    counts_.reserved.fetch_sub(1, kRelaxed);
+    end_reserved(number);
     counts_.readable.fetch_add(1, kRelaxed);
     stored_at_.grow_to(number) = StoredAt(now_s());
     admit(number);
@@ -112,7 +120,23 @@ void EntryStore::charge(EntryNumber number, TenantNumber tenant) {
     const std::uint64_t bytes = facts_of(entry.space.load(kRelaxed)).slot_bytes;
     tenants_.subtract_bytes(entry.tenant.load(kRelaxed), bytes);
     tenants_.add_bytes(tenant, bytes);
+    tenants_.let_go(entry.tenant.load(kRelaxed), bytes);
+    tenants_.hold(tenant, bytes);
     entry.tenant.store(tenant, kRelease);
+}
+
+Holding EntryStore::count_left() const noexcept {
+    const std::uint64_t ready = view_.header->ready_bytes.load(kRelaxed);
+    const std::uint64_t entries = view_.header->entry_limit;
+    return {.bytes = ready - std::min(ready, tenants_.held_bytes()),
+            .entries = entries - std::min(entries, tenants_.held_entries())};
+}
+
+// Ends a reservation: no process writes to the slot any more, so that it does not count as in use.
+void EntryStore::end_reserved(EntryNumber number) {
+    counts_.reserved.fetch_sub(1, kRelaxed);
+    const Entry& entry = view_.entries[number];
+    tenants_.let_go(entry.tenant.load(kRelaxed), facts_of(entry.space.load(kRelaxed)).slot_bytes);
 }
 
 void EntryStore::expect(EntryNumber number, std::uint64_t hash_word) {
@@ -124,7 +148,7 @@ void EntryStore::abort(EntryNumber number) {
     const EntryWord reserved = word(number);
     assert(reserved.state() == EntryState::reserved);
     view_.entries[number].word.store(reserved.next(EntryState::free).bits(), kRelease);
-    counts_.reserved.fetch_sub(1, kRelaxed);
+    end_reserved(number);
     give_back(number);
 }
 
@@ -311,7 +335,7 @@ void EntryStore::note_residence(EntryNumber number, std::uint32_t now_s) {
     }
 }
 
-// Whatever was evicted since then would have had to stay, too.
+// To keep the block, all that was evicted since then would have had to stay, too.
 std::optional<Departed> EntryStore::find_departed(Space space, std::uint64_t hash_word) const {
     const std::optional<Departure> found = departures_.find(name_of(space, hash_word));
     if (!found) {

@@ -1,8 +1,8 @@
-// The lives of entries, as the one writer changes them: numbers, slots, names, and who has to go.
+// The lives of entries, as the one writer changes them: numbers, slots, names, and the choice of entries to evict.
 //
 // Every change is made so that a process that dies after any instruction leaves entries that are whole: an entry's
 // bytes and fields stand before its word says so, and its slot is given to others only after its word has said that it
-// is free. Everything else here (free numbers, arena, table, policies) is made anew from the entries by `adopt`.
+// is free. Everything else here (free numbers, arena, table, policies) is rebuilt from the entries by `adopt`.
 #pragma once
 
 #include <array>
@@ -16,6 +16,7 @@
 #include "arena/segment.hpp"
 #include "cache/curve_feed.hpp"
 #include "cache/departures.hpp"
+#include "cache/held_shares.hpp"
 #include "cache/namespace_table.hpp"
 #include "cache/removed_log.hpp"
 #include "cache/tenant_table.hpp"
@@ -25,7 +26,7 @@
 
 namespace kvo {
 
-// Whoever may write to a reserved entry's slot: the entry and the generation it was reserved in. Never 0.
+// Permission to write to a reserved entry's slot: the entry and the generation it was reserved in. Never 0.
 using Ticket = std::uint64_t;
 constexpr Ticket make_ticket(EntryNumber entry, std::uint32_t generation) {
     return (static_cast<Ticket>(generation) << 32) | entry;
@@ -33,10 +34,12 @@ constexpr Ticket make_ticket(EntryNumber entry, std::uint32_t generation) {
 constexpr EntryNumber entry_of(Ticket ticket) { return static_cast<EntryNumber>(ticket); }
 constexpr std::uint32_t generation_of(Ticket ticket) { return static_cast<std::uint32_t>(ticket >> 32); }
 
-// What a reservation has cost so far. Unfinished: it may be asked for again, when others had the lock in between.
+// The cost of a reservation so far. If it is unfinished, the caller may ask again after it has let others have the
+// lock.
 struct Effort {
     std::uint64_t evicted_bytes = 0;
     bool is_unfinished = false;
+    bool is_quota_used = false;  // whether it was refused because of its tenant's quota, whatever room there is
 };
 
 // How long evicted blocks were there: seconds of each bucket at most, and one bucket for longer.
@@ -51,7 +54,7 @@ struct StoreCounts {
     std::array<std::atomic<std::uint64_t>, kNamespaceLimit> used_by = {};  // the same by a namespace's place
     std::atomic<std::uint64_t> evicted = 0;
     std::atomic<std::uint64_t> evicted_bytes = 0;
-    std::atomic<std::uint64_t> evicted_unused = 0;  // nobody ever loaded them
+    std::atomic<std::uint64_t> evicted_unused = 0;  // of them, those that were never loaded
     std::atomic<std::uint64_t> moved_bytes = 0;
     std::array<std::atomic<std::uint64_t>, kResidenceBounds.size() + 1> residence = {};  // of evicted blocks, by bucket
     std::atomic<std::uint64_t> residence_seconds = 0;                                    // of them together
@@ -67,7 +70,7 @@ public:
         bytes_ = {static_cast<std::uint8_t>(told), static_cast<std::uint8_t>(told >> 8),
                   static_cast<std::uint8_t>(told >> 16)};
     }
-    // None: a process before this one stored it.
+    // The seconds from then to `second`, or none if a process before this one stored the entry.
     std::optional<std::uint32_t> seconds_until(std::uint32_t second) const {
         const std::uint32_t told = bytes_[0] | std::uint32_t{bytes_[1]} << 8 | std::uint32_t{bytes_[2]} << 16;
         if (told == 0) {
@@ -82,14 +85,14 @@ private:
 };
 static_assert(sizeof(StoredAt) == 3);
 
-// Of a block that is not there any more.
+// How a block left the pool.
 struct Departed {
     Leaving why = Leaving::evicted;
     std::uint32_t seconds_ago = 0;
     std::uint64_t missing_bytes = 0;  // more memory that would have kept it, about
 };
 
-// What a policy calls an entry.
+// The name by which policies know an entry.
 constexpr std::uint64_t name_of(Space space, std::uint64_t hash_word) {
     return hash_word ^ (std::uint64_t{space} << 32 | space) * 0x9e3779b97f4a7c15;
 }
@@ -106,7 +109,7 @@ public:
     EntryStore(IndexFile& index, std::vector<Segment>& segments, const NamespaceTable& namespaces, TenantTable tenants,
                Arena arena);
 
-    // From here on what happens is noted there. It must outlive this.
+    // From here on every event is noted in `curve`, which must outlive this.
     void follow_by(CurveFeed& curve) noexcept { curve_ = &curve; }
 
     // A new index: an empty table.
@@ -116,15 +119,17 @@ public:
     Result<ClassNumber> open_class(Space space);
 
     // An entry with a slot of this class, reserved for a session. kNoEntry: everything that could go is in use, or
-    // memory for the index is short, or the tenant is over its quota and has nothing of its own that could go.
+    // memory for the index is short, or the tenant is over its quota and has nothing of its own that could go, or has
+    // its whole quota in use.
     EntryNumber reserve(Space space, ClassNumber size_class, TenantNumber tenant, std::uint16_t session,
                         Effort& effort);
 
     // A reserved entry's bytes are this tenant's from here on.
     void charge(EntryNumber entry, TenantNumber tenant);
 
-    // Makes a reserved entry readable under its name, which must not be taken. A fault leaves it reserved. `tag` says
-    // what its parent is called, whether that is here or not. One that `was_promoted` came from a slower tier.
+    // Makes a reserved entry readable under its name, which must not be taken. If too many names fall together in
+    // the table, an unused entry among them is evicted for it. A fault leaves it reserved. `tag` says what its parent
+    // is called, whether that is here or not. One that `was_promoted` came from a slower tier.
     Status publish(EntryNumber entry, const HashWords& hash, EntryNumber parent, std::uint16_t tag,
                    bool was_promoted = false);
 
@@ -138,31 +143,34 @@ public:
     // False: it was not readable any more.
     bool remove(EntryNumber entry, Leaving why);
 
-    // What became of a block that was here and is not any more, if that is remembered.
+    // How a block that was here left, if that is remembered.
     std::optional<Departed> find_departed(Space space, std::uint64_t hash_word) const;
     // For how many seconds an entry has been stored, if this process stored it.
     std::optional<std::uint32_t> stored_for(EntryNumber entry) const;
 
-    // Frees a quarantined entry that nobody leases any more; does nothing to any other.
+    // Frees a quarantined entry that has no leases any more; does nothing to any other.
     void end_quarantine(EntryNumber entry);
 
     // More room, behind what is there; its memory is.
     Status add_extents(std::uint64_t count);
-    // For so many seconds whoever finds no room is refused: room is about to come, and then nobody has to go for it.
+    // For this many seconds a reservation that finds no room is refused: room is about to come, so nothing is evicted
+    // for it.
     void expect_room(std::uint32_t seconds);
 
-    // One entry goes, whichever the policies choose: of nobody within its quota where a tenant wants room that is over
-    // its own. False: nobody can, or none of the many that were tried.
-    bool evict_one(TenantNumber wanting = 0);
+    // Evicts one entry, which the policies choose. If `wanting` is over its quota or has none, entries of tenants
+    // within theirs are spared; without `wanting`, none is. False: no entry can be evicted, or none of the many that
+    // were tried.
+    bool evict_one(std::optional<TenantNumber> wanting = {});
 
     void touch(std::span<const EntryNumber> entries);
-    // Somebody saves what comes behind it, and found it here.
+    // Notes that a save of the blocks behind this one has found it here.
     void spare(EntryNumber entry);
     // Whether a tier below memory has it, too. It may have gone by now.
     void note_tier(EntryNumber entry, bool has);
 
-    // Makes everything anew from what a dead process left. `leases(entry)` is how often it is leased by right;
-    // `may_write(session)` says whether somebody of that session may still write to what it reserved.
+    // Rebuilds everything from the entries that a dead process left. `leases(entry)` is how often the lists of leases
+    // name it; `may_write(session)` says whether a process of that session may still write to the slots that it
+    // reserved.
     Result<AdoptionReport> adopt(const std::function<std::uint32_t(EntryNumber)>& leases,
                                  const std::function<bool(std::uint16_t)>& may_write);
 
@@ -170,11 +178,14 @@ public:
     const TenantTable& tenants() const noexcept { return tenants_; }
     const Arena& arena() const noexcept { return arena_; }
     const StoreCounts& counts() const noexcept { return counts_; }
-    // What leaves; used by any thread.
+    // The log of blocks that are removed; any thread may use it.
     RemovedLog& removed() noexcept { return removed_; }
     bool has_entries(std::uint32_t name_space) const noexcept {
         return counts_.used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
     }
+
+    // The bytes and entries that are not in use, all of which can be had for others. Any thread may ask.
+    Holding count_left() const noexcept;
 
     // The bytes of an entry's slot, all shards' records. The caller has a lease, a reservation or the writer lock.
     std::span<std::byte> slot_bytes(EntryNumber entry) const;
@@ -185,15 +196,15 @@ public:
     std::uint64_t address_of(Space space, Slot slot) const;
 
 private:
-    // Of one policy in one call: a bound of the time under the lock where very much is leased. Who was asked in vain is
-    // asked last the next time.
+    // Number of candidates that one policy is asked for in one call: a bound of the time under the lock while very much
+    // is leased. Candidates that were tried in vain come last the next time.
     static constexpr int kVictimTries = 8192;
     // For one slot at most this share of the memory is evicted, besides so many of its spans and what may lie in holes
     // that are too few to count; then it is refused.
     static constexpr std::uint64_t kEvictedShare = 32;
     static constexpr std::uint64_t kEvictedSpans = 4;
     static constexpr int kEvictedAtOnce = 512;
-    // So far back a block's followed ancestor is looked for.
+    // How many parents are followed in search of a block's followed ancestor.
     static constexpr int kAncestors = 4096;
     // Memory that was once too small for all has room again when this share of it is free.
     static constexpr std::uint64_t kRoomShare = 4;
@@ -216,7 +227,9 @@ private:
     void prefetch_next(EntryNumber victim) const;
     bool try_evict(EntryNumber victim);
     bool evict_unused(EntryNumber entry);
-    bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age, TenantNumber wanting);
+    bool evict_rival(EntryNumber entry);
+    bool evict_around(const std::function<std::uint32_t(EntryNumber)>& age, std::optional<TenantNumber> wanting);
+    void end_reserved(EntryNumber entry);
     void count_used(Space space, std::uint64_t bytes);
     void tell_used();
     void unlink(EntryNumber entry, bool was_evicted);

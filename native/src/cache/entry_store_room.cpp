@@ -1,7 +1,11 @@
 // How an entry store makes room: who goes, and what moves.
+#include <algorithm>
 #include <array>
 #include <cassert>
 #include <cstring>
+#include <functional>
+#include <unordered_map>
+#include <utility>
 
 #include "cache/entry_store.hpp"
 
@@ -13,7 +17,7 @@ constexpr auto kRelease = std::memory_order_release;
 
 }  // namespace
 
-bool EntryStore::evict_one(TenantNumber wanting) {
+bool EntryStore::evict_one(std::optional<TenantNumber> wanting) {
     const std::uint32_t clock = view_.header->clock.load(kRelaxed);
     const auto age = [&](EntryNumber entry) { return clock - view_.entries[entry].recency.load(kRelaxed); };
     const std::size_t policy = tenants_.has_one_policy() ? 0 : tenants_.choose_policy(age, wanting);
@@ -42,8 +46,8 @@ void EntryStore::prefetch_next(EntryNumber victim) const {
     }
 }
 
-// With a block of full attention go those of the other such groups that have its name, as the stages of a pipeline do:
-// what one group keeps longer than another takes room and serves nobody.
+// Evicts a block of full attention together with the blocks of the same name in other such groups, such as those of a
+// pipeline's other stages: a block that only one of these groups keeps takes room and is of no use.
 bool EntryStore::try_evict(EntryNumber victim) {
     Key key{.hash = hash_of(view_.entries[victim]), .space = view_.entries[victim].space.load(kRelaxed)};
     if (!evict_unused(victim)) {
@@ -70,15 +74,35 @@ bool EntryStore::evict_unused(EntryNumber entry) {
     return true;
 }
 
-// Past candidates that are in use. A policy that comes round to the first of them, again and again, has nobody else,
-// and another one is asked: what one tenant holds must not keep the others from giving way.
-bool EntryStore::evict_around(const std::function<std::uint32_t(EntryNumber)>& age, TenantNumber wanting) {
+// Makes room for this entry in its chain of the table, which is full because names were chosen so. An entry of the
+// identity that has most in that chain goes, the least recently used one first: who fills a chain takes the place of
+// its own entries, and a neighbour's entry gets in.
+bool EntryStore::evict_rival(EntryNumber entry) {
+    const auto identity = [&](EntryNumber one) { return namespace_of(view_.entries[one].space.load(kRelaxed)); };
+    const auto owner = [&](EntryNumber one) { return view_.entries[one].tenant.load(kRelaxed); };
+    std::vector<EntryNumber> rivals = table_.list_rivals(entry);
+    std::unordered_map<std::uint32_t, std::size_t> counts;
+    for (const EntryNumber rival : rivals) {
+        ++counts[identity(rival)];
+    }
+    const std::uint32_t clock = view_.header->clock.load(kRelaxed);
+    std::ranges::stable_sort(rivals, std::greater{}, [&](EntryNumber one) {
+        return std::pair(counts[identity(one)], clock - view_.entries[one].recency.load(kRelaxed));
+    });
+    return std::ranges::any_of(
+        rivals, [&](EntryNumber one) { return tenants_.may_take(owner(entry), owner(one)) && try_evict(one); });
+}
+
+// Skips candidates that are in use. A policy that keeps returning to the first of them has no others, and another
+// policy is asked: entries that one tenant holds must not keep those of other tenants from being evicted.
+bool EntryStore::evict_around(const std::function<std::uint32_t(EntryNumber)>& age,
+                              std::optional<TenantNumber> wanting) {
     struct Round {
         EntryNumber first = kNoEntry;
         int returns = 0;
         int tries = 0;
     };
-    // A policy may pass over whoever was used, up to three times, before it offers it.
+    // A policy may pass over an entry that was used, up to three times, before it offers it.
     constexpr int kRounds = 4;
     std::array<Round, TenantTable::kPolicyLimit> rounds;
     std::uint64_t spent = 0;

@@ -23,9 +23,9 @@ Result<LeaseId> LeaseTable::open(std::uint32_t session, std::span<const EntryNum
     assert(!entries.empty());
     const std::lock_guard lock(mutex_);
     std::uint32_t next = kNoNode;
-    // From the last node to the first: the list is whole before its first node gets the id that makes it a lease.
-    const std::size_t nodes = (entries.size() + LeaseNode::kCapacity - 1) / LeaseNode::kCapacity;
-    for (std::size_t i = nodes; i-- > 0;) {
+    // Nodes are filled from the last to the first: the list is whole before its first node gets the id that makes it a
+    // lease.
+    for (std::size_t i = count_nodes(entries.size()); i-- > 0;) {
         const std::optional<std::uint32_t> taken = take_node();
         if (!taken) {
             free_chain(next);

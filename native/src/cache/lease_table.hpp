@@ -1,4 +1,4 @@
-// Who reads what: leases, as lists of entry numbers in the index file, so that they outlive the process that gave them.
+// Leases, as lists of entry numbers in the index file, so that they outlive the process that gave them.
 #pragma once
 
 #include <functional>
@@ -14,13 +14,18 @@ namespace kvo {
 
 using LeaseId = std::uint64_t;  // never 0; an id is never used twice within 2^32 leases of one node
 
-// Safe to call from any thread. It counts nothing in the entries: whoever opens a lease has pinned them before, and
-// whoever closes one unpins them after. If the process dies in between, the lists say which pins are true.
+// Safe to call from any thread. It counts nothing in the entries: a caller that opens a lease has pinned them before,
+// and one that closes a lease unpins them after. If the process dies in between, the lists say which pins are true.
 class LeaseTable {
 public:
     using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
 
     LeaseTable(const IndexView& view, Reserve reserve);
+
+    // Nodes of the list of a lease with so many entries.
+    static constexpr std::uint64_t count_nodes(std::uint64_t entries) {
+        return (entries + LeaseNode::kCapacity - 1) / LeaseNode::kCapacity;
+    }
 
     // The entries must not be empty. A fault says that there is no room for the list.
     Result<LeaseId> open(std::uint32_t session, std::span<const EntryNumber> entries);

@@ -1,5 +1,6 @@
 // Acquiring and releasing: from any thread, and without the writer's lock unless something is wrong with an entry.
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cstring>
 
@@ -14,6 +15,62 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // An acquire that finds entries gone or damaged between its look and its hold looks again.
 constexpr int kLooks = 64;
+
+// The entries of a request so far, each once. Belongs to one thread.
+class DistinctEntries {
+public:
+    void begin(std::size_t count) {
+        places_.assign(std::bit_ceil(2 * count), kNoEntry);
+        shift_ = 64 - std::countr_zero(places_.size());
+    }
+    bool add(EntryNumber entry) {
+        std::size_t place = (entry * 0x9e3779b97f4a7c15ull) >> shift_;
+        for (; places_[place] != kNoEntry; place = (place + 1) % places_.size()) {
+            if (places_[place] == entry) {
+                return false;
+            }
+        }
+        places_[place] = entry;
+        return true;
+    }
+
+private:
+    std::vector<EntryNumber> places_;
+    int shift_ = 0;
+};
+
+// Adds up entries whose first lease begins, or whose last one ends, and tells of those of one tenant at once.
+class HeldSum {
+public:
+    using Note = bool (TenantTable::*)(TenantNumber, std::uint64_t, std::uint64_t) noexcept;
+
+    HeldSum(TenantTable& tenants, Note note) : tenants_(tenants), note_(note) {}
+
+    void add(TenantNumber tenant, std::uint64_t bytes) {
+        if (tenant != tenant_) {
+            tell();
+            tenant_ = tenant;
+        }
+        bytes_ += bytes;
+        ++entries_;
+    }
+    // False: a tenant has more in use than it may.
+    bool tell() {
+        if (entries_ != 0) {
+            may_hold_ = (tenants_.*note_)(tenant_, bytes_, entries_) && may_hold_;
+            bytes_ = entries_ = 0;
+        }
+        return may_hold_;
+    }
+
+private:
+    TenantTable& tenants_;
+    const Note note_;
+    TenantNumber tenant_ = 0;
+    std::uint64_t bytes_ = 0;
+    std::uint64_t entries_ = 0;
+    bool may_hold_ = true;
+};
 
 }  // namespace
 
@@ -40,15 +97,16 @@ Result<Acquired> Leases::acquire(SessionId session, const BoundaryQuery& query, 
         for (std::size_t group = 0; group < geometry.groups.size(); ++group) {
             const BlockRange range = needed_blocks(geometry.groups[group], query.local, boundary);
             pinned.ranges.push_back(range);
-            pinned.bytes += range.count() * name_space->groups[group].slot_bytes;
             for (std::uint64_t position = range.first; position < range.end; ++position) {
                 wanted.push_back(search.found(group, position));
             }
         }
-        if (pin_all(wanted, pinned.entries, LeaseFor::use) != Pin::held) {
+        pinned.wanted = wanted;
+        const Pin pin = pin_all(pinned);
+        if (pin == Pin::gone || pin == Pin::damaged) {
             continue;
         }
-        acquired.outcome = lease(session, *name_space, pinned, shards, acquired);
+        acquired.outcome = pin == Pin::held ? lease(session, *name_space, pinned, shards, acquired) : refuse();
         if (acquired.outcome == AcquireOutcome::hit) {
             acquired.boundary = boundary;
         }
@@ -74,17 +132,17 @@ Result<Acquired> Leases::acquire_entries(SessionId session, Space space, std::sp
         Pinned pinned;
         pinned.is_request = false;
         pinned.purpose = purpose;
-        const Pin pin = pin_all(wanted, pinned.entries, purpose);
+        pinned.wanted = wanted;
+        const Pin pin = pin_all(pinned);
         if (pin == Pin::damaged && purpose == LeaseFor::upkeep) {
             break;  // it may have its name a while longer
         }
-        if (pin != Pin::held) {
+        if (pin == Pin::gone || pin == Pin::damaged) {
             continue;
         }
         pinned.ranges.resize(name_space->groups.size());
         pinned.ranges[group_of(space)] = {0, wanted.size()};
-        pinned.bytes = wanted.size() * name_space->groups[group_of(space)].slot_bytes;
-        acquired.outcome = lease(session, *name_space, pinned, shards, acquired);
+        acquired.outcome = pin == Pin::held ? lease(session, *name_space, pinned, shards, acquired) : refuse();
         return acquired;
     }
     counts_.misses.fetch_add(purpose == LeaseFor::use ? 1 : 0, kRelaxed);
@@ -98,33 +156,52 @@ bool Leases::release(SessionId session, LeaseId lease) {
     }
     std::uint64_t bytes = 0;
     for (const EntryNumber entry : entries) {
-        const Space space = state_.view.entries[entry].space.load(kRelaxed);
-        bytes += state_.namespaces.find(namespace_of(space))->groups[group_of(space)].slot_bytes;
+        bytes += size_of(entry);
     }
+    const Holding held = count_held(entries, bytes);
     unpin(entries);
-    state_.sessions.discharge(session, bytes);
+    state_.sessions.discharge(session, held);
     return true;
 }
 
 // Holds all of them, whole and (but to keep them) checked, or none.
-Leases::Pin Leases::pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose) {
-    pinned.clear();
-    pinned.reserve(wanted.size());
-    for (const Found& found : wanted) {
-        if (pin(found) != Pin::held) {
-            unpin(pinned);
+Leases::Pin Leases::pin_all(Pinned& pinned) {
+    thread_local DistinctEntries seen;
+    seen.begin(pinned.wanted.size());
+    pinned.entries.reserve(pinned.wanted.size());
+    HeldSum held(state_.store.tenants(), &TenantTable::hold);
+    for (const Found& found : pinned.wanted) {
+        if (!seen.add(found.entry)) {
+            continue;
+        }
+        bool is_first = false;
+        if (pin(found, is_first) != Pin::held) {
+            held.tell();
+            unpin(pinned.entries);
             return Pin::gone;
         }
-        pinned.push_back(found.entry);
+        pinned.entries.push_back(found.entry);
+        const std::uint64_t bytes = size_of(found.entry);
+        pinned.bytes += bytes;
+        if (is_first) {
+            held.add(state_.view.entries[found.entry].tenant.load(kRelaxed), bytes);
+        }
     }
-    if (purpose != LeaseFor::keep && check_pinned(pinned, purpose) != Pin::held) {
-        unpin(pinned);
+    const bool may_hold = held.tell();
+    if (pinned.purpose != LeaseFor::keep && check_pinned(pinned.entries, pinned.purpose) != Pin::held) {
+        unpin(pinned.entries);
         return Pin::damaged;
+    }
+    // The server's own upkeep ends by itself.
+    if (!may_hold && pinned.purpose != LeaseFor::upkeep) {
+        unpin(pinned.entries);
+        return Pin::over_quota;
     }
     return Pin::held;
 }
 
-Leases::Pin Leases::pin(const Found& wanted) {
+// `is_first`: it had no lease before.
+Leases::Pin Leases::pin(const Found& wanted, bool& is_first) {
     std::atomic<std::uint64_t>& word = state_.view.entries[wanted.entry].word;
     Spin spin;
     for (std::uint64_t bits = word.load(std::memory_order_acquire);;) {
@@ -143,6 +220,7 @@ Leases::Pin Leases::pin(const Found& wanted) {
             return Pin::gone;
         }
         if (word.compare_exchange_weak(bits, now.with_leases(now.leases() + 1).bits(), std::memory_order_acq_rel)) {
+            is_first = now.leases() == 0;
             return Pin::held;
         }
     }
@@ -150,13 +228,21 @@ Leases::Pin Leases::pin(const Found& wanted) {
 
 void Leases::unpin(std::span<const EntryNumber> entries) {
     std::vector<EntryNumber> ended;
+    HeldSum held(state_.store.tenants(), &TenantTable::let_go);
     for (const EntryNumber entry : entries) {
+        // Read before: it may be another entry as soon as its last lease has ended.
+        const TenantNumber tenant = state_.view.entries[entry].tenant.load(kRelaxed);
+        const std::uint64_t bytes = size_of(entry);
         const EntryWord before(state_.view.entries[entry].word.fetch_sub(1, std::memory_order_acq_rel));
         assert(before.leases() != 0);
+        if (before.leases() == 1) {
+            held.add(tenant, bytes);
+        }
         if (before.leases() == 1 && before.state() == EntryState::quarantined) {
             ended.push_back(entry);
         }
     }
+    held.tell();
     if (!ended.empty()) {
         state_.writer.leave([this, ended = std::move(ended)] {
             for (const EntryNumber entry : ended) {
@@ -166,8 +252,8 @@ void Leases::unpin(std::span<const EntryNumber> entries) {
     }
 }
 
-// Reads what has to be read before it is trusted. A damaged entry loses its name at once; or, where nobody uses it, as
-// soon as the writer's lock is to be had.
+// Reads entries that must be checked before they are trusted. A damaged entry loses its name at once if the lease is
+// for use, otherwise as soon as the writer's lock is free.
 Leases::Pin Leases::check_pinned(std::span<const EntryNumber> entries, LeaseFor purpose) {
     Pin outcome = Pin::held;
     for (const EntryNumber entry : entries) {
@@ -195,7 +281,7 @@ Leases::Pin Leases::check_pinned(std::span<const EntryNumber> entries, LeaseFor 
     return outcome;
 }
 
-// With the writer's lock. Counted once, however many threads find it.
+// The caller holds the writer's lock. A mismatch is counted once, however many threads find it.
 void Leases::remove_damaged(EntryNumber entry) {
     counts_.mismatches.fetch_add(state_.store.remove(entry, Leaving::untrusted), kRelaxed);
 }
@@ -204,15 +290,30 @@ bool Leases::is_suspect(EntryNumber entry) const {
     return verify_ == Verify::always || EntryWord(state_.view.entries[entry].word.load(kRelaxed)).is_unverified();
 }
 
+// The bytes of a leased entry's slot.
+std::uint64_t Leases::size_of(EntryNumber entry) const {
+    const Space space = state_.view.entries[entry].space.load(kRelaxed);
+    return state_.namespaces.find(namespace_of(space))->groups[group_of(space)].slot_bytes;
+}
+
+Holding Leases::count_held(std::span<const EntryNumber> entries, std::uint64_t bytes) const {
+    return {.bytes = bytes, .entries = entries.size(), .nodes = LeaseTable::count_nodes(entries.size())};
+}
+
+AcquireOutcome Leases::refuse() {
+    counts_.refused.fetch_add(1, kRelaxed);
+    return AcquireOutcome::over_limit;
+}
+
 AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, const Pinned& pinned, Shards shards,
                              Acquired& acquired) {
-    if (!state_.sessions.charge(session, pinned.bytes)) {
+    const Holding held = count_held(pinned.entries, pinned.bytes);
+    if (!state_.sessions.charge(session, held)) {
         unpin(pinned.entries);
-        counts_.refused.fetch_add(1, kRelaxed);
-        return AcquireOutcome::over_limit;
+        return refuse();
     }
-    // Whatever is done with the entries is done before the lease is listed: from then on whoever ends the session may
-    // give them back.
+    // All work on the entries is done before the lease is listed: from then on a thread that ends the session may give
+    // them back.
     describe(name_space, pinned, shards, acquired);
     const bool is_use = pinned.purpose == LeaseFor::use;
     if (pinned.entries.empty()) {
@@ -229,7 +330,7 @@ AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, con
     }
     const Result<LeaseId> lease = state_.lease_lists.open(session, pinned.entries);
     if (!lease.ok()) {
-        state_.sessions.discharge(session, pinned.bytes);
+        state_.sessions.discharge(session, held);
         unpin(pinned.entries);
         acquired.groups.clear();
         counts_.refused.fetch_add(1, kRelaxed);
@@ -245,20 +346,20 @@ AcquireOutcome Leases::lease(SessionId session, const Namespace& name_space, con
 
 void Leases::describe(const Namespace& name_space, const Pinned& pinned, Shards shards, Acquired& acquired) const {
     acquired.groups.resize(pinned.ranges.size());
-    std::span<const EntryNumber> rest = pinned.entries;
+    std::span<const Found> rest = pinned.wanted;
     for (std::size_t group = 0; group < pinned.ranges.size(); ++group) {
         LeasedGroup& leased = acquired.groups[group];
-        const std::span<const EntryNumber> entries = rest.first(pinned.ranges[group].count());
-        rest = rest.subspan(entries.size());
+        const std::span<const Found> found = rest.first(pinned.ranges[group].count());
+        rest = rest.subspan(found.size());
         leased.first = pinned.ranges[group].first;
-        leased.addresses.reserve(entries.size());
-        for (const EntryNumber entry : entries) {
-            leased.addresses.push_back(state_.store.slot_address(entry));
+        leased.addresses.reserve(found.size());
+        for (const Found& one : found) {
+            leased.addresses.push_back(state_.store.slot_address(one.entry));
         }
-        leased.digests.reserve(entries.size() * shards.size());
+        leased.digests.reserve(found.size() * shards.size());
         for (const std::uint32_t shard : shards) {
-            for (const EntryNumber entry : entries) {
-                leased.digests.push_back(digest_of(state_.view, entry, shard, name_space));
+            for (const Found& one : found) {
+                leased.digests.push_back(digest_of(state_.view, one.entry, shard, name_space));
             }
         }
     }

@@ -1,4 +1,4 @@
-// Leases: entries are pinned for whoever reads them, checked where they have to be, and let go.
+// Leases: entries are pinned for their readers, checked if necessary, and let go.
 #pragma once
 
 #include <atomic>
@@ -23,11 +23,11 @@ struct LeasedGroup {
 enum class AcquireOutcome : std::uint8_t {
     hit,
     miss,
-    over_limit,  // the session is not open, or would hold more than its limit
+    over_limit,  // the session is not open, or it, its user or a blocks' tenant would hold more than they may
     no_room,     // the index cannot hold another lease
 };
 
-// What a lease is for. A tier's reading or keeping of a block says nothing of its use.
+// The purpose of a lease. If a tier reads or keeps a block, that does not count as a use of it.
 enum class LeaseFor : std::uint8_t {
     use,
     upkeep,
@@ -41,7 +41,7 @@ struct Acquired {
     std::vector<LeasedGroup> groups;
 };
 
-// Whose digests are wanted with a lease.
+// The shards whose digests are wanted with a lease.
 using Shards = std::span<const std::uint32_t>;
 
 // Read by any thread.
@@ -52,8 +52,9 @@ struct LeaseCounts {
     std::atomic<std::uint64_t> mismatches = 0;  // records whose bytes were not what their digest says
 };
 
-// Safe to call from any thread. Takes the locks of sessions and of lease lists, each for an instant; the writer's only
-// to take away the name of a damaged entry, or when nobody has it.
+// A block that a request names more than once is leased once. Safe to call from any thread. Takes the locks of sessions
+// and of lease lists, each for an instant; the writer's only to take away the name of a damaged entry, or when it is
+// free.
 class Leases {
 public:
     // `state` outlives it.
@@ -72,20 +73,24 @@ public:
 
 private:
     struct Pinned {
-        std::vector<EntryNumber> entries;
-        std::vector<BlockRange> ranges;  // by group
-        std::uint64_t bytes = 0;
-        bool is_request = true;  // its entries follow each other; else they are anybody's
+        std::span<const Found> wanted;     // group after group, as they are answered
+        std::vector<EntryNumber> entries;  // of them, each once
+        std::vector<BlockRange> ranges;    // by group
+        std::uint64_t bytes = 0;           // of the entries
+        bool is_request = true;            // one request's entries in their order; false: any entries
         LeaseFor purpose = LeaseFor::use;
     };
-    enum class Pin : std::uint8_t { held, gone, damaged };
+    enum class Pin : std::uint8_t { held, gone, damaged, over_quota };
 
-    Pin pin_all(std::span<const Found> wanted, std::vector<EntryNumber>& pinned, LeaseFor purpose);
-    Pin pin(const Found& wanted);
+    Pin pin_all(Pinned& pinned);
+    Pin pin(const Found& wanted, bool& is_first);
     void unpin(std::span<const EntryNumber> entries);
     Pin check_pinned(std::span<const EntryNumber> entries, LeaseFor purpose);
     void remove_damaged(EntryNumber entry);
     bool is_suspect(EntryNumber entry) const;
+    std::uint64_t size_of(EntryNumber entry) const;
+    Holding count_held(std::span<const EntryNumber> entries, std::uint64_t bytes) const;
+    AcquireOutcome refuse();
     AcquireOutcome lease(SessionId session, const Namespace& name_space, const Pinned& pinned, Shards shards,
                          Acquired& acquired);
     void describe(const Namespace& name_space, const Pinned& pinned, Shards shards, Acquired& acquired) const;

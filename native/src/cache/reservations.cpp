@@ -25,7 +25,7 @@ Status Reservations::begin(Reserving& reserving) const {
     return {};
 }
 
-// Which of the next part are there needs no lock.
+// Looks up, without the lock, which blocks of the next part are there.
 void Reservations::find_next(Reserving& reserving) const {
     if (reserving.next != reserving.end) {
         return;
@@ -46,7 +46,8 @@ bool Reservations::reserve_next(Reserving& reserving) {
     const std::uint16_t place = session_place(reserving.session);
     const auto end = [&](Status status) {
         if (reserving.charged != 0) {
-            state_.sessions.discharge(reserving.session, std::exchange(reserving.charged, 0) * slot_bytes);
+            const std::uint64_t rest = std::exchange(reserving.charged, 0);
+            state_.sessions.discharge(reserving.session, {.bytes = rest * slot_bytes, .entries = rest});
         }
         reserving.status = std::move(status);
         return true;
@@ -83,14 +84,16 @@ bool Reservations::reserve_next(Reserving& reserving) {
                 state_.store.reserve(reserving.space, size_class.value(), reserving.tenant, place, reserving.effort);
             if (entry == kNoEntry && reserving.effort.is_unfinished) {
                 // Others have their turn: of what is charged in advance they find the one that is being made.
-                state_.sessions.discharge(reserving.session, slot_bytes * (reserving.charged - 1));
+                const std::uint64_t rest = reserving.charged - 1;
+                state_.sessions.discharge(reserving.session, {.bytes = rest * slot_bytes, .entries = rest});
                 reserving.charged = 1;
                 return false;
             }
         }
         if (entry == kNoEntry) {
             refused_.fetch_add(1, kRelaxed);
-            without_room_.fetch_add(reserving.charged != 0 && !reserving.is_left ? 1 : 0, kRelaxed);
+            const bool lacks_room = reserving.charged != 0 && !reserving.effort.is_quota_used && !reserving.is_left;
+            without_room_.fetch_add(lacks_room ? 1 : 0, kRelaxed);
             return end({});
         }
         --reserving.charged;
@@ -179,8 +182,8 @@ Status Reservations::locate(SessionId session, std::span<const Ticket> tickets,
     return {};
 }
 
-// Of a reserved entry. Without the lock, so the reservation may end meanwhile: then there is no answer, never one of
-// another entry.
+// Returns the slot of a reserved entry. The caller does not hold the lock, so the reservation may end meanwhile: then
+// there is no answer, never one of another entry.
 std::optional<Slot> Reservations::slot_of(std::uint16_t place, Ticket ticket, Space& space) const {
     if (!is_valid(place, ticket)) {
         return std::nullopt;
@@ -241,13 +244,15 @@ void Reservations::end_one(SessionId session, EntryNumber entry) {
 void Reservations::note_ends(SessionId session, std::uint32_t count, std::uint64_t slot_bytes) {
     if (count != 0) {
         count_by_place_[session_place(session)].fetch_sub(count, kRelaxed);
-        state_.sessions.discharge(session, count * slot_bytes);
+        state_.sessions.discharge(session, {.bytes = count * slot_bytes, .entries = count});
     }
 }
 
 void Reservations::adopt(std::uint16_t place, EntryNumber entry) {
     count_by_place_[place].fetch_add(1);
-    state_.sessions.charge_adopted(place, state_.store.slot_bytes(entry).size());
+    const std::uint64_t bytes = state_.store.slot_bytes(entry).size();
+    state_.store.tenants().hold(state_.view.entries[entry].tenant.load(kRelaxed), bytes);
+    state_.sessions.charge_adopted(place, {.bytes = bytes, .entries = 1});
 }
 
 bool Reservations::end_all(SessionId session) {
@@ -258,7 +263,7 @@ bool Reservations::end_all(SessionId session) {
     return !is_searched_[place].load();
 }
 
-// With the writer's lock: of the entries from this one on.
+// Goes through a part of the entries, from `begin` on. The caller holds the writer's lock.
 void Reservations::end_from(SessionId session, EntryNumber begin) {
     const std::uint16_t place = session_place(session);
     const EntryNumber count = state_.view.header->entry_count.load(std::memory_order_acquire);

@@ -21,10 +21,10 @@ constexpr std::uint32_t next_generation(std::uint32_t generation) {
 
 }  // namespace
 
-SessionTable::SessionTable(const IndexView& view, Reserve reserve, HasSign has_sign)
-    : view_(view), reserve_(std::move(reserve)), has_sign_(std::move(has_sign)) {}
+SessionTable::SessionTable(const IndexView& view, Reserve reserve, HasSign has_sign, CountLeft count_left)
+    : view_(view), reserve_(std::move(reserve)), has_sign_(std::move(has_sign)), count_left_(std::move(count_left)) {}
 
-Result<SessionId> SessionTable::open(std::uint64_t held_limit_bytes) {
+Result<SessionId> SessionTable::open(std::uint64_t held_limit_bytes, OwnerNumber owner) {
     const std::lock_guard lock(mutex_);
     std::size_t place = 0;
     while (place < sessions_.size() && sessions_[place]->state != SessionState::free) {
@@ -44,11 +44,12 @@ Result<SessionId> SessionTable::open(std::uint64_t held_limit_bytes) {
     session.generation = next_generation(session.generation);
     session.is_ending = false;
     session.limit_bytes = held_limit_bytes;
+    session.owner = owner;
     session.members.clear();
     session.identities.clear();
     session.unknown_members = 0;
     session.has_unseen = false;
-    session.held_bytes.store(0, kRelaxed);
+    session.held = {};
     SessionRecord& record = view_.sessions[place];
     record.generation = session.generation;
     record.held_limit_bytes = held_limit_bytes;
@@ -64,8 +65,8 @@ Status SessionTable::add_member(SessionId id, ProcessHandle process) {
     if (session == nullptr || session->state != SessionState::open || session->is_ending) {
         return {Code::invalid, "no session " + std::to_string(id) + " is open"};
     }
-    // What cannot be named for a successor of ours is written as nobody: it then has to be told by the engine itself.
-    // Looked at first: if the process is still there afterwards, its number was its own.
+    // A process that cannot be named for our successor is written as unknown: the engine itself must then name it
+    // again. The identity is read first: if the process is still there afterwards, the number was its own.
     const Result<ProcessIdentity> seen = identify_process(process.pid());
     const bool is_over = process.has_exited();
     const ProcessIdentity identity = seen.ok() && !is_over ? seen.value() : ProcessIdentity{};
@@ -153,7 +154,7 @@ std::vector<SessionId> SessionTable::take_ended() {
 bool SessionTable::forget(SessionId id) {
     const std::lock_guard lock(mutex_);
     Session* const session = find(id);
-    if (session == nullptr || !session->is_ending || session->held_bytes.load(kRelaxed) != 0) {
+    if (session == nullptr || !session->is_ending || session->held.bytes != 0) {
         return false;
     }
     session->members.clear();
@@ -173,32 +174,49 @@ bool SessionTable::is_open(SessionId id) const {
     return session != nullptr && session->state == SessionState::open && !session->is_ending;
 }
 
-bool SessionTable::charge(SessionId id, std::uint64_t bytes) { return charge_some(id, bytes, 1) == 1; }
+bool SessionTable::charge(SessionId id, const Holding& lease) {
+    const std::lock_guard lock(mutex_);
+    Session* const session = find_chargeable(id);
+    if (session == nullptr ||
+        lease.bytes > session->limit_bytes - std::min(session->limit_bytes, session->held.bytes)) {
+        return false;
+    }
+    Holding left = count_left_();
+    const std::uint64_t nodes = shares_.total().nodes + lease.nodes;
+    left.nodes = view_.header->lease_node_limit - std::min<std::uint64_t>(view_.header->lease_node_limit, nodes);
+    if (!shares_.may_hold(session->owner, lease, left)) {
+        return false;
+    }
+    add_held(*session, lease);
+    return true;
+}
 
 std::uint64_t SessionTable::charge_some(SessionId id, std::uint64_t bytes, std::uint64_t count) {
     const std::lock_guard lock(mutex_);
-    Session* const session = find(id);
-    if (session == nullptr || session->state != SessionState::open || session->is_ending) {
+    Session* const session = find_chargeable(id);
+    if (session == nullptr) {
         return 0;
     }
-    const std::uint64_t held = session->held_bytes.load(kRelaxed);
-    const std::uint64_t left = session->limit_bytes - std::min(session->limit_bytes, held);
-    const std::uint64_t granted = bytes == 0 ? count : std::min(count, left / bytes);
-    session->held_bytes.fetch_add(granted * bytes, kRelaxed);
+    const std::uint64_t left = session->limit_bytes - std::min(session->limit_bytes, session->held.bytes);
+    const std::uint64_t within = bytes == 0 ? count : std::min(count, left / bytes);
+    const std::uint64_t granted =
+        shares_.count_allowed(session->owner, {.bytes = bytes, .entries = 1}, within, count_left_());
+    add_held(*session, {.bytes = granted * bytes, .entries = granted});
     return granted;
 }
 
-void SessionTable::discharge(SessionId id, std::uint64_t bytes) {
+void SessionTable::discharge(SessionId id, const Holding& held) {
     const std::lock_guard lock(mutex_);
     if (Session* const session = find(id); session != nullptr) {
-        session->held_bytes.fetch_sub(bytes, kRelaxed);
+        session->held -= held;
+        shares_.subtract(session->owner, held);
     }
 }
 
 std::uint64_t SessionTable::held_bytes(SessionId id) const {
     const std::lock_guard lock(mutex_);
     const Session* const session = find(id);
-    return session == nullptr ? 0 : session->held_bytes.load(kRelaxed);
+    return session == nullptr ? 0 : session->held.bytes;
 }
 
 SessionId SessionTable::at(std::uint16_t place) const {
@@ -239,12 +257,12 @@ void SessionTable::adopt() {
     }
 }
 
-void SessionTable::charge_adopted(std::uint16_t place, std::uint64_t bytes) {
+void SessionTable::charge_adopted(std::uint16_t place, const Holding& held) {
     const std::lock_guard lock(mutex_);
-    sessions_[place]->held_bytes.fetch_add(bytes, kRelaxed);
+    add_held(*sessions_[place], held);
 }
 
-bool SessionTable::reopen(SessionId id) {
+bool SessionTable::reopen(SessionId id, OwnerNumber owner) {
     const std::lock_guard lock(mutex_);
     Session* const session = find(id);
     if (session == nullptr || session->is_ending) {
@@ -256,9 +274,14 @@ bool SessionTable::reopen(SessionId id) {
             session->identities.erase(session->identities.begin() + static_cast<std::ptrdiff_t>(i));
         }
     }
-    // Who cannot be seen from here may live: as many as were not seen have to be named first.
+    // Processes that cannot be seen from here may live: as many as were not seen must be named first.
     if (session->unknown_members == 0) {
         write_members(session_place(id));
+    }
+    if (owner != kNoOwner && session->owner != owner) {
+        shares_.subtract(session->owner, session->held);
+        session->owner = owner;
+        shares_.add(owner, session->held);
     }
     set_state(session_place(id), SessionState::open);
     return true;
@@ -278,6 +301,17 @@ SessionTable::Session* SessionTable::find(SessionId id) const {
     Session* const session = sessions_[place].get();
     const bool is_it = session->state != SessionState::free && make_session(session->generation, place) == id;
     return is_it ? session : nullptr;
+}
+
+// A session that is open and not ending.
+SessionTable::Session* SessionTable::find_chargeable(SessionId id) const {
+    Session* const session = find(id);
+    return session == nullptr || session->state != SessionState::open || session->is_ending ? nullptr : session;
+}
+
+void SessionTable::add_held(Session& session, const Holding& more) {
+    session.held += more;
+    shares_.add(session.owner, more);
 }
 
 void SessionTable::set_state(std::uint16_t place, SessionState state) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "cache/held_shares.hpp"
 #include "index/index_view.hpp"
 #include "shim/process_handle.hpp"
 
@@ -30,18 +31,23 @@ class SessionTable {
 public:
     using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
     using HasSign = std::function<bool(std::uint16_t place)>;
+    using CountLeft = std::function<Holding()>;
 
-    // `has_sign`: whether a process is there that has the memory for the session at a place.
-    SessionTable(const IndexView& view, Reserve reserve, HasSign has_sign = [](std::uint16_t) { return true; });
+    // `has_sign`: whether a process is there that has the memory for the session at a place. `count_left`: the bytes
+    // and entries that no session holds; nodes do not count.
+    SessionTable(
+        const IndexView& view, Reserve reserve, HasSign has_sign = [](std::uint16_t) { return true; },
+        CountLeft count_left = [] { return Holding{}; });
 
-    // `held_limit_bytes`: what its leases and reservations together may hold.
-    Result<SessionId> open(std::uint64_t held_limit_bytes);
+    // `held_limit_bytes`: what its leases and reservations together may hold. `owner`: the user whose share they are
+    // taken from.
+    Result<SessionId> open(std::uint64_t held_limit_bytes, OwnerNumber owner = kNoOwner);
 
-    // From now on the session lives as long as this process. Code::invalid: no such session, or it is full.
+    // Adds a process, as long as which the session lives. Code::invalid: no such session, or it is full.
     Status add_member(SessionId id, ProcessHandle process);
 
-    // From now on nobody has the memory for this session without a sign of it: a successor of ours goes by those.
-    // False: no such session.
+    // Notes that from now on every process that has the memory for this session leaves a sign of it, by which our
+    // successor knows it. False: no such session.
     bool note_signs(SessionId id);
 
     // False: no such session. A session without processes is ended by this; `take_ended` tells.
@@ -57,26 +63,27 @@ public:
     bool is_known(SessionId id) const;
     bool is_open(SessionId id) const;
 
-    // False if the session is not open or would hold more than its limit; then nothing is charged.
-    bool charge(SessionId id, std::uint64_t bytes);
-    // The same of as many of `count` times so much as the limit allows; returns how many.
+    // Charges a session for a lease whose entries are held already. False if the session is not open, or would hold
+    // more than its limit or its owner's share; then nothing is charged.
+    bool charge(SessionId id, const Holding& lease);
+    // Charges it for as many of `count` entries of so many bytes as limit and share allow; returns how many.
     std::uint64_t charge_some(SessionId id, std::uint64_t bytes, std::uint64_t count);
-    void discharge(SessionId id, std::uint64_t bytes);
+    void discharge(SessionId id, const Holding& held);
     std::uint64_t held_bytes(SessionId id) const;
 
     // The session at a place, 0: none.
     SessionId at(std::uint16_t place) const;
 
     // Takes over what a dead process left: sessions whose processes have all exited end at the next take_ended, the
-    // others are quarantined until their engines come back (`reopen`) or exit. Who cannot be seen from here (another
-    // PID namespace, of his or of the dead process) has exited when there is no sign of him; where none were given,
-    // never.
+    // others are quarantined until their engines come back (`reopen`) or exit. A process that cannot be seen from here
+    // (it or the dead process is in another PID namespace) counts as exited when there is no sign of it, and never if
+    // its session left no signs.
     void adopt();
-    // What a session of a dead process held, whatever its limit.
-    void charge_adopted(std::uint16_t place, std::uint64_t bytes);
-    // The engine of a quarantined session is connected again; it adds its processes anew. Those that are known and live
-    // count as before, whether it does or not.
-    bool reopen(SessionId id);
+    // Charges a session of a dead process for what it held, whatever its limit. Its owner is not known.
+    void charge_adopted(std::uint16_t place, const Holding& held);
+    // The engine of a quarantined session is connected again, and adds its processes again. Those that are known and
+    // live count as before, whether it does or not. What it holds is taken from the share of `owner`, if that is named.
+    bool reopen(SessionId id, OwnerNumber owner = kNoOwner);
 
     std::uint32_t count() const;
 
@@ -86,22 +93,27 @@ private:
         SessionState state = SessionState::free;
         bool is_ending = false;
         std::uint64_t limit_bytes = 0;
+        OwnerNumber owner = kNoOwner;
         std::vector<ProcessHandle> members;
         std::vector<ProcessIdentity> identities;  // of each member; pid 0: not known
         std::uint32_t unknown_members = 0;
         bool has_unseen = false;  // maybe: as long as there is a sign
-        std::atomic<std::uint64_t> held_bytes = 0;
+        Holding held;
     };
 
     Session* find(SessionId id) const;
     void set_state(std::uint16_t place, SessionState state);
     void write_members(std::uint16_t place);
     void write_member(std::uint16_t place, std::uint32_t position, const ProcessIdentity& identity);
+    Session* find_chargeable(SessionId id) const;
+    void add_held(Session& session, const Holding& more);
 
     const IndexView view_;
     const Reserve reserve_;
     const HasSign has_sign_;
+    const CountLeft count_left_;
     mutable std::mutex mutex_;
+    HeldShares shares_;
     std::vector<std::unique_ptr<Session>> sessions_;  // by place
 };
 

@@ -47,7 +47,7 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
     if (auto known = set_quota(name, quota_bytes)) {
         return std::move(*known);
     }
-    // Whoever had a number that is nobody's has no block any more.
+    // The former tenant of an unused number has no block any more.
     const auto unused =
         std::find_if(tenants_.begin() + 1, tenants_.end(), [](const Tenant& tenant) { return tenant.name.empty(); });
     const auto number = static_cast<TenantNumber>(unused - tenants_.begin());
@@ -60,7 +60,7 @@ Result<TenantNumber> TenantTable::open(const std::string& name, std::uint64_t qu
     tell(number, quota_bytes);
     records_[number].quota_bytes = quota_bytes;
     records_[number].name[name.size()] = 0;
-    // From the last byte to the first: the record is valid once the first one stands.
+    // Written from the last byte to the first: the record is valid once the first one stands.
     for (std::size_t i = name.size(); i-- > 0;) {
         records_[number].name[i] = name[i];
         std::atomic_signal_fence(std::memory_order_release);
@@ -83,7 +83,20 @@ std::optional<Result<TenantNumber>> TenantTable::set_quota(const std::string& na
     return number;
 }
 
-// Who it is can be asked from here on.
+bool TenantTable::hold(TenantNumber tenant, std::uint64_t bytes, std::uint64_t entries) noexcept {
+    constexpr auto kRelaxed = std::memory_order_relaxed;
+    told_->all_held_bytes.fetch_add(bytes, kRelaxed);
+    told_->all_held_entries.fetch_add(entries, kRelaxed);
+    const std::uint64_t held = told_->held_bytes[tenant].fetch_add(bytes, kRelaxed) + bytes;
+    const std::uint64_t quota = quota_of(tenant);
+    return quota == 0 || held <= quota;
+}
+
+bool TenantTable::let_go(TenantNumber tenant, std::uint64_t bytes, std::uint64_t entries) noexcept {
+    return hold(tenant, ~bytes + 1, ~entries + 1);
+}
+
+// Publishes the tenant's name and quota, so that other threads can ask for them.
 void TenantTable::tell(std::size_t number, std::uint64_t quota_bytes) {
     const std::lock_guard lock(told_->mutex);
     told_->names.resize(std::max(told_->names.size(), number + 1));

@@ -1,4 +1,4 @@
-// Who shares a pool: each tenant's use and quota, and the order in which its entries go.
+// The tenants that share a pool: each one's use and quota, and the order in which their entries are evicted.
 #pragma once
 
 #include <array>
@@ -18,21 +18,21 @@ namespace kvo {
 
 using TenantNumber = std::uint16_t;
 
-// Who is to share a pool; `quota_bytes` 0: no share of its own.
+// A tenant that shares a pool; `quota_bytes` 0: no share of its own.
 struct TenantTerms {
     std::string name;
     std::uint64_t quota_bytes = 0;
 };
 
-// Under the writer's lock, but for `set_quota` and `usage`. Tenants without a quota share one policy; one with a quota
-// has its own, so that it can lose its own entries first.
+// Under the writer's lock, but for `set_quota`, `usage`, and what says how much is held. Tenants without a quota share
+// one policy; one with a quota has its own, so that it can lose its own entries first.
 class TenantTable {
 public:
     static constexpr std::size_t kPolicyLimit = kTenantLimit;
 
-    // Tenants that stand in the records are there at once, with their quotas;
-    // or, of those that `wanted` names, with the quotas that stand there. The others' records are emptied: their
-    // numbers are nobody's, and given again only to who is opened later.
+    // Tenants in the records are there at once, with the quotas in the records; if `wanted` is given, only those that
+    // it names. The records of the others are emptied: their numbers belong to no tenant, and go only to tenants that
+    // are opened later.
     static TenantTable create(TenantRecord* records, const MakePolicy& make_policy, const PolicyBounds& bounds,
                               const std::optional<std::vector<TenantTerms>>& wanted = {});
 
@@ -61,19 +61,41 @@ public:
         return quota_bytes != 0 && used_by(tenant) > quota_bytes;
     }
 
-    // Whose entry goes next: of the tenants over their quotas the one furthest over; where nobody is, or none of them
-    // has anything to lose, whoever's candidate was used least recently, as `age(entry)` says; but nobody's within its
-    // quota for one who is over its own. None of those whose bit is in `spent`. kNoPolicy: nobody has a candidate.
+    // Whether an unused entry of `owner` may be evicted for an entry of `wanting`: never if the owner is within its
+    // quota, nor if the owner has no quota and `wanting` is over its own.
+    bool may_take(TenantNumber wanting, TenantNumber owner) const noexcept {
+        return wanting == owner || is_over_quota(owner) || (quota_of(owner) == 0 && !is_over_quota(wanting));
+    }
+
+    // Notes that an entry of this tenant is in use from here on (leased, or reserved), so that it cannot be evicted.
+    // False: the tenant has more in use than its quota, so that others could not get their memory back. From any
+    // thread, and so are the next three.
+    bool hold(TenantNumber tenant, std::uint64_t bytes, std::uint64_t entries = 1) noexcept;
+    bool let_go(TenantNumber tenant, std::uint64_t bytes, std::uint64_t entries = 1) noexcept;
+    std::uint64_t held_bytes() const noexcept { return told_->all_held_bytes.load(std::memory_order_relaxed); }
+    std::uint64_t held_entries() const noexcept { return told_->all_held_entries.load(std::memory_order_relaxed); }
+
+    // The policy whose entry is evicted next: of the tenants over their quotas the one furthest over. If there is none,
+    // or none of them has anything to lose, the one that all without a quota share. If that has no candidate either,
+    // the policy whose candidate was used least recently, as `age(entry)` says; but an entry of a tenant within its
+    // quota never goes for a tenant that is over its own or has none. Without `wanting`, everything may go. Policies
+    // whose bit is in `spent` are not chosen. kNoPolicy: there is no candidate.
     static constexpr std::size_t kNoPolicy = ~std::size_t{0};
     template <typename Age>
-    std::size_t choose_policy(Age age, TenantNumber wanting = 0, std::uint64_t spent = 0) {
+    std::size_t choose_policy(Age age, std::optional<TenantNumber> wanting = {}, std::uint64_t spent = 0) {
         if (has_one_policy()) {
             return spent != 0 || policies_.front()->choose_victim() == kNoEntry ? kNoPolicy : 0;
         }
         if (const std::size_t over = choose_over_quota(spent); over != kNoPolicy) {
             return over;
         }
-        if (is_over_quota(wanting)) {
+        if (wanting && is_over_quota(*wanting)) {
+            return kNoPolicy;
+        }
+        if ((spent & 1) == 0 && policies_.front()->choose_victim() != kNoEntry) {
+            return 0;
+        }
+        if (wanting && quota_of(*wanting) == 0) {
             return kNoPolicy;
         }
         std::size_t oldest = kNoPolicy;
@@ -89,11 +111,11 @@ public:
     EvictionPolicy& policy(std::size_t number) { return *policies_[number]; }
 
     struct Usage {
-        std::string name;  // empty: whoever has none, and numbers that are nobody's
+        std::string name;  // empty: clients without a tenant, and unused numbers
         std::uint64_t quota_bytes = 0;
         std::uint64_t used_bytes = 0;
     };
-    // From any thread.
+    // Safe to call from any thread.
     std::vector<Usage> usage() const;
 
 private:
@@ -101,12 +123,15 @@ private:
         std::string name;
         std::size_t policy = 0;
     };
-    // What others ask for and may change, by number.
+    // Names, quotas and uses that other threads may ask for and change, by number.
     struct Told {
         mutable std::mutex mutex;  // of the names, which are there for good
         std::vector<std::string> names;
         std::array<std::atomic<std::uint64_t>, kTenantLimit> quota_bytes{};
         std::array<std::atomic<std::uint64_t>, kTenantLimit> used_bytes{};
+        std::array<std::atomic<std::uint64_t>, kTenantLimit> held_bytes{};
+        std::atomic<std::uint64_t> all_held_bytes = 0;
+        std::atomic<std::uint64_t> all_held_entries = 0;
     };
 
     TenantTable(TenantRecord* records, MakePolicy make_policy, const PolicyBounds& bounds);
@@ -123,7 +148,7 @@ private:
     TenantRecord* records_;  // by number
     MakePolicy make_policy_;
     PolicyBounds bounds_;
-    std::vector<Tenant> tenants_;  // 0: whoever has no name; another without one is a number that is nobody's
+    std::vector<Tenant> tenants_;  // 0: clients without a tenant; another without a name is an unused number
     std::vector<std::unique_ptr<EvictionPolicy>> policies_;  // the first has the pool's numbers, the others their own
     std::shared_ptr<OwnNumbers::Places> places_ = std::make_shared<OwnNumbers::Places>();
     std::unique_ptr<Told> told_ = std::make_unique<Told>();

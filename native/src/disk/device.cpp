@@ -83,7 +83,8 @@ Result<std::unique_ptr<Device>> Device::create(DeviceTerms terms) {
         }
         engine = std::move(made.value().engine);
     }
-    // For the largest record, beside what is on its way to the device and the buffer that is being filled.
+    // Enough buffers for the largest record, for the writes that are under way, and for the buffer that is being
+    // filled.
     const std::size_t write_buffers =
         record_footprint(terms.record_limit_bytes) / terms.write_buffer_bytes + 2 + 2 * terms.write_depth;
     Result<AlignedMemory> read_memory = AlignedMemory::create(terms.read_buffers * terms.read_piece_bytes);
@@ -152,7 +153,7 @@ void Device::look_after(Instant now) {
         const Status probed = files_.try_writing();
         condition_.set(probed.ok() ? DeviceState::ready : DeviceState::read_only, probed.message());
     } else {
-        files_.expect_room(now);
+        files_.ask_for_room(now);
     }
     condition_.probe_next();
 }
@@ -185,7 +186,7 @@ void Device::become_read_only(const std::string& reason) {
     }
 }
 
-// What is not durable yet ends with `outcome`; what is stays readable.
+// Writes that are not durable yet end with `outcome`; durable records stay readable.
 void Device::drop_writes(DiskOutcome outcome) {
     writer_.give_up();
     evictor_.stop();
@@ -204,6 +205,7 @@ void Device::become_absent(const std::string& reason) {
 
 void Device::publish() {
     DeviceHealth health;
+    health.reason = files_.shortage();
     health.io_engine = runner_.queue().engine_name();
     health.capacity_bytes = segment_count() * terms_.segment_bytes;
     health.counts = counts_;
@@ -216,7 +218,7 @@ void Device::publish() {
 
 bool Device::close(int timeout_ms) {
     const Instant end = terms_.now() + std::chrono::milliseconds(timeout_ms);
-    // What came last is written, too, as far as there are buffers; coding it may take more than a step.
+    // Writes the last records too, as far as there are buffers; coding them may take more than one step.
     while (writer_.has_coded_enough() && can_write() && terms_.now() < end) {
         writer_.pump();
     }

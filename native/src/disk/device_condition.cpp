@@ -35,7 +35,9 @@ void DeviceCondition::probe_later() {
 
 void DeviceCondition::publish(DeviceHealth health) {
     health.state = state_;
-    health.reason = reason_;
+    if (state_ != DeviceState::ready) {
+        health.reason = reason_;
+    }
     const std::lock_guard hold(health_lock_);
     health_ = std::move(health);
 }

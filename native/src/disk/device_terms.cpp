@@ -14,9 +14,9 @@ Status check_terms(const DeviceTerms& terms) {
         return refuse("segment_bytes is a multiple of 4096 from 64 KiB to 64 GiB, not " +
                       std::to_string(terms.segment_bytes));
     }
-    if (terms.capacity_bytes / terms.segment_bytes < 4) {
-        return refuse("capacity_bytes must have room for 4 segments of " + std::to_string(terms.segment_bytes) +
-                      " bytes, and is " + std::to_string(terms.capacity_bytes));
+    if (terms.capacity_bytes / terms.segment_bytes < kLeastSegments) {
+        return refuse("capacity_bytes must have room for " + std::to_string(kLeastSegments) + " segments of " +
+                      std::to_string(terms.segment_bytes) + " bytes, and is " + std::to_string(terms.capacity_bytes));
     }
     if (terms.capacity_bytes / terms.segment_bytes > 1U << 20) {
         return refuse("capacity_bytes must not have room for more than 1048576 segments; make them larger");

@@ -1,4 +1,4 @@
-// What a device of the disk tier is told once, and what it counts.
+// The settings of a device of the disk tier, and its counters.
 #pragma once
 
 #include <chrono>
@@ -16,6 +16,9 @@
 namespace kvo {
 
 inline constexpr std::uint64_t kCodedBytesAStep = std::uint64_t{4} << 20;  // then reads are looked after
+
+// Of fewer segments none is evicted, because two must be empty before another is begun.
+inline constexpr std::uint64_t kLeastSegments = 4;
 
 struct DeviceTerms {
     std::string path;                  // a folder that is there; `may_create`: an empty one becomes a store
@@ -53,7 +56,7 @@ enum class DeviceState : std::uint8_t {
     opening,
     ready,
     read_only,  // nothing is written until a probe succeeds
-    absent,     // nothing is to be had until the folder is back
+    absent,     // nothing can be read or written until the folder is back
 };
 
 struct DeviceCounts {
@@ -83,7 +86,7 @@ struct DeviceCounts {
 
 struct DeviceHealth {
     DeviceState state = DeviceState::opening;
-    std::string reason;  // one line; empty when ready
+    std::string reason;  // one line; of a device that is ready only if its file system is full
     std::string io_engine;
     std::uint64_t capacity_bytes = 0;
     std::uint64_t segments = 0;  // that have files

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -217,11 +218,21 @@ Result<FileDescriptor> DiskFolder::open_segment(std::uint32_t number) const {
     return file;
 }
 
+Status DiskFolder::no_segment(const std::string& what, int error) const {
+    const bool is_full = error == ENOSPC || error == EDQUOT;
+    return {is_full ? Code::unavailable : Code::failed, where(system_fault(what, error).message())};
+}
+
 Result<FileDescriptor> DiskFolder::create_segment(std::uint32_t number) const {
     const std::string name = segment_file_name(number);
+    struct statvfs room;
+    // An attempt that cannot succeed would take all that is left for a moment, while other programs may need it.
+    if (fstatvfs(folder_.number(), &room) == 0 && room.f_blocks > 0 && room.f_bfree * room.f_frsize < segment_bytes_) {
+        return no_segment("setting a segment aside", ENOSPC);
+    }
     FileDescriptor file = open_direct(folder_, name.c_str(), O_RDWR | O_CREAT | O_EXCL);
     if (!file.is_open()) {
-        return Status(errno == ENOSPC ? Code::unavailable : Code::failed, where(system_fault(name, errno).message()));
+        return no_segment(name, errno);
     }
     int error = 0;
     if (fallocate(file.number(), 0, 0, static_cast<off_t>(segment_bytes_)) != 0) {
@@ -234,8 +245,7 @@ Result<FileDescriptor> DiskFolder::create_segment(std::uint32_t number) const {
     }
     if (error != 0) {
         unlinkat(folder_.number(), name.c_str(), 0);
-        return Status(error == ENOSPC || error == EDQUOT ? Code::unavailable : Code::failed,
-                      where(system_fault("setting a segment aside", error).message()));
+        return no_segment("setting a segment aside", error);
     }
     return file;
 }

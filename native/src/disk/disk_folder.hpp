@@ -37,10 +37,12 @@ public:
     // The numbers of the segment files, ascending. Files with other names are not ours and stay.
     Result<std::vector<std::uint32_t>> list_segments() const;
 
-    // Code::unavailable: the file is not a whole segment of ours, but for instance truncated or somebody else's.
+    // Code::unavailable: the file is not a whole segment of ours, for instance because it is truncated or another
+    // user's.
     Result<FileDescriptor> open_segment(std::uint32_t number) const;
 
-    // With all its bytes set aside. An errno of ENOSPC is Code::unavailable; then there is no file.
+    // Creates the file and allocates all its bytes. Code::unavailable: the file system is full (ENOSPC, EDQUOT), and no
+    // file is left.
     Result<FileDescriptor> create_segment(std::uint32_t number) const;
 
     Status remove_segment(std::uint32_t number) const;
@@ -54,6 +56,7 @@ private:
 
     Status read_identity(const FolderTerms& terms);
     Status write_identity(const FolderTerms& terms);
+    Status no_segment(const std::string& what, int error) const;
     std::string where(const std::string& what) const;
 
     std::string path_;
@@ -65,7 +68,7 @@ private:
     bool is_new_ = false;
 };
 
-// What a file of a folder is called.
+// The name of the file of this segment in its folder.
 std::string segment_file_name(std::uint32_t number);
 
 }  // namespace kvo

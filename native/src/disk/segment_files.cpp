@@ -6,7 +6,7 @@
 namespace kvo {
 namespace {
 
-constexpr std::chrono::seconds kFullRetry{60};
+constexpr std::chrono::seconds kRoomInterval{60};
 
 auto is_in(SegmentState state) {
     return [state](const SegmentFile& segment) { return segment.state == state; };
@@ -25,7 +25,7 @@ Status SegmentFiles::open() {
     folder_.reset();
     segments_ = SegmentTable(segments_.size());
     file_count_ = 0;
-    is_full_ = false;
+    refusal_.clear();
     Result<DiskFolder> folder =
         DiskFolder::open({terms_.path, terms_.segment_bytes, terms_.may_create && is_first, store_});
     if (!folder.ok()) {
@@ -42,7 +42,10 @@ Status SegmentFiles::open() {
 Status SegmentFiles::try_writing() {
     Status probed = folder_->try_writing();
     spend(kIoAlignment);
-    is_full_ = false;
+    if (probed.ok() && !refusal_.empty() && !is_full()) {
+        const Result<std::uint32_t> added = add_file();
+        return added.ok() ? Status() : added.fault();
+    }
     return probed;
 }
 
@@ -73,24 +76,28 @@ bool SegmentFiles::has_any(SegmentState state) const { return std::ranges::any_o
 
 std::size_t SegmentFiles::empty_count() const {
     return static_cast<std::size_t>(std::ranges::count_if(segments_, [this](const SegmentFile& segment) {
-        return segment.state == SegmentState::empty || (segment.state == SegmentState::none && !is_full_);
+        return segment.state == SegmentState::empty || (segment.state == SegmentState::none && !is_full());
     }));
 }
 
 Result<std::uint32_t> SegmentFiles::find_empty() {
-    auto chosen = std::ranges::find_if(segments_, is_in(SegmentState::empty));
+    const auto chosen = std::ranges::find_if(segments_, is_in(SegmentState::empty));
     if (chosen != segments_.end()) {
         return static_cast<std::uint32_t>(chosen - segments_.begin());
     }
-    chosen = std::ranges::find_if(segments_, is_in(SegmentState::none));
+    return add_file();
+}
+
+Result<std::uint32_t> SegmentFiles::add_file() {
+    const auto chosen = std::ranges::find_if(segments_, is_in(SegmentState::none));
     const auto number = static_cast<std::uint32_t>(chosen - segments_.begin());
     Result<FileDescriptor> file = folder_->create_segment(number);
     if (!file.ok()) {
-        is_full_ = file.fault().code() == Code::unavailable;
-        full_since_ = terms_.now();
-        const bool can_evict = is_full_ && has_any(SegmentState::full);
-        return Status(can_evict ? Code::unavailable : Code::failed, file.fault().message());
+        refusal_ = file.fault().code() == Code::unavailable ? file.fault().message() : "";
+        refused_at_ = terms_.now();
+        return Status(is_full() ? Code::unavailable : Code::failed, file.fault().message());
     }
+    refusal_.clear();
     chosen->file = std::move(file.value());
     chosen->state = SegmentState::empty;
     ++file_count_;
@@ -111,10 +118,16 @@ void SegmentFiles::go_on_with_life(std::uint32_t number, const SegmentLife& life
     generation_ = std::max(generation_, life.generation);
 }
 
-void SegmentFiles::expect_room(Instant now) {
-    if (is_full_ && now >= full_since_ + kFullRetry) {
-        is_full_ = false;
+void SegmentFiles::ask_for_room(Instant now) {
+    if (is_full() && now >= refused_at_ + kRoomInterval) {
+        static_cast<void>(add_file());
     }
+}
+
+std::string SegmentFiles::shortage() const {
+    return is_full() ? refusal_ + "; blocks are kept in the " + std::to_string(file_count_) + " of " +
+                           std::to_string(segments_.size()) + " segments for which there is room"
+                     : "";
 }
 
 void SegmentFiles::spend(std::uint64_t bytes) {

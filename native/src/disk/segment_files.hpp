@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/status.hpp"
@@ -25,7 +26,8 @@ public:
     void close() { folder_.reset(); }
 
     Status check() const { return folder_->check(); }
-    // A block more, to see whether that works. Room is asked for again behind it.
+    // Writes one block as a test. Where a full file system keeps a small store from writing, there must be room for a
+    // segment, too.
     Status try_writing();
 
     Result<std::vector<std::uint32_t>> list() const { return folder_->list_segments(); }
@@ -42,19 +44,25 @@ public:
 
     // Segments without records, with files and without, as far as the file system has room for more.
     std::size_t empty_count() const;
-    // One of these, with its file; `empty_count` is not 0. Code::unavailable: the file system is full, and there are
-    // segments to evict.
+    // One of these, with its file; `empty_count` is not 0. Code::unavailable: the file system is full, and segments are
+    // evicted to make room. Code::failed: there are too few files for that, so their records stay.
     Result<std::uint32_t> find_empty();
     void begin_life(std::uint32_t number);
     void go_on_with_life(std::uint32_t number, const SegmentLife& life);
-    // Somebody may have made room since the file system had none.
-    void expect_room(Instant now);
+    // Asks the file system for another segment a while after it was full.
+    void ask_for_room(Instant now);
+    // One line if the file system has no room for all segments of the capacity, as far as is known; else empty.
+    std::string shortage() const;
 
-    // What goes to the device, footers and probes too.
+    // Charges bytes that are written to the device, including footers and probes.
     void spend(std::uint64_t bytes);
     bool may_spend(std::uint64_t bytes) { return budget_.allows(bytes, terms_.now()); }
 
 private:
+    // Whether new segments take the place of older ones before the capacity is reached.
+    bool is_full() const noexcept { return !refusal_.empty() && file_count_ >= kLeastSegments; }
+    Result<std::uint32_t> add_file();
+
     const DeviceTerms& terms_;
     DeviceCounts& counts_;
     SegmentTable segments_;
@@ -63,8 +71,8 @@ private:
     std::uint64_t store_ = 0;  // once it is known no other is taken
     std::uint64_t generation_ = 0;
     std::uint64_t file_count_ = 0;
-    Instant full_since_;
-    bool is_full_ = false;  // the file system gave no room for a segment that the capacity allows
+    Instant refused_at_;
+    std::string refusal_;  // with which the file system gave no room for a segment that the capacity allows
 };
 
 }  // namespace kvo

@@ -55,7 +55,7 @@ Status Table::reset() {
     if (Status status = reserve_(view_.regions.buckets, kFirstBuckets); !status.ok()) {
         return status;
     }
-    // From now on readers look into the first buckets only; what lay in the others is behind the count.
+    // Readers now look only into the first buckets; the others are beyond the count.
     view_.header->bucket_count.store(kFirstBuckets, kRelease);
     for (std::uint32_t number = 0; number < std::max(count, kFirstBuckets); ++number) {
         announce_change(number);
@@ -83,6 +83,27 @@ Status Table::insert(EntryNumber entry) {
     return {};
 }
 
+std::vector<EntryNumber> Table::list_rivals(EntryNumber entry) const {
+    const std::uint64_t mixed = mix(entry);
+    std::vector<EntryNumber> all;
+    std::vector<EntryNumber> alike;
+    std::uint32_t number = bucket_of(mixed, view_.header->bucket_count.load(kRelaxed));
+    for (; number != kNoBucket && alike.size() < alike_limit();
+         number = view_.buckets[number].overflow.load(kRelaxed)) {
+        const Bucket& bucket = view_.buckets[number];
+        for (std::uint32_t rest = filled_positions(bucket); rest != 0; rest &= rest - 1) {
+            const auto position = static_cast<std::uint32_t>(std::countr_zero(rest));
+            all.push_back(bucket.entries[position].load(kRelaxed));
+            if (tag_at(bucket, position) == tag_of(mixed)) {
+                alike.push_back(all.back());
+            }
+        }
+    }
+    return alike.size() < alike_limit() ? all : alike;
+}
+
+std::uint64_t Table::average_chain() const noexcept { return size_ / view_.header->bucket_count.load(kRelaxed); }
+
 void Table::prefetch(EntryNumber entry) const {
     __builtin_prefetch(&view_.buckets[bucket_of(mix(entry), view_.header->bucket_count.load(kRelaxed))], 1);
 }
@@ -92,7 +113,7 @@ void Table::erase(EntryNumber entry) {
     const std::uint32_t first = bucket_of(mixed, view_.header->bucket_count.load(kRelaxed));
     Bucket& bucket = view_.buckets[first];
     if (bucket.overflow.load(kRelaxed) == kNoBucket) {
-        // As a rule; nothing takes the place.
+        // The usual case: the chain has one bucket, and no entry has to move into the hole.
         for (std::uint32_t alike = match_bucket(bucket, tag_of(mixed)); alike != 0; alike &= alike - 1) {
             const auto position = static_cast<std::uint32_t>(std::countr_zero(alike));
             if (bucket.entries[position].load(kRelaxed) == entry) {
@@ -137,7 +158,9 @@ Status Table::put(std::uint32_t first, EntryNumber entry, std::uint8_t tag, Chai
             return {};
         }
         alike += static_cast<std::uint32_t>(std::popcount(match_bucket(bucket, tag)));
-        if (chain == Chain::bounded && (alike >= kAlikeLimit || length == kChainLimit)) {
+        if (chain == Chain::bounded &&
+            (alike >= kAlikeLimit || length >= kChainLimit) &&  // first, because it is a comparison
+            (alike >= alike_limit() || length >= chain_limit())) {
             return {Code::failed, "too many keys fall together"};
         }
         const std::uint32_t next = bucket.overflow.load(kRelaxed);
@@ -182,7 +205,8 @@ void Table::take_out(Place hole) {
     }
 }
 
-// Whoever missed a key and sees that something went elsewhere meanwhile looks again.
+// Increments the chain's version, since an entry has moved. A reader that missed its key and sees a new version
+// searches again.
 void Table::announce_change(std::uint32_t first) {
     std::atomic<std::uint32_t>& version = view_.buckets[first].version;
     version.store(version.load(kRelaxed) + 1, kRelease);
@@ -242,7 +266,7 @@ void Table::split_next() {
     }
 }
 
-// Of the listed chain, what belongs to bucket `count` - 1 once there are so many.
+// Lists the entries of the listed chain that belong to bucket `count` - 1 once there are `count` buckets.
 void Table::list_leaving(std::uint32_t count) {
     leaving_.clear();
     for (const std::uint32_t number : chain_) {

@@ -13,17 +13,22 @@ namespace kvo {
 // Called by the one writer under its lock. Readers look up meanwhile, by lookup.hpp.
 class Table {
 public:
-    // Says that memory for so many buckets of a region is needed now. A fault refuses the insertion.
+    // Called when a region needs memory for this many buckets. If it fails, the insertion is refused.
     using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
 
     Table(const IndexView& view, Reserve reserve);
 
-    // Makes it empty, with few buckets: for a new index, and before an adopted one is filled again.
+    // Empties the table and leaves few buckets: for a new index, and before an adopted one is refilled.
     Status reset();
 
-    // The entry's key stands in the entry already. Nothing changes if there is no memory for it, or if its chain is so
-    // long, or has so many with its tag, that only chosen keys make it so.
+    // Inserts an entry, whose key must be in it already. It is refused, and nothing changes, if there is no memory for
+    // it, or if its chain is so long, or has so many entries with its tag, that the keys must have been chosen on
+    // purpose.
     Status insert(EntryNumber entry);
+
+    // The entries that keep this one out, which was refused because too many keys fall together: as long as it is
+    // refused, one more of them has to be erased. They are at most as many as a chain may have.
+    std::vector<EntryNumber> list_rivals(EntryNumber entry) const;
 
     // Asks for the memory where erasing this entry begins.
     void prefetch(EntryNumber entry) const;
@@ -37,11 +42,15 @@ private:
     static constexpr std::uint32_t kFirstBuckets = 64;
 
     // Full buckets of a chain, and entries with one tag in them, beyond which it gets no more. As a rule a chain has
-    // one or two buckets, and no two entries with one tag. It may have more for a while where a table has no memory to
-    // grow, and of keys that are inserted while it is still small.
-    static constexpr std::uint32_t kChainLimit = 128;
-    static constexpr std::uint32_t kAlikeLimit = 32;
+    // one or two buckets, and no two entries with one tag. A table that has no memory to grow has longer chains, so
+    // that both bounds grow with what a chain has on average.
+    static constexpr std::uint32_t kChainLimit = 16;
+    static constexpr std::uint32_t kAlikeLimit = 16;
     enum class Chain : std::uint8_t { bounded, any };
+
+    std::uint64_t average_chain() const noexcept;
+    std::uint64_t alike_limit() const noexcept { return kAlikeLimit + average_chain() / 64; }
+    std::uint64_t chain_limit() const noexcept { return kChainLimit + average_chain() / 4; }
 
     struct Place {
         std::uint32_t bucket;

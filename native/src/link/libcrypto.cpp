@@ -1,7 +1,6 @@
 #include "link/libcrypto.hpp"
 
 #include <array>
-#include <cstdint>
 
 #include "shim/dynamic_library.hpp"
 
@@ -9,8 +8,7 @@ namespace kvo {
 namespace {
 
 constexpr std::array kNames = {"libcrypto.so.3", "libcrypto.so.1.1"};
-constexpr int kNameText = 0;                      // OPENSSL_VERSION
-constexpr std::uint64_t kNoConfiguration = 0x80;  // OPENSSL_INIT_NO_LOAD_CONFIG
+constexpr int kNameText = 0;  // OPENSSL_VERSION
 
 template <typename Function>
 bool find(const DynamicLibrary& library, const char* name, Function& function) {
@@ -18,14 +16,26 @@ bool find(const DynamicLibrary& library, const char* name, Function& function) {
     return function != nullptr;
 }
 
-Result<Libcrypto> open(const std::string& name, bool reads_configuration) {
+Result<Libcrypto> open_first() {
+    Result<Libcrypto> found = Status(Code::unavailable, "no libcrypto");
+    for (const char* name : kNames) {
+        found = open_libcrypto(name);
+        if (found.ok()) {
+            break;
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+Result<Libcrypto> open_libcrypto(const std::string& name) {
     const Result<DynamicLibrary> opened = DynamicLibrary::open(name);
     if (!opened.ok()) {
         return opened.fault();
     }
     const DynamicLibrary& library = opened.value();
     Libcrypto found;
-    int (*start)(std::uint64_t options, const void* settings) = nullptr;
     unsigned long (*number)() = nullptr;
     const char* (*text)(int) = nullptr;
     if (!find(library, "EVP_CIPHER_CTX_new", found.calls.new_state) ||
@@ -34,12 +44,9 @@ Result<Libcrypto> open(const std::string& name, bool reads_configuration) {
         !find(library, "EVP_CipherInit_ex", found.calls.init) ||
         !find(library, "EVP_CipherUpdate", found.calls.update) ||
         !find(library, "EVP_CipherFinal_ex", found.calls.finish) ||
-        !find(library, "EVP_CIPHER_CTX_ctrl", found.calls.control) || !find(library, "OPENSSL_init_crypto", start) ||
-        !find(library, "OpenSSL_version_num", number) || !find(library, "OpenSSL_version", text)) {
+        !find(library, "EVP_CIPHER_CTX_ctrl", found.calls.control) || !find(library, "OpenSSL_version_num", number) ||
+        !find(library, "OpenSSL_version", text)) {
         return Status(Code::unavailable, name + " lacks AES-GCM");
-    }
-    if (!reads_configuration && start(kNoConfiguration, nullptr) != 1) {
-        return Status(Code::unavailable, name + " does not start");
     }
     found.version = number();
     found.name = text(kNameText);
@@ -47,19 +54,12 @@ Result<Libcrypto> open(const std::string& name, bool reads_configuration) {
     return found;
 }
 
-}  // namespace
-
-Result<Libcrypto> open_machine_libcrypto() {
-    Result<Libcrypto> found = Status(Code::unavailable, "no libcrypto");
-    for (const char* name : kNames) {
-        found = open(name, true);
-        if (found.ok()) {
-            break;
-        }
+Result<const Libcrypto*> machine_libcrypto() {
+    static const Result<Libcrypto> found = open_first();
+    if (!found.ok()) {
+        return found.fault();
     }
-    return found;
+    return &found.value();
 }
-
-Result<Libcrypto> open_packaged_libcrypto(const std::string& file) { return open(file, false); }
 
 }  // namespace kvo

@@ -7,7 +7,7 @@
 
 namespace kvo {
 
-// As libcrypto has declared them since version 1.1; its types are opaque there, too.
+// The functions of libcrypto that we call, as it has declared them since version 1.1; its types are opaque there, too.
 struct CryptoCalls {
     void* (*new_state)() = nullptr;
     void (*free_state)(void*) = nullptr;
@@ -26,11 +26,12 @@ struct Libcrypto {
     std::string file;
 };
 
-// The machine's, as the loader finds it, with the machine's configuration. Code::unavailable: it has none.
-Result<Libcrypto> open_machine_libcrypto();
+// Opens the library of this name, as the loader finds it, or of this file. Code::unavailable: there is none, or it
+// cannot seal.
+Result<Libcrypto> open_libcrypto(const std::string& name);
 
-// The one of this file. It reads no configuration: where to look for one, and for modules that it may name, was said
-// on whatever machine the file was built on. Code::unavailable: it is none.
-Result<Libcrypto> open_packaged_libcrypto(const std::string& file);
+// Returns the machine's library, which seals all links; it lives as long as the process. Any thread may call it.
+// Code::unavailable: the machine has none.
+Result<const Libcrypto*> machine_libcrypto();
 
 }  // namespace kvo

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "link/seal_library.hpp"
+#include "link/libcrypto.hpp"
 #include "shim/system_fault.hpp"
 
 namespace kvo {
@@ -67,7 +67,7 @@ Result<RecordLink> RecordLink::make(FileDescriptor socket, const std::optional<L
     }
     std::optional<Sealing> seal, open;
     if (keys) {
-        const Result<const Libcrypto*> library = seal_library();
+        const Result<const Libcrypto*> library = machine_libcrypto();
         if (!library.ok()) {
             return library.fault();
         }
@@ -87,12 +87,13 @@ Status RecordLink::send(std::span<const std::uint8_t> head, const LinkRecords& r
 }
 
 Status RecordLink::send_plain(std::span<const std::uint8_t> head, const LinkRecords& records, Instant deadline) {
-    // What is to be sent is the head and the records, from `at` on, of which `done` bytes are sent.
+    // The parts to send are the head and the records. `at` is the current part, and `done` is how many of its bytes
+    // were sent.
     const std::size_t count = records.record_bytes == 0 ? 0 : records.slots.size();
     std::size_t at = 0, done = 0;
     const auto part = [&](std::size_t number) { return number == 0 ? head : record_at(records, number - 1); };
     while (at <= count) {
-        // Also where the other side never makes us wait.
+        // Checked even if the other side never makes us wait.
         if (Clock::now() >= deadline) {
             return late();
         }
@@ -158,7 +159,7 @@ Status RecordLink::send_sealed(std::span<const std::uint8_t> head, const LinkRec
     if (Status status = add(head); !status.ok()) {
         return status;
     }
-    // Whoever reads the head reads a piece of its own, and the records' pieces go straight to their slots.
+    // The head is a piece of its own, so the receiver can open the records' pieces straight into their slots.
     if (Status status = end(); !status.ok()) {
         return status;
     }

@@ -62,7 +62,8 @@ ExpressServer::ExpressServer(const ExpressTerms& terms, std::size_t channel_limi
 
 ExpressServer::~ExpressServer() { close(); }
 
-std::uint64_t ExpressServer::open(FileDescriptor end, std::shared_ptr<CacheCore> core, const ExpressRights& rights) {
+std::uint64_t ExpressServer::open(FileDescriptor end, std::shared_ptr<CacheCore> core, const ExpressRights& rights,
+                                  std::uint64_t domain) {
     const std::lock_guard lock(mutex_);
     reap();
     if (channels_.size() >= channel_limit_) {
@@ -70,7 +71,7 @@ std::uint64_t ExpressServer::open(FileDescriptor end, std::shared_ptr<CacheCore>
     }
     setsockopt(end.number(), SOL_SOCKET, SO_SNDTIMEO, &kSendPatience, sizeof(kSendPatience));
     Channel& channel = channels_.emplace_back(std::move(end), std::move(core), rights, terms_, is_draining_, log_,
-                                              times_, refusals_, messages_);
+                                              times_, refusals_[domain], messages_);
     channel.number = ++last_;
     try {
         const WithoutSignals blocked;
@@ -81,6 +82,12 @@ std::uint64_t ExpressServer::open(FileDescriptor end, std::shared_ptr<CacheCore>
     }
     pthread_setname_np(channel.thread.native_handle(), "kvo-express");
     return channel.number;
+}
+
+std::uint64_t ExpressServer::count_refusals(std::uint64_t domain, std::uint64_t code) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = refusals_.find(domain);
+    return found == refusals_.end() ? 0 : found->second.of(code);
 }
 
 void ExpressServer::end(std::uint64_t number) {
@@ -133,8 +140,8 @@ void ExpressServer::run(Channel& channel) {
         serve(channel);
         channel.service.settle(false);
     } catch (const std::bad_alloc&) {
-        // What it would have taken is not there: the process is told by the end of its channel. What was granted last
-        // is its session's until that ends.
+        // There is no memory: the process learns of it from the end of its channel. The session keeps what was granted
+        // last until it ends.
     }
     shutdown(channel.end.number(), SHUT_RDWR);
     channel.is_over.store(true, std::memory_order_release);
@@ -144,14 +151,15 @@ void ExpressServer::serve(Channel& channel) {
     ExpressStream stream(channel.frame_bytes);
     std::string out;
     const int end = channel.end.number();
-    // Long ones are held within the user's share: those that come in parts, and answers that nobody reads yet.
+    // Long messages are held within the user's share: those that come in parts, and answers that have not been read
+    // yet.
     const auto may_hold = [&] {
         return channel.held.become(stream.extra_bytes() + (out.capacity() > kKeptBytes ? out.capacity() : 0));
     };
     const auto flush = [&] {
         const std::size_t sent = may_hold() ? send_all(end, out) : 0;
         const bool is_sent = sent == out.size();
-        // Of a part it may have read: then leases and slots are its session's until that ends.
+        // The process may have read a part: then leases and slots are its session's until that ends.
         if (sent != 0) {
             channel.service.settle(true);
         }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,8 +22,9 @@ namespace kvo {
 // Safe to call from any thread of a program without Python; its bindings, from one.
 class ExpressServer {
 public:
-    // `channel_limit`: how many there may be at a time. `log_limit`: blocks in the log of what is stored.
-    // `message_bytes`: for long messages of all channels; whoever takes more than its share has its channel ended.
+    // `channel_limit`: number of channels at a time. `log_limit`: number of blocks in the log of stored blocks.
+    // `message_bytes`: memory for long messages of all channels; a channel that takes more than its user's share is
+    // ended.
     ExpressServer(const ExpressTerms& terms, std::size_t channel_limit, std::size_t log_limit,
                   std::uint64_t message_bytes);
     // Like `close`.
@@ -31,15 +33,18 @@ public:
     ExpressServer& operator=(const ExpressServer&) = delete;
 
     // Serves the other end of this stream socket, which waits where it is read, from here on, and keeps the core for as
-    // long. The channel's number; 0: there are too many, or no thread is to be had.
-    std::uint64_t open(FileDescriptor end, std::shared_ptr<CacheCore> core, const ExpressRights& rights);
+    // long. Returns the channel's number, or 0 if there are too many or no thread can be started. What is refused on it
+    // is counted for the domain with this number.
+    std::uint64_t open(FileDescriptor end, std::shared_ptr<CacheCore> core, const ExpressRights& rights,
+                       std::uint64_t domain = 0);
 
     // No call is begun on it any more. One that is being served goes on; a session that is not open gets nothing.
     void end(std::uint64_t channel);
 
     StoredLog& log() { return log_; }
     const CallTimes& times() const { return times_; }
-    const RefusalCounts& refusals() const { return refusals_; }
+    // How many calls of a domain got an error with this code for an answer.
+    std::uint64_t count_refusals(std::uint64_t domain, std::uint64_t code) const;
 
     // Nothing new is taken; releases are still served.
     void start_drain() { is_draining_.store(true, std::memory_order_relaxed); }
@@ -84,9 +89,9 @@ private:
     std::atomic<bool> is_draining_ = false;
     StoredLog log_;
     CallTimes times_;
-    RefusalCounts refusals_;
     ByteShares messages_;
-    std::mutex mutex_;  // guards what follows
+    mutable std::mutex mutex_;                         // guards what follows
+    std::map<std::uint64_t, RefusalCounts> refusals_;  // by domain; channels add to them without the mutex
     std::list<Channel> channels_;
     std::uint64_t last_ = 0;
 };

@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from benchmarks.ground.accelerator import Share, StepCost
 from benchmarks.ground.engine_config import EngineTerms
-from benchmarks.ground.models import GPT_OSS_120B, LLAMA_8B, QWEN3_NEXT_80B, Model
+from benchmarks.ground.models import DEEPSEEK_V32, GPT_OSS_120B, LLAMA_8B, QWEN3_NEXT_80B, Model
 from benchmarks.ground.server import count_left
 from benchmarks.ground.trial import open_bare, open_ideal
 from benchmarks.ground.work import make_agents, make_fresh, repeat
@@ -52,7 +52,7 @@ def test_a_turn_comes_after_the_one_before() -> None:
             assert one.cached_tokens >= len(ask.after.prompt) // 16 * 16
 
 
-@pytest.mark.parametrize("model", [LLAMA_8B, GPT_OSS_120B, QWEN3_NEXT_80B], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [LLAMA_8B, GPT_OSS_120B, QWEN3_NEXT_80B, DEEPSEEK_V32], ids=lambda model: model.name)
 def test_an_ideal_connector_misses_nothing(model: Model) -> None:
     asks = make_fresh(4, tokens=3000, new_tokens=20, per_s=0)
     with open_ideal(model, EngineTerms()) as engine:

@@ -1,6 +1,6 @@
-"""What every `OffloadCache` must do. A test file gives the fixture `cache`, on the geometry HYBRID, and inherits.
+"""The contract of every `OffloadCache`. A test file gives the fixture `cache`, on the geometry HYBRID, and inherits.
 
-Whatever may wait is awaited; `AsAwaited` makes that of a cache whose calls wait themselves.
+Calls that may wait are awaited; `AsAwaited` wraps a cache whose calls wait themselves.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class OffloadCacheContract:
         assert found.groups[0].digests.all()
         cache.release(found.lease)
 
-    async def test_who_pays_may_be_named(self, cache: Any) -> None:
-        """Of those that the session may name; `own` pays for the rest."""
+    async def test_a_publish_may_name_the_tenant_that_pays(self, cache: Any) -> None:
+        """The session may name some tenants. For any other name `own` pays."""
 
         async def used() -> dict[str, int]:
             return {tenant.name: tenant.used_bytes for tenant in (await cache.stats()).tenants}

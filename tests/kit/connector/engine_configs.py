@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from vllm.config import KVTransferConfig
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -19,6 +20,7 @@ from vllm.v1.kv_cache_interface import (
     KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -50,8 +52,19 @@ def mla(block_size: int = 4, **changes: Any) -> MLAAttentionSpec:
     return MLAAttentionSpec(block_size=block_size, **{**given, **changes})
 
 
+def latent_window(block_size: int = 4, tokens: int = 8, **changes: Any) -> SlidingWindowMLASpec:
+    given = {"num_kv_heads": 1, "head_size": 24, "dtype": torch.bfloat16, "sliding_window": tokens}
+    return SlidingWindowMLASpec(block_size=block_size, **{**given, **changes})
+
+
+def ring(tokens: int = 4, **changes: Any) -> CircularBufferSpec:
+    """One block for each request, with the keys that a sparse indexer has not compressed yet."""
+    given = {"num_kv_heads": 1, "head_size": 24, "head_size_v": 0, "dtype": torch.bfloat16}
+    return CircularBufferSpec(block_size=tokens, **{**given, **changes})
+
+
 def recurrent(block_size: int = 4, page_bytes: int = 0, **changes: Any) -> MambaSpec:
-    """Two states of 24 + 128 bytes; `page_bytes` pads the page, as vLLM does beside attention."""
+    """Two states of 24 + 128 bytes; `page_bytes` pads the page, as vLLM does in models that have attention too."""
     given = {
         "shapes": ((3, 4), (2, 4, 4)),
         "dtypes": (torch.bfloat16, torch.float32),
@@ -69,9 +82,10 @@ def per_token_head(block_size: int = 4, **changes: Any) -> FullAttentionSpec:
 
 
 def make_config(
-    *groups: tuple[Sequence[str], KVCacheSpec], num_blocks: int = 8, layout: str = "LBHNC"
+    *groups: tuple[Sequence[str], KVCacheSpec], num_blocks: int = 8, layout: str = "LBHNC", context_ranks: int = 1
 ) -> KVCacheConfig:
-    """Returns what vLLM's engine core makes of these groups."""
+    """Returns what vLLM's engine core makes of these groups. The tokens of a block are striped among
+    `context_ranks`."""
     stand_in = SimpleNamespace(
         attention_config=SimpleNamespace(hisparse_config=None),
         cache_config=SimpleNamespace(
@@ -82,7 +96,7 @@ def make_config(
     )
     specs = [KVCacheGroupSpec(list(names), spec) for names, spec in groups]
     config = get_kv_cache_config_from_groups(stand_in, specs, 1 << 20)  # type: ignore[arg-type]
-    sizes = [spec.block_size for _, spec in groups]
+    sizes = [resolve_dcp_kv_block_size(spec, context_ranks) for _, spec in groups]
     config.kv_cache_layout = layout
     config.hash_block_size = gcd(*sizes)
     config.cache_hit_alignment_tokens = lcm(*sizes)
@@ -90,7 +104,7 @@ def make_config(
 
 
 def make_tensors(config: KVCacheConfig, kernel_block_sizes: list[int] | None = None) -> dict[str, torch.Tensor]:
-    """What vLLM's worker allocates for it and hands to `register_kv_caches`."""
+    """Makes the tensors that vLLM's worker allocates for a configuration and hands to `register_kv_caches`."""
     assert config.kv_cache_layout is not None
     return allocate_kv_cache(
         config, torch.device("cpu"), KVCacheLayout[config.kv_cache_layout], kernel_block_sizes=kernel_block_sizes
@@ -109,7 +123,7 @@ class HfConfig:
 
 
 class AttentionLayer:
-    """As much of one of vLLM's attention layers as tells what its pages hold."""
+    """The part of a vLLM attention layer that describes the contents of its pages."""
 
     def __init__(
         self, *, dtype: str = "auto", backend: str = "CPU_ATTN", scales: tuple[Any, Any] = (1.0, 1.0), **more: Any

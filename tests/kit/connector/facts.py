@@ -1,4 +1,4 @@
-"""What ranks and groups are, as workers say it to the scheduler's side."""
+"""Facts of ranks and groups, as workers report them to the scheduler's side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvoffload.cache import GroupRule
-from kvoffload.connector.step_plan import GroupFacts, WorkerFacts
+from kvoffload.connector.common.step_plan import GroupFacts, WorkerFacts
 from kvoffload.kvspec import ReuseRule
 
 

@@ -29,7 +29,7 @@ from kvoffload.cache import (
 )
 from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
 from kvoffload.client.lanes import Pending
-from kvoffload.connector.step_plan import Place
+from kvoffload.connector.common.step_plan import Place
 from kvoffload.protocol import Acquire, Acquired, Hinted, HintOutcome, Outcome, Register
 from kvoffload.server.sessions.domain import read_geometry
 from kvoffload.types import HASH_BYTES
@@ -63,7 +63,7 @@ class Published:
 
 
 class LocalClient:
-    """Is what the connector's scheduler side wants of a client; its workers have `LocalPlaces`. One thread."""
+    """A client as the connector's scheduler side uses it; its workers have `LocalPlaces`. For one thread."""
 
     def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
         self.register = register
@@ -71,9 +71,10 @@ class LocalClient:
         self.sessions: dict[int, LocalSession] = {}
         self._held: list[Callable[[bool], None]] = []
         self.is_served = True
+        self.fault = ""
         self.warnings = 0
         self.holds_answers = False
-        """Until `answer`, or until somebody waits if `answers_when_waited`."""
+        """Whether answers are held back until `answer`, or until a caller waits if `answers_when_waited`."""
         self.answers_when_waited = False
         self.refusal: AcquireOutcome | None = None
         """How every acquire is answered."""
@@ -82,8 +83,10 @@ class LocalClient:
         self.steps = 0
         self.asked: list[tuple[int, int]] = []
         self.far: list[FarTerms | None] = []
+        self.wait_s = 0.0
+        """Seconds that the last acquire would have waited for a late answer."""
         self.is_full = False
-        """Nothing more is to be had without displacing something, whatever there is."""
+        """Whether `take` gives no slot without displacing a block, even if there is room."""
         self.has_tiers = False
         """(local, limit) of everything that a server would have heard."""
         self.prefetched: list[tuple[int, int]] = []
@@ -157,9 +160,10 @@ class LocalClient:
     def find_boundary(self, ask: Ask) -> int:
         return self.current.find_boundary(ask)
 
-    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None) -> PendingAcquire:
+    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None, wait_s: float = 0.0) -> PendingAcquire:
         """As `Client` does, only what is there is asked for."""
         self.far.append(far)
+        self.wait_s = wait_s
         local = ask.local
         pending = PendingAcquire(local=local)
         boundary = self.find_boundary(ask)
@@ -262,7 +266,7 @@ class LocalClient:
         self.current.invalidate(group, hashes)
 
     def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> None:
-        """Is told to the test alone; what comes of it is the server's business."""
+        """Notes the hint for the test, and answers it with `hinted`."""
         self.hints.append(hint)
         if on_answer is not None:
             on_answer(self.hinted)

@@ -8,12 +8,12 @@ import numpy as np
 
 from kvoffload.cache import AcquiredBlocks, Ask, Publication
 from kvoffload.client import PendingAcquire
+from kvoffload.connector.common.orders import NodeReport
+from kvoffload.connector.common.step_plan import GroupFacts, StepPlan
 from kvoffload.connector.identity.agreement import SharingTerms, make_register, name_node
 from kvoffload.connector.nodes.all_nodes import AllNodes
 from kvoffload.connector.nodes.node_proxy import NodeProxy
-from kvoffload.connector.nodes.orders import NodeReport
 from kvoffload.connector.nodes.other_node import OtherNode
-from kvoffload.connector.step_plan import GroupFacts, StepPlan
 from kvoffload.types import HASH_BYTES
 from tests.kit.connector.facts import group_facts
 from tests.kit.connector.local_client import STOCK, LocalClient, StockedClient
@@ -66,7 +66,7 @@ class Nodes:
         return plan, reports
 
     def settle(self) -> int:
-        """Steps until nobody is to hear anything; how many that took."""
+        """Runs steps until no node waits for an answer, and returns their number."""
         for steps in range(MAX_STEPS):
             if not self.cache.is_asking:
                 return steps
@@ -79,7 +79,7 @@ class Nodes:
         return self.cache.publish(make_publication(self.cache, chain, group=group, blocks=blocks, shards=shards))
 
     def save_on(self, node: int, chain: bytes, *, group: int = 0, blocks: range | None = None) -> None:
-        """The same on one node alone, as whoever came in between would leave it."""
+        """Saves on one node alone, as if the save was cut off between the nodes."""
         publication = make_publication(self.clients[node], chain, group=group, blocks=blocks, shards=2)
         assert self.clients[node].publish(publication)
 

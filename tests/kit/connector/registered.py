@@ -17,7 +17,9 @@ from kvoffload.transfer.plain_copy import PlainCopy
 Tensors = dict[str, torch.Tensor]
 
 
-def describe(config: KVCacheConfig, tensors: Tensors, sharing: dict[str, str] | None = None) -> KVGeometry:
+def describe(
+    config: KVCacheConfig, tensors: Tensors, sharing: dict[str, str] | None = None, *, context_ranks: int = 1
+) -> KVGeometry:
     assert config.kv_cache_layout is not None
     assert config.hash_block_size is not None
     return describe_cache(
@@ -27,6 +29,7 @@ def describe(config: KVCacheConfig, tensors: Tensors, sharing: dict[str, str] | 
             sharing=sharing or {},
             layout=config.kv_cache_layout,
             hash_block_size=config.hash_block_size,
+            context_ranks=context_ranks,
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvoffload.connector.step_plan import StepPlan
+from kvoffload.connector.common.step_plan import StepPlan
 from tests.kit.connector.engine_configs import full, recurrent, window
 from tests.kit.connector.scripted import ScriptedEngine, list_moves
 

@@ -25,14 +25,7 @@ from vllm.v1.request import Request
 
 from kvoffload.cache import CacheTerms, GroupRule
 from kvoffload.connector import facade
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache, table_of
-from kvoffload.connector.engine.start_up import EngineStart
-from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.identity.agreement import agree, make_register, name_node
-from kvoffload.connector.nodes.node_proxy import NodeProxy
-from kvoffload.connector.rank_part import RankPart
-from kvoffload.connector.scheduler_side import SchedulerSide
-from kvoffload.connector.step_plan import (
+from kvoffload.connector.common.step_plan import (
     GroupFacts,
     LoadJob,
     Place,
@@ -42,6 +35,13 @@ from kvoffload.connector.step_plan import (
     WorkerFacts,
     WorkerReport,
 )
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache, table_of
+from kvoffload.connector.facade import KVOffloadConnector
+from kvoffload.connector.identity.agreement import agree, make_register, name_node
+from kvoffload.connector.nodes.node_proxy import NodeProxy
+from kvoffload.connector.saves.rank_part import RankPart
+from kvoffload.connector.scheduler_side import SchedulerSide
+from kvoffload.connector.start_up import EngineStart
 from kvoffload.kvspec import KVGeometry
 from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, make_config, make_tensors, make_vllm_config, window
@@ -54,7 +54,7 @@ init_none_hash(sha256)
 
 DIGEST_BYTES = 16
 STEP_S = 0.125
-"""What a step takes by the scheduler side's clock."""
+"""Seconds that a step takes by the scheduler side's clock."""
 
 
 def make_request(
@@ -79,7 +79,7 @@ def make_facts(
     replicas: int = 1,
     stage: int = 0,
 ) -> WorkerFacts:
-    """What a rank that registered this geometry tells the scheduler side."""
+    """Facts that a rank tells the scheduler side when it has registered this geometry."""
     return WorkerFacts(
         rank=rank,
         fingerprint=fingerprint,
@@ -121,7 +121,7 @@ def list_moves(*jobs: LoadJob | SaveJob) -> list[Move]:
 
 @dataclass(frozen=True)
 class Admission:
-    """What the waiting loop got for a request: tokens of the engine's own cache, and tokens to be loaded."""
+    """A request's admission: tokens of the engine's own cache, and tokens that will be loaded."""
 
     local: int
     external: int
@@ -151,11 +151,13 @@ class ScriptedEngine:
         drafting_group: int | None = None,
         weights: WeightDigests | None = None,
         nodes: int = 1,
+        context_ranks: int = 1,
     ) -> None:
         """`weights`: what each rank says of them. `nodes`: machines that the ranks are on. `drafting_group`: the one
         that vLLM knows to have what drafts. `stages`: what each stage of a pipeline has of the groups, one without
-        layers where it has none; a stage has so many `ranks`."""
-        self.config = make_config(*groups, num_blocks=num_blocks)
+        layers where it has none; a stage has so many `ranks`. `context_ranks`: ranks among which the tokens of a block
+        are striped."""
+        self.config = make_config(*groups, num_blocks=num_blocks, context_ranks=context_ranks)
         if drafting_group is not None:
             self.config.kv_cache_groups[drafting_group].is_eagle_group = True
         self.config.prefix_cache_retention_interval = retention_interval
@@ -170,6 +172,7 @@ class ScriptedEngine:
             scheduler_block_size=self.block_size,
             hash_block_size=self.hash_block_size,
             use_eagle=drops_last_block,
+            dcp_world_size=context_ranks,
         )
         self.pool = self.manager.block_pool
         self.now_s = 0.0
@@ -177,6 +180,7 @@ class ScriptedEngine:
         self.vllm_config.parallel_config.tensor_parallel_size = ranks
         self.vllm_config.parallel_config.pipeline_parallel_size = max(len(stages), 1)
         self.vllm_config.parallel_config.nnodes_within_dp = nodes
+        self.vllm_config.parallel_config.decode_context_parallel_size = context_ranks
         self.vllm_config.speculative_config = SimpleNamespace(
             num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
         )
@@ -226,14 +230,14 @@ class ScriptedEngine:
         self.loading: dict[str, Request] = {}
         self.all_free = self.pool.get_num_free_blocks()
         self.told: dict[str, dict[str, Any] | None] = {}
-        """By request that has ended: what goes to the client with its answer."""
+        """Transfer parameters that go to the client with the answer, by ended request."""
         self._scheduled: dict[str, int] = {}
         self._parts_of: Sequence[GroupFacts] = ()
         self._rank_parts: list[RankPart] = []
         """By rank, of the groups as they are stored now."""
         self.part_of(0)
         self._reported: dict[int, int] = {}
-        """By save job: how many ranks have reported it."""
+        """How many ranks have reported a save job, by job."""
 
     def open_cache(self, register: Register) -> LocalClient:
         if register.fingerprint != self.cache.register.fingerprint:
@@ -244,12 +248,17 @@ class ScriptedEngine:
     def _describe(self, config: KVCacheConfig, tensors: dict[str, torch.Tensor]) -> KVGeometry:
         return describe_cache(
             EngineCache(
-                config=config, tensors=tensors, sharing={}, layout="LBHNC", hash_block_size=self.hash_block_size
+                config=config,
+                tensors=tensors,
+                sharing={},
+                layout="LBHNC",
+                hash_block_size=self.hash_block_size,
+                context_ranks=self.vllm_config.parallel_config.decode_context_parallel_size,
             )
         )
 
     def _join(self, rank: WorkerFacts) -> WorkerFacts:
-        """What it says when it has joined its node's cache."""
+        """Joins the cache of the rank's node, and returns the rank's report of it."""
         node = self.sharing.node_of(rank.rank)
         is_lowest = node > 0 and rank.rank % self.sharing.node_ranks == 0
         report = self.proxies[node - 1].begin() if is_lowest else None
@@ -262,7 +271,7 @@ class ScriptedEngine:
 
     @property
     def parts(self) -> Any:
-        """What the scheduler side is made of."""
+        """The parts of the scheduler side."""
         return self.side.parts
 
     @property
@@ -334,7 +343,7 @@ class ScriptedEngine:
         return Admission(local, external)
 
     def run(self, request: Request, tokens: int | None = None, *, drafts: int = 0) -> bool:
-        """Schedules a request that has blocks already, with so many drafts beside its tokens; False when there are no
+        """Schedules a request that has blocks already, with so many drafts after its tokens; False when there are no
         blocks for it."""
         tokens = self.next_chunk(request, request.num_computed_tokens, tokens)
         if self.manager.allocate_slots(request, tokens) is None:
@@ -376,7 +385,7 @@ class ScriptedEngine:
         ranks: int | None = None,
         report: WorkerReport | None = None,
     ) -> None:
-        """What all ranks say after a step: it ended, with saves and loads of these plans, and these loads too.
+        """Reports for all ranks after a step: it ended, with saves and loads of these plans, and these loads too.
 
         With `ranks` so many of them say so, in their order. A `report` of real workers is passed on.
         """
@@ -422,7 +431,7 @@ class ScriptedEngine:
         return WorkerReport({job: last - first}, frozenset([job] if is_bad else ()), {job: digests} if digests else {})
 
     def part_of(self, rank: int) -> RankPart:
-        """What this rank has of a block, as the engine stores it now."""
+        """The part of a block that this rank has, as the engine stores it now."""
         groups = self.parts.groups.facts
         if self._parts_of is not groups:
             self._parts_of = groups

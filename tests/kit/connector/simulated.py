@@ -15,7 +15,7 @@ import torch
 from vllm.v1.request import Request
 
 from kvoffload.cache import needed_blocks
-from kvoffload.connector.step_plan import StepPlan, WorkerReport
+from kvoffload.connector.common.step_plan import StepPlan, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.kvspec import ReuseRule
 from kvoffload.transfer.plain_copy import PlainCopy
@@ -36,7 +36,7 @@ class NothingMovesError(AssertionError):
 
 
 class LateWorker(WorkerSide):
-    """A worker whose copies are done one at a time, when somebody asks for the next one."""
+    """A worker whose copies are done one at a time, when the test asks for the next one."""
 
     def __init__(self, terms: WorkerTerms, cache: LocalClient) -> None:
         ranks = terms.sharing.ranks
@@ -85,7 +85,7 @@ class SimulatedEngine(ScriptedEngine):
         assert self.worker.facts.places == self.places
         self.copies = [PlainCopy(one.registration.page_map, one.registration.memory) for one in self.workers]
         self._ended: list[dict[str, bool]] = [{} for _ in self.workers]
-        """By rank: loads that it has ended and another one has not."""
+        """Loads that this rank has ended and another one has not, by rank."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.to_decode: dict[str, int] = {}
@@ -114,7 +114,7 @@ class SimulatedEngine(ScriptedEngine):
 
     def come(self, tokens: list[int], decode: int) -> None:
         self.arrived += 1
-        # Somebody says of some that they are being computed elsewhere; of what does not come they wait in vain.
+        # Some requests expect blocks of another engine; these never come, and the request waits in vain.
         wishes = {"expect_tokens": len(tokens)} if self.random.random() < EXPECTING else {}
         request = self.arrive(f"r{self.arrived}", tokens, **wishes)
         self.to_decode[request.request_id] = decode
@@ -141,12 +141,12 @@ class SimulatedEngine(ScriptedEngine):
             self._sample(self.requests.get(name))
 
     def abort(self) -> None:
-        """Anybody, in any state."""
+        """Aborts any request, in any state."""
         if self.requests:
             self._end(self.requests[self.random.choice(sorted(self.requests))])
 
     def lose_cache(self) -> None:
-        """The engine's own prefix cache forgets what nobody uses."""
+        """The engine's own prefix cache forgets unused blocks."""
         self.pool.evict_blocks({block.block_id for block in self.pool.blocks if not block.ref_cnt and block.block_hash})
 
     def drain(self) -> None:
@@ -233,7 +233,7 @@ class SimulatedEngine(ScriptedEngine):
     # ---- bytes ----
 
     def _pattern(self, request: Request, group: int, end: int) -> torch.Tensor:
-        """What a block that ends at this token holds: a function of the group and of every token before its end."""
+        """The bytes of a block that ends at this token: a function of the group and of every token before its end."""
         digest = sha256(repr((group, list(request.all_token_ids[:end]))).encode()).digest()
         length = self.geometry.groups[group].record_bytes
         return torch.frombuffer(bytearray(digest * (length // 32 + 1)), dtype=torch.uint8)[:length]
@@ -282,7 +282,7 @@ def _identify(geometry: object) -> _Anybody:
 
 
 class _Anybody:
-    """An identity that nobody compares."""
+    """An identity that is never compared."""
 
     def fingerprint(self) -> bytes:
         return b"f" * 32

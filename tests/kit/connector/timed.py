@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from vllm.v1.request import Request
 
-from kvoffload.connector.step_plan import LoadJob, StepPlan, WorkerReport
+from kvoffload.connector.common.step_plan import LoadJob, StepPlan, WorkerReport
 from tests.kit.connector.engine_configs import full
 from tests.kit.connector.local_client import MEMORY
 from tests.kit.connector.scripted import ScriptedEngine
 
 BLOCK_SIZE = 16
 STEP_TOKENS = 2048
-"""That a step computes at most."""
+"""Most tokens that a step computes."""
 DECODED = 40
 """Steps of each request after its prompt."""
 IDLE_S = 0.002
@@ -26,19 +26,19 @@ PATIENCE_STEPS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class TrueCosts:
-    """What things take on this machine."""
+    """Durations of the simulated machine."""
 
     token_s: float = 50e-6
     free_tokens: int = 0
-    """So many of prompts are computed in a step with requests that decode while it reads the weights anyway."""
+    """Tokens of prompts that a step with decoding requests computes in no extra time."""
     step_s: float = 0.008
-    """A step without any request."""
+    """Duration of a step without any request."""
     decode_s: float = 0.0002
-    """More for each request that decodes."""
+    """Added for each request that decodes."""
     draft_s: float = 20e-6
-    """More for each draft."""
+    """Added for each draft."""
     load_s: float = 0.0003
-    """A load without a byte."""
+    """Duration of a load without a byte."""
     loaded_token_s: float = 5e-6
 
 
@@ -51,7 +51,7 @@ class _Step(NamedTuple):
 class TimedEngine(ScriptedEngine):
     """Plays one engine. `is_async`: two steps under way; `drafts` for each request that decodes, all of them right.
 
-    `is_uniproc`: of a step without work there is no report unless somebody has something to say.
+    `is_uniproc`: a step without work has no report unless a worker has something to report.
     """
 
     def __init__(self, costs: TrueCosts, *, is_async: bool, drafts: int, is_uniproc: bool) -> None:
@@ -68,7 +68,7 @@ class TimedEngine(ScriptedEngine):
         self._is_uniproc = is_uniproc
         self._waiting: deque[Request] = deque()
         self._running: dict[str, int] = {}
-        """By request: steps that it has decoded."""
+        """Steps that each request has decoded."""
         self._under_way: deque[_Step] = deque()
         self._device_free_s = 0.0
         self._link_free_s = 0.0
@@ -99,8 +99,8 @@ class TimedEngine(ScriptedEngine):
         raise AssertionError("requests wait for ever")
 
     def turn(self) -> None:
-        """Turns as the engine's loop does: one step is begun, and the oldest ends unless there may be another beside
-        it."""
+        """Turns as the engine's loop does: it begins a step, and ends the oldest one if no further step may be under
+        way."""
         self._begin_step()
         if len(self._under_way) == self._depth or self._under_way[-1].is_empty:
             self._end_step()

@@ -1,4 +1,4 @@
-"""What events are told of as, and what was made of what was heard."""
+"""Server messages that events are made of, and the events that were made of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-from kvoffload.connector.block_chain import NO_MASK
+from kvoffload.connector.common.block_chain import NO_MASK
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.engine.vllm_compat import GroupKind
-from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Medium, NamespaceOpened, Removed, Stored
 from tests.kit.connector.facts import group_facts
@@ -28,7 +28,7 @@ def masked(names: bytes, mask: bytes) -> bytes:
 
 
 def hearing(*more: GroupFacts, mask: bytes = NO_MASK) -> CacheEvents:
-    """Of full attention and more."""
+    """Makes the events of a model with full attention and more groups."""
     return hearing_of(hearing_groups(*more), mask)
 
 
@@ -39,7 +39,7 @@ def hearing_groups(*more: GroupFacts) -> GroupTable:
 
 
 def hearing_windows(mask: bytes = NO_MASK) -> CacheEvents:
-    """Of a model that has nothing else."""
+    """Makes the events of a model that has windows alone."""
     groups = [group_facts(3, ReuseRule.WINDOW, window=6)]
     return hearing_of(GroupTable(groups, hash_block_size=4, alignment=4), mask)
 

@@ -11,11 +11,7 @@ import numpy as np
 import torch
 
 from kvoffload.cache import ReservedSlots
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache
-from kvoffload.connector.engine.pipeline import Exchange
-from kvoffload.connector.identity.agreement import SharingTerms
-from kvoffload.connector.identity.engine import describe_engine
-from kvoffload.connector.step_plan import (
+from kvoffload.connector.common.step_plan import (
     BlockMoves,
     LoadJob,
     Place,
@@ -25,6 +21,10 @@ from kvoffload.connector.step_plan import (
     WeightDigests,
     WorkerReport,
 )
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.pipeline import Exchange
+from kvoffload.connector.identity.agreement import SharingTerms
+from kvoffload.connector.identity.engine import describe_engine
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.errors import ServerError
 from kvoffload.keys.identity import Identity
@@ -51,22 +51,22 @@ class Move(NamedTuple):
 
 
 class SharedCache:
-    """What the ranks of one engine have in common, and what its scheduler would know."""
+    """State that the ranks of one engine share, and that its scheduler would know."""
 
     def __init__(self) -> None:
         self.opened: list[LocalPlaces] = []
         self.clients: dict[bytes, LocalClient] = {}
-        """By fingerprint: an engine that stores some groups apart since its start has another."""
+        """Clients by fingerprint: an engine that has begun to store some groups apart has another one."""
         self.refusal: ServerError | None = None
-        """How everybody is answered who wants to join."""
+        """The answer to every rank that joins; None: it may join."""
         self.registers: list[Register] = []
         self.digests: dict[tuple[int, int], int] = {}
-        """Of saved records, by slot and shard."""
+        """Digests of saved records, by slot and shard."""
         self._slots: dict[int, ReservedSlots] = {}
 
     @property
     def client(self) -> LocalClient:
-        """Of the session that was opened last."""
+        """The client of the session that was opened last."""
         return self.opened[-1].client
 
     @property
@@ -101,7 +101,7 @@ class SharedCache:
         )
 
     def keep_digests(self, moves: tuple[Move, ...], totals: bytes, *, shard: int) -> None:
-        """As the scheduler side makes them of what a rank reports."""
+        """Makes digests of a rank's report, as the scheduler side does."""
         for at, move in enumerate(moves):
             finished = finish_digests(
                 totals[16 * at : 16 * at + 16],

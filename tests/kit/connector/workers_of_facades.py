@@ -12,9 +12,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.outputs import KVConnectorOutput
 
-from kvoffload.connector.engine.start_up import EngineStart
+from kvoffload.connector.common.step_plan import LoadJob, SaveJob, StepPlan, WantedDigests, WorkerReport
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.step_plan import LoadJob, SaveJob, StepPlan, WantedDigests, WorkerReport
+from kvoffload.connector.start_up import EngineStart
 from tests.kit.connector.engine_configs import (
     full,
     make_config,

@@ -1,4 +1,4 @@
-"""What a hostile user of a server does, in a process of its own. `python -m tests.kit.hostile.user SOCKET UID`.
+"""Plays a hostile user of a server, in a process of its own. `python -m tests.kit.hostile.user SOCKET UID`.
 
 It reads commands from its input, a msgpack array each, and answers each by one: `say` messages that were forged, or do
 some of everything else that it can (`act`).
@@ -45,6 +45,7 @@ from kvoffload.protocol import (
     Greeting,
     Hello,
     Mark,
+    Register,
     Role,
     Stats,
     Subscribe,
@@ -57,12 +58,13 @@ from tests.kit.server.hostile_user import HELLO_GREETING
 from tests.kit.server.raw_client import RawClient
 
 SETTLE_S = 0.5
-"""Who has no answer by then joins anew: the connection was closed, or what was said last was a farewell."""
+"""Seconds after which a user without an answer joins again: the connection was closed, or its last message was a
+farewell."""
 HASTE_S = 0.02
-"""The same where as much as possible is to be done, and not each message has to be read."""
+"""The same if the user does as much as it can, and the server need not read each message."""
 JOIN_S = 60.0
 TOGETHER = 10
-"""Messages that are said before it looks whether it is served: the server may let go of whoever says one of them."""
+"""Messages that it sends before it checks whether it is served: the server may end its session for any of them."""
 HELD = 400
 """Descriptors that it keeps open at once."""
 _F_ADD_SEALS, _F_OFD_SETLK = 1033, 37
@@ -71,11 +73,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class HostileUser:
-    """Joined to its own domain, as anybody may be."""
+    """A user who has joined its own domain, as any user may."""
 
-    def __init__(self, path: Path, known: Known, seed: int) -> None:
+    def __init__(self, path: Path, known: Known, seed: int, register: Register | None = None) -> None:
         self._path = path
         self._known = known
+        self._register = register or register_of(9)
         self._chance = Random(seed)
         self._held: deque[socket.socket] = deque()
         self._engines = 0
@@ -100,27 +103,27 @@ class HostileUser:
         while True:
             self.leave()
             try:
-                client = self.client = RawClient(self._path, register_of(9), engine=f"hostile {os.getpid()}")
+                client = self.client = RawClient(self._path, self._register, engine=f"hostile {os.getpid()}")
                 # Its end goes with the peer.
                 peer = client.express
                 self._express = socket.socket(fileno=os.dup(peer.fileno()))
                 self._express.setblocking(False)
             except (AssertionError, KVOffloadError, OSError) as fault:
-                # What it held counts until the server has seen that it is gone.
+                # Its leases and slots count until the server has seen that it is gone.
                 if time.monotonic() > end:
-                    raise AssertionError("the server takes nobody any more") from fault
+                    raise AssertionError("the server admits no process any more") from fault
                 continue
             self._numbers, self._one_way = 1000, 0
             self.joined += 1
             return
 
     def live_on(self) -> None:
-        """Gets itself tickets and leases, as anybody may, as far as it is given any."""
+        """Asks for tickets and leases, as any user may, and takes as many as it is given."""
         while True:
             try:
                 self._ask_for_some()
             except AssertionError:
-                # What was said last on the lifeline was a farewell, or another greeting.
+                # The last message on the lifeline was a farewell, or another greeting.
                 self.join()
             else:
                 return
@@ -170,7 +173,7 @@ class HostileUser:
         return self._one_way
 
     def settle(self, wait_s: float = SETTLE_S) -> None:
-        """All that was said has been read, or nobody reads it any more; then it has joined anew."""
+        """Returns when the server has read all messages. If it reads none any more, the user joins again first."""
         assert self.client is not None
         for channel in ("control", "express"):
             if not self._is_heard(channel, wait_s):
@@ -183,7 +186,7 @@ class HostileUser:
         self.join()
 
     def _is_heard(self, channel: str, wait_s: float) -> bool:
-        """Says whether it is still served there."""
+        """Returns whether the server still answers on this channel."""
         assert self.client is not None
         assert self.client.control is not None
         self._numbers += 1
@@ -231,7 +234,7 @@ class HostileUser:
             left = left[connected.send(left) :]
 
     def _say_on_lifeline(self, frame: bytes) -> None:
-        """Says something on a new lifeline, or on its own; with descriptors of all kinds."""
+        """Sends a frame on a new lifeline, or on the user's own, with descriptors of all kinds."""
         assert self.client is not None
         if len(frame) > PACKET_BYTES:
             return
@@ -288,7 +291,7 @@ class HostileUser:
         return {name: acts[name]() for name in wanted or acts}
 
     def compute(self) -> int:
-        """Computes, as anybody may do who has a processor."""
+        """Keeps a processor busy, as any user may."""
         return sum(range(100_000))
 
     def _forge(self) -> int:
@@ -353,7 +356,7 @@ class HostileUser:
         ]
 
     def _ways_to_hold(self, file: int) -> list[Callable[[], object]]:
-        """So that the server might not get what it needs."""
+        """Returns calls that hold or spoil something that the server needs."""
         wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         return [
             lambda: fcntl.fcntl(file, _F_OFD_SETLK, wanted),

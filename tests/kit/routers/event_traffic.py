@@ -14,10 +14,10 @@ import numpy as np
 from vllm.lora.request import LoRARequest
 
 from kvoffload.cache import Ask, CacheTerms, Publication
-from kvoffload.connector.block_chain import NO_MASK, BlockChain
+from kvoffload.connector.common.block_chain import NO_MASK, BlockChain
+from kvoffload.connector.common.group_table import GroupTable
 from kvoffload.connector.engine.events import CacheEvents
 from kvoffload.connector.engine.vllm_compat import GroupKind
-from kvoffload.connector.group_table import GroupTable
 from kvoffload.protocol.survey import FindPrefix, IdentityRead, PrefixFound, ReadIdentity
 from tests.kit.cache.cache_model import fingerprint
 from tests.kit.connector.facts import group_facts
@@ -35,7 +35,7 @@ GROUPS = GroupTable([group_facts(0, block_size=BLOCK)], hash_block_size=BLOCK, a
 
 @dataclass(eq=False)
 class Prompt:
-    """What a request asks, and what beside its tokens makes the names of its blocks."""
+    """A request's prompt: its tokens, and the other values that its blocks' names depend on."""
 
     tokens: list[int]
     salt: str = ""
@@ -51,7 +51,7 @@ class Prompt:
 
     @property
     def tracked(self) -> Any:
-        """What `CacheEvents` hears of the request that saves it."""
+        """The request that saves the prompt, as `CacheEvents` sees it."""
         request = SimpleNamespace(
             all_token_ids=self.tokens,
             lora_request=LoRARequest(self.adapter, 3, "/adapter") if self.adapter else None,
@@ -102,7 +102,7 @@ class EventTraffic:
             self.client.invalidate(0, prompt.chain.names(0, range(place, place + 1)))
 
     def count_hits(self, prompt: Prompt) -> int:
-        """By the server."""
+        """Counts the tokens of a prompt that the server has."""
         [read] = [self.client.look_into(ReadIdentity(place=0))]
         assert isinstance(read, IdentityRead)
         found = self.client.look_into(FindPrefix(name_space=read.name_space, chain=prompt.chain.data))
@@ -123,7 +123,7 @@ class EventTraffic:
         return [self._random.randrange(50_000) for _ in range(count)]
 
     def _save(self, prompt: Prompt) -> None:
-        """What the server lacks of it, in runs."""
+        """Saves the blocks of a prompt that the server lacks, in runs."""
         lacking = np.flatnonzero(~self.client.lookup(0, prompt.chain.data))
         for run in np.split(lacking, np.flatnonzero(np.diff(lacking) > 1) + 1) if len(lacking) else []:
             positions = range(int(run[0]), int(run[-1]) + 1)
@@ -136,5 +136,5 @@ class EventTraffic:
 
 
 def tell(traffic: EventTraffic, publisher: Publisher) -> None:
-    """As after a step of the engine."""
+    """Publishes the events, as the engine does after a step."""
     publisher.publish(traffic.events.take())

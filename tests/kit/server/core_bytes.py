@@ -20,7 +20,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.shape import Shape
 from kvoffload.server import DomainTerms, Guest, Peer, ServerLimits
-from kvoffload.server.outbox import Sendable, ToConnection
+from kvoffload.server.sessions.outbox import Sendable, ToConnection
 from tests.kit.protocol.examples import make_example
 from tests.kit.server.harness import FakePidfd, Server, core_terms, register_of
 

@@ -21,7 +21,7 @@ from kvoffload.peers.fleet_registry import RegistryTerms
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.terms import RemoteTerms
+from kvoffload.server.sessions.terms import RemoteTerms
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
 from kvoffload.tiers.record_coder import Coding
 from tests.kit.cache.cache_model import HYBRID
@@ -45,7 +45,7 @@ class Fleet:
         compress: Coding = Coding.OFF,
         registry: RegistryTerms | None = None,
     ) -> None:
-        """Makes keys and addresses. `registry`: where they find each other; nobody is named then."""
+        """Makes keys and addresses. `registry`: where the servers find each other; settings then name none of them."""
         self.folder = folder
         self.registry = registry
         self.is_sealed = is_sealed

@@ -49,8 +49,8 @@ from kvoffload.server import (
     ToLifeline,
 )
 from kvoffload.server.channels.express_channels import ExpressChannels
-from kvoffload.server.outbox import Later, OpenExpress, Sendable
 from kvoffload.server.peer_links import PeerLinks
+from kvoffload.server.sessions.outbox import Later, OpenExpress, Sendable
 from kvoffload.server.tiering.traffic import TierTraffic
 from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.kit.server.express_peer import ExpressPeer
@@ -71,8 +71,8 @@ class CacheWithoutProcesses(LocalCache):
         self.members: dict[SessionId, set[int]] = {}
         self.quarantined: set[SessionId] = set()
 
-    def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
-        session = super().open_session(held_limit_bytes=held_limit_bytes)
+    def open_session(self, *, held_limit_bytes: int = NO_LIMIT, owner: int | None = None) -> SessionId:
+        session = super().open_session(held_limit_bytes=held_limit_bytes, owner=owner)
         self.members[session] = set()
         return session
 
@@ -87,7 +87,7 @@ class CacheWithoutProcesses(LocalCache):
         self.quarantined |= {session} & self.members.keys()
         return session in self.members
 
-    def reopen_session(self, session: SessionId) -> bool:
+    def reopen_session(self, session: SessionId, *, owner: int | None = None) -> bool:
         if session not in self.members or self._is_ending(session):
             return False
         self.quarantined.discard(session)
@@ -110,7 +110,7 @@ class CacheWithoutProcesses(LocalCache):
 
 @dataclass
 class FakePidfd:
-    """Belongs to somebody at every moment."""
+    """A descriptor that has one owner at every moment."""
 
     number: int
     is_taken: bool = False
@@ -228,7 +228,7 @@ class Server:
                     answer = _cross(message, number, Channel.CONTROL)
                 case Later():
                     assert answer is None
-                    answer = self.deliver(self.core.finish(item, item.find), key=key)
+                    answer = self.deliver(self.core.finish(item, item.find_all), key=key)
         return answer
 
     def open_express(self, lifeline: int) -> ExpressPeer:
@@ -283,7 +283,7 @@ class Client:
     key: bytes = field(init=False)
     pidfd: FakePidfd = field(init=False)
     _express: tuple[int, ExpressPeer] | None = None
-    """With the lifeline that it came by."""
+    """The express channel, with the lifeline over which it came."""
 
     def __post_init__(self) -> None:
         self.lifeline = next(self.server.numbers)
@@ -320,7 +320,7 @@ class Client:
         return self.ask(Hello(**(options | hello)))
 
     def join(self, geometry: CacheGeometry = HYBRID, name: str = "model", **changes: Any) -> Self:
-        """Says all of the opening."""
+        """Goes through the whole opening."""
         assert isinstance(self.greet(), Welcome)
         self.connect()
         answer = self.ask(register_of(geometry, name, **changes))

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and what somebody who may open its socket does to it."""
+"""A server in a process of its own, and attacks by a user who may open its socket."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kvoffload.protocol import (
     Stats,
     Welcome,
 )
-from kvoffload.server.channels.zmtp import GREETING, pack_command
+from kvoffload.zmtp import GREETING, pack_command
 from tests.kit.children import child
 from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
@@ -145,7 +145,7 @@ class Claimant:
         self._ask(Hello(protocol_min=1, protocol_max=1, capabilities=tuple(sorted(CAPABILITIES))))
 
     def greet(self) -> Welcome:
-        """What was sent on the lifeline before has been read then."""
+        """Greets on the lifeline, and so waits until everything sent there before has been read."""
         greeting = Greeting(protocol_min=1, protocol_max=1, engine="claimant", role=Role.WORKER)
         pidfd = os.pidfd_open(os.getpid())
         self._tell(greeting, [pidfd])
@@ -227,7 +227,7 @@ def is_let_go(connected: socket.socket) -> bool:
 
 
 def say(connected: socket.socket, data: bytes) -> int:
-    """Says as much as is taken; -1: it was let go."""
+    """Sends as many bytes as are taken. Returns their number; -1: the connection was closed."""
     sent = 0
     try:
         while sent < len(data):

@@ -39,7 +39,7 @@ class RawClient:
         self._requests = self._one_way = 0
         self._express: ExpressPeer | None = None
         self.came: list[type[ServerMessage]] = []
-        """What the server said, in this order, but for blocks."""
+        """Kinds of the messages that the server sent, in their order, without those about blocks."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connected.connect(str(path))
         self.lifeline = PacketSocket(connected)
@@ -69,7 +69,7 @@ class RawClient:
         return self.receive(self._requests)
 
     def tell(self, message: OneWay, number: int | None = None) -> None:
-        """What it does may be seen when this is over, whatever channel that is asked of."""
+        """Sends a one-way message and returns when its effect can be seen on every channel."""
         if Channel.CONTROL not in message.channels:
             self.express.tell(message)
             assert self.express.ask(Mark()) == Done()
@@ -161,6 +161,8 @@ class RawClient:
         assert self.joining.welcome is not None
         if self.control is None:
             self.control = self._context.socket(zmq.DEALER)
+            # Else one that is not served waits for ever to send the rest.
+            self.control.linger = 0
             self.control.connect(self.joining.welcome.control)
         frame = CODEC.encode_call(message, number=number, session=self.joining.welcome.session)
         self.control.send(frame)

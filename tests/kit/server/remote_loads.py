@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from kvoffload.cache import Ask
 from kvoffload.client import AsyncClient
 from tests.kit.cache.offload_contract import (
@@ -9,7 +12,7 @@ from tests.kit.cache.offload_contract import (
     has_patterns,
     names_of,
 )
-from tests.kit.server.tiers import FAR
+from tests.kit.server.tiers import FAR, WAIT_S
 
 
 async def load(client: AsyncClient) -> int:
@@ -22,3 +25,11 @@ async def load(client: AsyncClient) -> int:
         assert has_patterns(client, found.lease.memory_id, group, leased.addresses, names)
     client.release(found.lease)
     return found.boundary
+
+
+async def load_when_there(client: AsyncClient) -> int:
+    """Loads again until something is found. A server that has just started has not reached its remote store yet."""
+    end = time.monotonic() + WAIT_S
+    while not (boundary := await load(client)) and time.monotonic() < end:
+        await asyncio.sleep(0.05)
+    return boundary

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvoffload.cache import Ask, CacheGeometry, LocalCache, StoredBlocks
 from kvoffload.protocol import Promote, Promoted
+from kvoffload.server.common.steps import Unfinished
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
@@ -23,7 +24,7 @@ NO_PARENT = bytes(32)
 
 
 class TierSetting:
-    """Is a tier below a memory. `faults`: by verb and place in a batch, how that record ends."""
+    """A memory with a slower tier. `faults`: by verb and place in a batch, how that record ends."""
 
     cache_terms = SMALL
 
@@ -92,10 +93,16 @@ class TierSetting:
         return found.boundary
 
     def ask(self, chain: bytes, *, wait_ms: int = 1000, **more: Any) -> list[Promoted]:
-        """What it is answered, as soon as that comes."""
+        """Asks for a promotion. Returns the list into which the answer comes."""
         answers: list[Promoted] = []
         message = Promote(name_space=self.name_space, chain=chain, wait_ms=wait_ms, **more)
-        self.chain.promote(message, self.now_s, answers.append)
+        find = self.chain.serve(message, self.now_s, answers.append)
+        if find is not None:
+            # As the thread for long calls does, and then the core.
+            while isinstance(found := find(), Unfinished):
+                pass
+            assert callable(found)
+            assert found() is None
         return answers
 
     # ---- time ----

@@ -24,6 +24,10 @@ class Fault(Enum):
     CUT = "cut"
     """Half of the bytes that were promised."""
     RESET = "reset"
+    HUGE = "huge"
+    """An answer that says it is longer than any memory."""
+    ENDLESS = "endless"
+    """An answer without an end, which comes as fast as it is read."""
     STALE = "stale"
     """The answer that this question had before."""
 
@@ -83,6 +87,22 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault is Fault.ERROR:
             self._answer(500, [], b"<Error><Code>InternalError</Code><Message>Not today.</Message></Error>")
+        elif fault is Fault.HUGE:
+            length = "99999999999"
+            there = f"bytes 0-{int(length) - 1}/{length}"
+            ranged = [("Content-Range", there)] if "Range" in self.headers else []
+            dated = [("ETag", '"1"'), ("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")]
+            self._answer(206 if ranged else 200, [*ranged, *dated, ("Content-Length", length)], b"<?xml")
+            with contextlib.suppress(OSError):
+                # A reader takes memory for all of it when more than one piece has come.
+                self.wfile.write(bytes(1 << 20))
+            self.server.is_over.wait()
+        elif fault is Fault.ENDLESS:
+            self._answer(200, [("Transfer-Encoding", "chunked")], b"")
+            with contextlib.suppress(OSError):
+                while not self.server.is_over.is_set():
+                    self.wfile.write(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+            self.close_connection = True
         elif fault is Fault.STALE and asked in self.server.answers:
             self._answer(*self.server.answers[asked])
         else:

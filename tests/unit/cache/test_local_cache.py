@@ -193,13 +193,13 @@ def test_a_broken_contract_is_one_clear_line(cache: LocalCache, call: object, li
 
 
 def test_nothing_lies_under_a_number_that_nobody_has(cache: LocalCache) -> None:
-    """It may have been somebody's: whoever is late with it is told of no blocks, and no more."""
+    """The number may have had an identity: a late call with it finds no blocks, and nothing else happens."""
     session = cache.open_session()
     number = cache.open_namespace(fingerprint("a"), PLAIN)
     slots = cache.reserve(session, number, 0, count=1)
     cache.commit(session, number, 0, slots.tickets, hashes=bytes(32))
     assert cache.forget_namespaces([]) == []
-    assert dict(cache.stats.used_by) == {number: 4096}
+    assert (dict(cache.used_by_each()), cache.used_by(number)) == ({number: 4096}, 4096)
     cache.clear(number)
     assert cache.forget_namespaces([number]) == []
     assert cache.forget_namespaces([]) == [number]
@@ -245,7 +245,7 @@ def test_a_tenant_over_its_quota_loses_its_own_blocks_first() -> None:
         assert cache.lookup(name_space, 0, make_chain(1, 200)).all()
         used = {tenant.name: tenant.used_bytes for tenant in cache.stats.tenants}
         assert used["large"] == 200 * 4096
-        # Whoever it is committed for pays from then on.
+        # The tenant named by the commit pays from then on.
         slots = cache.reserve(session, name_space, 0, hashes=make_chain(50, 4), tenant=small)
         before = {tenant.name: tenant.used_bytes for tenant in cache.stats.tenants}
         cache.commit(session, name_space, 0, slots.tickets, hashes=make_chain(50, 4), tenant=large)

@@ -1,4 +1,4 @@
-"""Which tiers a server has by its settings."""
+"""The tiers that a server's settings give it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_valkey_lies_below_the_disk(tmp_path: Path) -> None:
         ("valkey_password_file", "secret", "no absolute path"),
         ("remote_connections", "0", "greater than or equal to 1"),
         ("s3", "https://cache", "no scheme and bucket"),
-        ("s3", "s3://me:open@cache", "cannot be the name of a bucket"),
+        ("s3", "s3://me:open@cache", "not allowed here; allowed is s3://bucket"),
         ("s3_endpoint", "store.example:9000", "no http:// or https:// and host"),
         ("s3_endpoint", "https://me:open@far", "keys have a file of their own"),
         ("s3_region", "eu west", "s3_region"),

@@ -36,12 +36,13 @@ def test_every_line_has_a_verdict_and_what_is_not_well_a_remedy(tmp_path: Path) 
 def test_what_fails_is_said_and_makes_the_exit_code(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     settings = [f"server={tmp_path / 's'}", "memory=900TiB", f"disk={folder}", "disk_size=1GiB"]
+    settings.append("listen=tcp://127.0.0.1:5555")
     code, rows = rows_of(*(word for one in settings for word in ("--set", one)))
     assert code == FAILED
-    for check in ("memory", f"disk {folder}", "server"):
+    for check in ("memory", f"disk {folder}", "keys", "server"):
         assert rows[check]["verdict"] == "fail"
     assert rows[f"disk {folder}"]["remedy"] == f"install -d -m 0700 {folder}"
-    disk = f"--set disk={folder} --set disk_size=1GiB"
+    disk = f"--set disk={folder} --set disk_size=1GiB --set listen=tcp://127.0.0.1:5555"
     assert rows["server"]["remedy"] == f"kvoffload serve --set memory=900TiB {disk} --set server={tmp_path}/s"
     assert rows["memory"]["remedy"].startswith(f"kvoffload serve --set server={tmp_path}/s {disk} --set memory=")
 

@@ -31,7 +31,7 @@ from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair, read_public_key, write_new_pair
 from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error, ErrorCode, Release, Stats
-from kvoffload.server import Guest, RemoteTerms
+from kvoffload.server import RemoteTerms
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.units import GIB, MIB
 from tests.kit.cli.commands import run
@@ -311,12 +311,25 @@ def test_a_file_says_who_may_connect_and_what_they_see(tmp_path: Path) -> None:
     assert server.returncode == 0
 
 
-def test_the_world_is_refused_without_keys(tmp_path: Path) -> None:
-    said = "tcp://0.0.0.0:5555 can be reached from other machines, and there are no keys"
-    done = run("serve", "--set", f"server={tmp_path}/s", "--set", "listen=tcp://0.0.0.0:5555")
+def test_a_server_that_is_not_refused_holds_no_test_up(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run("serve", "--set", f"server={tmp_path}/s", "--set", "memory=64MiB", timeout_s=1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "[::1]", "0.0.0.0", "10.1.2.3"])
+@pytest.mark.parametrize("name", ["listen", "peer_listen"])
+def test_without_keys_nothing_listens_over_tcp_on_loopback_either(tmp_path: Path, host: str, name: str) -> None:
+    """A user whom the mode of the socket keeps out could connect there."""
+    words = ["--set", f"server={tmp_path}/s", "--set", f"listen=tcp://{host}:5555"]
+    words += ["--set", f"peer_listen=tcp://{host}:5556"] if name == "peer_listen" else []
+    done = run("serve", *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"kvoffload: {said}; make some with `kvoffload keys new`")
-    assert done.stderr.count("\n") == 1
+    port = 5555 if name == "listen" else 5556
+    assert done.stderr == (
+        f"kvoffload: setting '{name}' = 'tcp://{host}:{port}' without key_file: everyone who reaches that address "
+        "could connect, other users of this machine included; make keys with `kvoffload keys new NAME`, and set "
+        "key_file to NAME.key\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -334,21 +347,23 @@ def test_each_domain_has_whole_segments_of_its_own() -> None:
     assert sizes == {"a": (3 * GIB, GIB), "b": (100 * MIB, 100 * MIB)}
 
 
-def test_who_comes_over_tcp_is_known_by_key_or_by_nothing(tmp_path: Path) -> None:
+def test_who_comes_over_tcp_is_known_by_key(tmp_path: Path) -> None:
     secret, public = write_new_pair(tmp_path / "k")
     address = "tcp://127.0.0.1:5555"
     keyed = Settings(listen=address, key_file=str(secret))
     clients = read_server_config({"clients": [{"key": read_public_key(public)}]}, origin="file")
     assert choose_remote(Settings(), clients) is None
-    assert choose_remote(Settings(listen=address), ServerConfig()) == RemoteTerms(
-        address=parse_tcp_address(address), stranger=Guest(domain="")
-    )
     assert choose_remote(keyed, clients) == RemoteTerms(
         address=parse_tcp_address(address), keys=read_pair(secret), guests=clients.make_guests()
     )
-    with pytest.raises(ConfigError, match="clients have keys, and the server has none; set key_file"):
-        choose_remote(Settings(listen=address), clients)
-    with pytest.raises(ConfigError, match=r"nobody may connect to .*; name clients with their keys in \[\[clients\]\]"):
+    for config in (clients, ServerConfig()):
+        with pytest.raises(
+            ConfigError, match=r"setting 'listen' = 'tcp://127.0.0.1:5555' without key_file: .* keys new"
+        ):
+            choose_remote(Settings(listen=address), config)
+    with pytest.raises(
+        ConfigError, match=r"no client may connect to .*; name clients with their keys in \[\[clients\]\]"
+    ):
         choose_remote(keyed, ServerConfig())
 
 

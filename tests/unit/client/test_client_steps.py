@@ -1,4 +1,4 @@
-"""What a client lets an engine's step wait, when its server does not answer."""
+"""The time that a client lets an engine's step wait, when its server does not answer."""
 
 from __future__ import annotations
 
@@ -72,11 +72,24 @@ async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> No
         assert not client.acquire(Ask(CHAIN)).is_hit
         wait_for(lambda: not client.is_served)
         pending = client.start_acquire(Ask(CHAIN))
-        assert pending.is_over  # nobody is asked any more
+        assert pending.is_over  # the server is not asked any more
         assert client.lookup(0, CHAIN).all()
         server.send_signal(signal.SIGCONT)
         assert client.wait_until_served(WAIT_S)
         client.close()
         with served(tmp_path / "s") as later:
-            # What the first acquire was granted, if it was, was given back.
+            # A lease that the first acquire may have got was given back.
             assert later.stats().leases == 0
+
+
+async def test_a_request_may_wait_longer_than_the_acquire_deadline(tmp_path: Path) -> None:
+    async with stopped_server(tmp_path / "s", HASTY) as (server, client):
+        patient = client.start_acquire(Ask(CHAIN), wait_s=WAIT_S)
+        hasty = client.start_acquire(Ask(CHAIN))
+        wait_for(lambda: client.poll(hasty) is not None)
+        assert not patient.is_over
+        server.send_signal(signal.SIGCONT)
+        wait_for(lambda: client.poll(patient) is not None)
+        assert patient.found is not None
+        assert patient.found.is_hit
+        client.close()

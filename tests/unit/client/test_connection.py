@@ -1,4 +1,4 @@
-"""What is the same for both clients: how they stand, what they look up, and how they end."""
+"""The common part of both clients: their state, look-ups, and end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.unit.client.conftest import make_terms
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-async def test_before_its_start_it_asks_nobody(kind: type[Client] | type[AsyncClient], tmp_path: Path) -> None:
+async def test_a_client_that_was_not_started_sends_nothing(
+    kind: type[Client] | type[AsyncClient], tmp_path: Path
+) -> None:
     client = kind(make_terms(tmp_path / "nobody"))
     assert (client.state, client.is_served, client.fault, client.refusal) == (LinkState.DOWN, False, "", None)
     assert (client.boot_id, client.memory_id) == (0, 0)

@@ -82,8 +82,8 @@ def test_who_wants_no_slots_holds_none() -> None:
     assert stock.missing(0) == 0
 
 
-def test_of_a_pool_that_is_full_less_is_held() -> None:
-    """What is held takes the place of blocks then."""
+def test_fewer_slots_of_a_full_pool_are_held_ready() -> None:
+    """Slots held ready take the place of blocks in a full pool."""
     stocks = make_stocks((1000, 100), (500, 200), (20, 1))
     fit_stocks(stocks, 100_010 * FULL_POOL_SHARE, is_full=True)
     assert [stock.high for stock in stocks] == [500, 250, 10]

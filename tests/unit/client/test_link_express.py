@@ -82,7 +82,7 @@ def test_it_may_come_before_all_else(link: Link, wire: FakeWire, script: Script,
     assert (wire.take(), messages(wire.take_express())) == ([], [ACQUIRE])
 
 
-def test_without_it_nobody_is_served(link: Link, wire: FakeWire, script: Script) -> None:
+def test_without_an_express_channel_a_link_does_not_serve(link: Link, wire: FakeWire, script: Script) -> None:
     script.join(opens_express=False)
     assert link.state is LinkState.JOINING
     script.pass_time(3)
@@ -98,7 +98,7 @@ def test_where_there_is_none_to_be_had_it_is_tried_again(link: Link, wire: FakeW
 
 
 @pytest.mark.parametrize("state", [LinkState.DOWN, LinkState.SERVING, LinkState.CLOSED])
-def test_nobody_else_gets_one(
+def test_an_express_channel_in_another_state_is_closed(
     link: Link, wire: FakeWire, script: Script, open_files: list[int], state: LinkState
 ) -> None:
     if state is LinkState.CLOSED:
@@ -134,7 +134,7 @@ def test_a_late_answer_on_express_is_of_blocks_alone(link: Link, wire: FakeWire,
     assert (stats.answer, link.is_serving) == (Done(), False)
     script.pass_time(0.05)
     assert (wire.take(), messages(wire.take_express())) == ([], [Mark()])
-    # What the late answer brings goes back the way it came.
+    # A lease in a late answer is released on the channel over which it came.
     script.answer_express(late, Acquired(outcome=Outcome.HIT, boundary=16, lease=77))
     assert link.is_serving
     assert (wire.take(), messages(wire.take_express())) == ([], [lease(77)])
@@ -151,7 +151,7 @@ def test_slots_that_came_by_express_and_nobody_waits_for_go_back_by_it(
 
 
 def test_a_dead_control_channel_is_not_hidden_by_express(link: Link, wire: FakeWire, script: Script) -> None:
-    """Blocks are served on; but nobody would hear of anything else any more."""
+    """Blocks are still served, but the client would get no other message any more."""
     script.join()
     link.ask(Stats(), script.now_ns, WAIT_NS)
     wire.take()

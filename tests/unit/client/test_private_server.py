@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -13,12 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kvoffload.cli.config import parse_assignments
 from kvoffload.client.private_server import find_or_start, is_listening
 from kvoffload.config.sources import TEST_VARIABLE, Settings, load_settings
 from kvoffload.errors import ConfigError, PrivateServerError
@@ -43,7 +43,7 @@ def engines() -> Iterator[Nursery]:
 
 
 class Watched:
-    """A server that is nobody's child, from while it lives on."""
+    """A server whose parent has ended, watched while it lives on."""
 
     def __init__(self, pid: int, memory: Sequence[int]) -> None:
         self._memory = frozenset(memory)
@@ -89,6 +89,14 @@ def watch_of_log(path: Path) -> Watched:
 def watch(client: RawClient) -> Watched:
     assert client.joining.welcome is not None
     return Watched(client.joining.welcome.pid, ())
+
+
+def family_of(pid: int) -> Iterator[int]:
+    """Yields a process, and all that descend from it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child_pid in (task / "children").read_text().split():
+            yield from family_of(int(child_pid))
 
 
 def find_memory(inodes: Set[int]) -> list[str]:
@@ -271,20 +279,24 @@ CHANGED: dict[str, object] = {
 }
 
 
-def note_starts(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Returns the commands of servers that are started from here on: none of them runs, and each says that it does."""
-    commands: list[list[str]] = []
+@dataclass(frozen=True)
+class Started:
+    """A server that was to be started."""
 
-    def note(command: list[str], *, pass_fds: tuple[int, int], **_: object) -> None:
-        commands.append(command)
+    command: list[str]
+    settings: dict[str, object]
+
+
+def note_starts(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
+    """Returns the servers that are started from here on: none of them runs, and each says that it does."""
+    started: list[Started] = []
+
+    def note(command: list[str], *, input: bytes, pass_fds: tuple[int, int], **_: object) -> None:
+        started.append(Started(command, json.loads(input)))
         os.write(pass_fds[1], b"+")
 
     monkeypatch.setattr(subprocess, "run", note)
-    return commands
-
-
-def assigned(command: list[str]) -> dict[str, object]:
-    return parse_assignments([value for flag, value in pairwise(command) if flag == "--set"])
+    return started
 
 
 @pytest.mark.parametrize("name", list(Settings.model_fields))
@@ -293,16 +305,17 @@ def test_each_setting_that_a_private_server_can_have_reaches_it(
 ) -> None:
     """A new setting stands in one of the two lists above, or this fails."""
     monkeypatch.setenv(TEST_VARIABLE, "1")
-    commands = note_starts(monkeypatch)
+    started = note_starts(monkeypatch)
     if name in NOT_SERVED:
         find_or_start(SETTINGS, tmp_path)
-        assert name not in assigned(commands[0]) or name in ("server", "log_level")
+        assert name not in started[0].settings or name == "log_level"
         return
     settings = load_settings(flags={name: CHANGED[name]}).settings
     assert getattr(settings, name) != getattr(Settings(), name)
     first, second = find_or_start(Settings(), tmp_path), find_or_start(settings, tmp_path)
     assert first != second
-    assert getattr(load_settings(flags=assigned(commands[1])).settings, name) == getattr(settings, name)
+    assert getattr(load_settings(flags=started[1].settings).settings, name) == getattr(settings, name)
+    assert not [word for word in started[1].command if word.startswith(f"{name}=")], "others can read a command line"
 
 
 def test_what_engines_cache_themselves_is_told_and_names_no_other_server(
@@ -310,8 +323,8 @@ def test_what_engines_cache_themselves_is_told_and_names_no_other_server(
 ) -> None:
     started = note_starts(monkeypatch)
     assert find_or_start(SETTINGS, tmp_path, engine_bytes=5 * GIB) == find_or_start(SETTINGS, tmp_path)
-    assert f"--engine-cache={5 * GIB}" in started[0]
-    assert not [option for option in started[1] if "engine-cache" in option]
+    assert f"--engine-cache={5 * GIB}" in started[0].command
+    assert not [option for option in started[1].command if "engine-cache" in option]
 
 
 def test_the_environment_has_settings_for_the_engine_and_not_for_its_server(
@@ -320,6 +333,24 @@ def test_the_environment_has_settings_for_the_engine_and_not_for_its_server(
     monkeypatch.setenv("KVOFFLOAD_LINGER", "not a duration")
     with closing(watch_of_log(find_or_start(SETTINGS, tmp_path, first_engine_s=0.1))) as server:
         assert server.is_gone()
+
+
+def test_no_secret_of_a_setting_is_on_a_command_line(tmp_path: Path) -> None:
+    """Neither of the server, nor of a process that it starts for its store; other users can read command lines."""
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        address = f"mooncake://127.0.0.1:{master.getsockname()[1]}"
+        where = {"mooncake": address, "mooncake_metadata": "etcd://user:s3cret-word@host"}
+        settings = load_settings(flags={"memory": "64MiB", **where}).settings
+        with closing(watch_of_log(find_or_start(settings, tmp_path, first_engine_s=60))) as server:
+            # The server has read its settings when it tries to reach its store.
+            master.accept()[0].close()
+            lines = [Path(f"/proc/{pid}/cmdline") for pid in family_of(server.pid)]
+            assert lines
+            for line in lines:
+                assert b"s3cret-word" not in line.read_bytes()
+            # Other users cannot read the environment of a process, nor what it has read.
+            os.kill(server.pid, signal.SIGTERM)
+            assert server.is_gone()
 
 
 def test_a_private_server_may_be_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +408,7 @@ def start_by_another(room: Path, first_engine_s: float) -> Path:
 def test_it_is_on_its_own(tmp_path: Path) -> None:
     server = watch_of_log(start_by_another(tmp_path, 60))
     try:
-        assert os.getsid(server.pid) == os.getpgid(server.pid) == server.pid
+        assert os.getpgid(server.pid) == server.pid
         assert os.readlink(f"/proc/{server.pid}/cwd") == "/"
         os.kill(server.pid, signal.SIGTERM)
         assert server.is_gone()

@@ -30,7 +30,7 @@ from tests.kit.open_files import count_open_files
 BOOT_ID = 5
 NOW_NS = 1_000
 LATER_BYTES = 4096
-"""Of what need not go out at once."""
+"""Bytes of messages that need not go out at once."""
 
 
 class Hearer:
@@ -177,13 +177,13 @@ def test_a_release_goes_with_the_next_message(wire: SocketWire, peer: Peer) -> N
     """The server need not wake up for it alone."""
     assert send(wire, lease(1), 1)
     assert send(wire, lease(2), 2)
-    assert not wire.has_unsent  # it is nobody's to wait for
+    assert not wire.has_unsent  # no caller waits for these to be sent
     assert peer.receive() == []
     assert send(wire, Mark(), 1)
     assert [call.message for call in peer.receive()] == [lease(1), lease(2), Mark()]
 
 
-def test_a_release_goes_when_somebody_looks(wire: SocketWire, peer: Peer, link: Any) -> None:
+def test_a_release_is_sent_when_the_connection_is_looked_at(wire: SocketWire, peer: Peer, link: Any) -> None:
     assert send(wire, lease(1))
     wire.receive_answers(link, NOW_NS)
     assert peer.receive() == []
@@ -209,7 +209,7 @@ def test_what_does_not_fit_a_socket_waits_and_says_so(wire: SocketWire, link: An
     calls: list[Call] = []
     while len(calls) < 2:
         calls += peer.receive()
-        # Whoever is told of it watches for this, and receives.
+        # The caller that is woken polls for this, and receives.
         poller = select.poll()
         poller.register(wire.express_file, select.POLLOUT)
         assert poller.poll(30_000)

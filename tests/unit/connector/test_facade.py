@@ -31,9 +31,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 
-from kvoffload.connector.engine.start_up import EngineStart
+from kvoffload.connector.common.step_plan import StepPlan, WantedDigests, WorkerReport
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.step_plan import StepPlan, WantedDigests, WorkerReport
+from kvoffload.connector.start_up import EngineStart
 from kvoffload.errors import BlockAlignmentError, ConfigError, UnsupportedError
 from tests.kit.connector.engine_configs import (
     full,
@@ -92,14 +92,6 @@ def test_only_settings_that_exist_are_taken() -> None:
         KVOffloadConnector(make_vllm_config(extra={"memroy": "1GiB"}), KVConnectorRole.WORKER, config)
 
 
-@pytest.mark.parametrize("what", ["decode_context_parallel_size", "prefill_context_parallel_size"])
-def test_what_is_not_served_yet_is_refused_at_the_start(what: str) -> None:
-    vllm_config = make_vllm_config()
-    setattr(vllm_config.parallel_config, what, 2)
-    with pytest.raises(UnsupportedError):
-        KVOffloadConnector(vllm_config, KVConnectorRole.SCHEDULER, make_config((["a"], full())))
-
-
 # ---- the worker ----
 
 
@@ -117,7 +109,8 @@ def test_a_plan_is_submitted_once_whichever_hooks_are_called() -> None:
 
 
 def test_saves_wait_for_the_draft_models_forward() -> None:
-    """With speculative decoding vLLM asks for results first and calls `wait_for_save` after the draft model has run."""
+    """If it decodes speculatively, vLLM asks for results first and calls `wait_for_save` after the draft model has
+    run."""
     connector, tensors, shared = make_worker()
     connector.bind_connector_metadata(StepPlan(saves=(save_job(shared, Move(0, 1, 0)),)))
     connector.start_load_kv(CONTEXT)

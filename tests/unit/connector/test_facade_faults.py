@@ -11,8 +11,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from kvoffload.connector.nodes.orders import NodeOrders
-from kvoffload.connector.step_plan import StepPlan
+from kvoffload.connector.common.orders import NodeOrders
+from kvoffload.connector.common.step_plan import StepPlan
 from tests.kit.connector.scripted import Admission, ScriptedEngine
 from tests.kit.connector.workers_of_facades import make_worker, run_step, warm_engine
 

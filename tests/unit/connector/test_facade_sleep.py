@@ -12,11 +12,11 @@ import torch
 from vllm.config import KVTransferConfig
 
 from kvoffload.connector import facade
+from kvoffload.connector.common.step_plan import UNASKED, StepPlan, WeightDigests, WorkerFacts, WorkerReport
 from kvoffload.connector.facade import KVOffloadConnector
 from kvoffload.connector.identity.weight_proof import PROOF_WAIT_S
 from kvoffload.connector.identity.weight_watch import PAUSE_S, WeightWatch
 from kvoffload.connector.identity.weights import ModelWeights
-from kvoffload.connector.step_plan import UNASKED, StepPlan, WeightDigests, WorkerFacts, WorkerReport
 from kvoffload.errors import RegistrationError
 from tests.kit.connector.engine_configs import full, make_config, make_vllm_config
 from tests.kit.connector.scripted import ScriptedEngine
@@ -261,7 +261,7 @@ def test_engines_that_wake_again_and_again_find_everything_again() -> None:
 
 
 def test_a_reset_without_a_sleep_finds_nothing_whatever_the_weights_are() -> None:
-    """Somebody may want a cold cache. The ranks are asked, so that a later sleep is judged by what they say now."""
+    """The user may want a cold cache. The ranks are asked, so that a later sleep is judged by their present answers."""
     engine = make_engine()
     engine.connector.reset_cache()
     request = engine.arrive("b", range(30))
@@ -332,8 +332,8 @@ def test_with_shared_shapes_weights_prove_a_sleep_and_name_nothing(monkeypatch: 
 
 
 def test_weights_that_change_without_a_reset_are_as_good_as_one(caplog: pytest.LogCaptureFixture) -> None:
-    """What the step that saw it computed is published under no name, nor what is computed beside old blocks of the
-    engine's own."""
+    """Blocks of the step that saw the change are not published, nor blocks computed after old blocks of the engine's
+    own cache."""
     engine = make_engine(ranks=2)
     published = len(engine.cache.published)
     request = engine.arrive("b", range(100, 130))
@@ -344,7 +344,7 @@ def test_weights_that_change_without_a_reset_are_as_good_as_one(caplog: pytest.L
     engine.hear(WorkerReport(weights={1: (UNASKED, b"")}))
     engine.report(plan)
     engine.finish(request)
-    assert "the weights have changed and nobody has reset the caches" in caplog.text
+    assert "the weights have changed without a reset of the caches" in caplog.text
     engine.serve("c", range(200, 230))
     assert len(engine.cache.published) == published
     engine.forget()

@@ -21,8 +21,8 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from kvoffload.connector import worker_side
+from kvoffload.connector.common.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, StepPlan
 from kvoffload.connector.facade import KVOffloadConnector
-from kvoffload.connector.step_plan import NOTHING_TO_DO, ONLY_A_FORWARD, StepPlan
 from kvoffload.connector.worker_side import IDLE_WAIT_S
 from tests.kit.connector.engine_configs import make_vllm_config
 from tests.kit.connector.workers import Move, replace_engine
@@ -65,7 +65,7 @@ class RunnerV1:
 
 
 class DraftingRunnerV1(RunnerV1):
-    """With speculative decoding: results are asked for before the draft model runs."""
+    """A runner that decodes speculatively: it asks for results before the draft model runs."""
 
     defers_saves = True
 
@@ -214,7 +214,7 @@ def test_what_a_step_did_not_come_to_keeps_its_place_in_the_stream(monkeypatch: 
 def test_vllm_binds_a_plan_after_it_has_zeroed_new_blocks_and_before_the_forward(
     file: str, order: tuple[str, ...]
 ) -> None:
-    """What loads are marked for: the next release may not change it unseen."""
+    """Loads rely on this order: a release of vLLM that changes it fails here."""
     source = (Path(vllm.__file__).parents[1] / file).read_text()
     step = source[source.index("    def execute_model(") :]
     places = [step.index(call) for call in order]

@@ -12,10 +12,10 @@ import numpy as np
 
 from kvoffload import native
 from kvoffload.cache import SegmentMap
+from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, SaveJob, WantedDigests
 from kvoffload.connector.identity.agreement import SharingTerms
-from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.rank_records import RankRecords
-from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, SaveJob, WantedDigests
+from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.kvspec import HeadUnits
 from kvoffload.native import finish_digests
 from tests.kit.connector.facts import group_facts
@@ -34,8 +34,8 @@ def make_records(
     units: HeadUnits | None = None,
     own_groups: tuple[int, int] = (1, 2),
 ) -> RankRecords:
-    """Of an engine with two shards of each group. In the rank's own page map there is a group before those of the
-    session, which is not stored."""
+    """Makes the records of a rank of an engine with two shards of each group. The rank's own page map has one group
+    before those of the session, which is not stored."""
     groups = [
         replace(group_facts(at), record_bytes=size_bytes, replicas=replicas[at], stage=stages[at])
         for at, size_bytes in enumerate(SLOT_BYTES)
@@ -58,7 +58,7 @@ def make_records(
 
 
 def make_records_of_stage(stage: int) -> RankRecords:
-    """Of three stages the third has no group."""
+    """Makes the records of one of three stages, of which the third has no group."""
     return make_records(rank=2 * stage + 1, stages=(0, 1), pipeline_ranks=3)
 
 
@@ -144,7 +144,7 @@ def test_moves_of_other_stages_are_not_this_ranks() -> None:
 
 
 def make_load(moves: BlockMoves, data: list[bytes]) -> LoadJob:
-    """With the digests that these bytes have as records of shard 1; shard 0 has none."""
+    """Makes a load with the digests that these bytes have as records of shard 1; shard 0 has none."""
     digests = [
         int.from_bytes(
             finish_digests(
@@ -176,9 +176,9 @@ def test_a_record_that_is_not_what_was_saved_is_named_by_its_block() -> None:
     bad = [data[0], data[1], data[0]]
     assert (
         make_records().compare(load, totals_of(bad))
-        == "a record of group 1 is not what was saved (loaded into block 3)"
+        == "a record of group 1 differs from the saved bytes (loaded into block 3)"
     )
-    assert make_records(rank=0).compare(load, totals_of(bad)) == ""  # nobody has made a digest of its records
+    assert make_records(rank=0).compare(load, totals_of(bad)) == ""  # its records have no digest
     assert load.wanted is not None
     other = replace(load, wanted=replace(load.wanted, hashes=name_of(1) + name_of(0) + name_of(2)))
     assert "loaded into block 2" in make_records().compare(other, totals_of(data))
@@ -195,7 +195,7 @@ def test_a_record_of_another_stage_is_not_compared() -> None:
 
 
 def test_each_groups_record_is_compared_with_the_digest_of_its_own_shard() -> None:
-    """Of the first group both ranks hold the first shard, of which nobody has made a digest."""
+    """Both ranks hold the first shard of the first group, which has no digest."""
     shared, _ = make_memory()
     moves = moves_of(shared)
     data = [bytes([at]) * SLOT_BYTES[group] for at, group in enumerate(moves.groups.tolist())]
@@ -249,6 +249,6 @@ def test_digests_of_several_shards_are_compared_each_by_itself() -> None:
     both = np.stack([totals_of(other), totals_of(data)], axis=1).reshape(-1, 2)
     records = make_records(rank=0, units=ONE_RANK)
     load = make_load(moves, data)
-    assert records.compare(load, both) == ""  # nobody has made a digest of the first shard's
+    assert records.compare(load, both) == ""  # the first shard has no digest
     both[5] = both[0]
     assert "loaded into block 3" in records.compare(load, both)

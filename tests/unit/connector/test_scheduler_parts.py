@@ -1,4 +1,4 @@
-"""What the scheduler side is put together from, by what it is given."""
+"""The parts of the scheduler side, by the terms that it is given."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.core.block_pool import BlockPool
 
+from kvoffload.connector.common.step_plan import Place, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.engine import vllm_compat
+from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
-from kvoffload.connector.measures import Measures
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerTerms, assemble
-from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.protocol import Register
 from tests.kit.connector.local_client import MEMORY, LocalClient
 from tests.kit.connector.nodes import Nodes
@@ -47,9 +47,11 @@ class Absent(LocalClient):
     memory_id = 0
 
 
-def put_together(opening: Opening | None = None, *, sharing: SharingTerms = SHARING, **terms: Any) -> SchedulerParts:
+def put_together(
+    opening: Opening | None = None, *, sharing: SharingTerms = SHARING, facts: WorkerFacts | None = None, **terms: Any
+) -> SchedulerParts:
     return assemble(
-        {(0, 0): two_groups(NUM_BLOCKS)},
+        {(0, 0): facts or two_groups(NUM_BLOCKS)},
         SchedulerTerms(sharing=sharing, hit_alignment=4, **terms),
         pool=BlockPool(NUM_BLOCKS, enable_caching=True, hash_block_size=4),
         open_cache=opening or Opening(),
@@ -119,6 +121,20 @@ def test_rounds_and_drafts_are_those_of_the_engine() -> None:
     parts = put_together(decoded_tokens=5, round_steps=3, gathered_tokens=9)
     assert (parts.saves.look_out.decoded_tokens, parts.saves.look_out.round_steps) == (5, 3)
     assert parts.worth.begin(prompt_tokens=40).decoded_due == 8
+
+
+@pytest.mark.parametrize(
+    ("interval", "decoded_tokens", "expected"), [(0, 1, 64), (None, 1, 64), (16, 1, 4), (16, 2, 2), (16, 9, 1)]
+)
+def test_windows_at_intervals_are_saved_before_the_engine_drops_a_block_of_one(
+    interval: int | None, decoded_tokens: int, expected: int
+) -> None:
+    """A window of 17 tokens, in blocks of 4, is whole for 3 tokens more."""
+    facts = two_groups(NUM_BLOCKS)
+    full, window = facts.groups
+    facts = replace(facts, groups=(full, replace(window, rule=replace(window.rule, window=17))))
+    parts = put_together(facts=facts, retention_interval=interval, decoded_tokens=decoded_tokens)
+    assert parts.saves.look_out.round_steps == expected
 
 
 def test_all_parts_go_by_the_same_places() -> None:
@@ -226,7 +242,8 @@ def test_a_place_of_several_machines_counts_when_the_ranks_of_each_have_named_th
 
 
 def test_an_engine_on_two_machines_goes_by_both() -> None:
-    """What is saved lies on each, under names of its own; without the other one's server nothing is saved or found."""
+    """Each machine keeps its part of a saved block, under names of its own. Without the other machine's server nothing
+    is saved or found."""
     engine = make_engine(DENSE, ranks=2, nodes=2)
     engine.serve("first", range(30))
     take_step(engine)
@@ -253,7 +270,7 @@ def test_an_engine_on_two_machines_goes_by_both() -> None:
 
 
 def take_step(engine: ScriptedEngine) -> StepPlan:
-    """With what the other node answers."""
+    """Takes a step, and the other node's answer with it."""
     plan = engine.step()
     (proxy,) = engine.proxies
     if 1 in plan.nodes:

@@ -11,10 +11,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from kvoffload.connector.common.step_plan import Place, StepPlan
 from kvoffload.connector.engine.pipeline import name_pipeline
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
 from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
-from kvoffload.connector.step_plan import Place, StepPlan
 from kvoffload.errors import BlockAlignmentError, IdentityError, ServerError
 from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, window

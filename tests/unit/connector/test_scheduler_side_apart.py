@@ -10,9 +10,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
+from kvoffload.connector.common.step_plan import StepPlan, WorkerReport
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import refuse_changes
-from kvoffload.connector.step_plan import StepPlan, WorkerReport
 from kvoffload.errors import ServerError
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.scripted import ScriptedEngine
@@ -102,7 +102,7 @@ def test_an_idle_engine_steps_until_its_ranks_have_joined_or_do_not() -> None:
 def test_later_requests_are_saved_and_restored_apart() -> None:
     engine = make_engine()
     part(engine)
-    assert start_request(engine, "early", range(300, 330)).saves == ()  # nobody has joined
+    assert start_request(engine, "early", range(300, 330)).saves == ()  # no rank has joined
     engine.hear(WorkerReport(places=dict.fromkeys(range(2), engine.places)))
     plan = start_request(engine, "b", range(100, 130))
     (save,) = plan.saves

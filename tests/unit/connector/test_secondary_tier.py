@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Scheduler:
-    """As much of vLLM's as makes a tier and asks it."""
+    """The part of vLLM's scheduler that makes a tier and asks it."""
 
     def __init__(
         self, server: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None] | None = None, **given: Any
@@ -238,7 +238,7 @@ def test_a_fault_of_ours_is_a_miss_and_every_job_is_answered(
 
 
 def test_nothing_of_the_memory_is_held_after_the_end(open_scheduler: Open) -> None:
-    """vLLM closes it then, which Python refuses while anybody has a view of it."""
+    """vLLM closes the memory then, which Python refuses while there is a view of it."""
     one = open_scheduler()
     assert one.job(keys_of(1), [0], is_promotion=False).success
     one.tier.shutdown()
@@ -254,7 +254,7 @@ def test_an_engine_that_nothing_is_known_of_does_not_start(server: Path, monkeyp
     monkeypatch.setattr(vllm_compat, "find_engine_of_tier", lambda engine_id: None)
     config, cache = make_vllm_config(), make_config((["a"], full(16)))
     spec = SimpleNamespace(config=make_rows(config, cache), tokens_per_block=(16,), blocks_per_chunk=1)
-    with pytest.raises(UnsupportedError, match="shows its configuration to no secondary tier"):
+    with pytest.raises(UnsupportedError, match="does not show its configuration to secondary tiers"):
         KVOffloadTier(spec, memoryview(np.zeros((2, ROW_BYTES), np.uint8)), "ours", server=str(server))  # type: ignore[arg-type]
 
 

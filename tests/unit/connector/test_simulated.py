@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import CacheTerms
+from kvoffload.connector.common.step_plan import StepPlan
 from kvoffload.connector.loads import restores
 from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.saves.look_out import LookOut
-from kvoffload.connector.step_plan import StepPlan
 from tests.kit.campaign import is_campaign
 from tests.kit.connector.engine_configs import chunked, full, recurrent, window
 from tests.kit.connector.local_client import MEMORY
@@ -61,7 +61,7 @@ def play(
     reset: float = 0.0,
     answers: float = 0.0,
 ) -> None:
-    """With the shares of turns in which something happens."""
+    """Plays turns of the engine. `damage`, `reset` and `answers` are the shares of turns in which these happen."""
     for _ in range(turns):
         if random.random() < answers:
             engine.cache.answer(is_lost=random.random() < 0.2)

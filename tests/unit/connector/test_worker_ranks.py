@@ -15,11 +15,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 import torch
 
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache
-from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, join_stages, name_pipeline
-from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register, name_node
-from kvoffload.connector.nodes.orders import NodeOrders
-from kvoffload.connector.step_plan import (
+from kvoffload.connector.common.orders import NodeOrders
+from kvoffload.connector.common.step_plan import (
     BlockMoves,
     GroupFacts,
     LoadJob,
@@ -30,6 +27,9 @@ from kvoffload.connector.step_plan import (
     WeightDigests,
     WorkerReport,
 )
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, join_stages, name_pipeline
+from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register, name_node
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.errors import RegistrationError, ServerError
 from kvoffload.kvspec import HeadUnits
@@ -115,7 +115,7 @@ def test_a_rank_touches_no_record_that_another_writes() -> None:
     _, _, report = collect(ranks[1][0], 1)
     assert shared.record(Move(1, 1, 0)).tolist() == [7] * PAGE
     assert shared.record(Move(1, 2, 1)).tolist() == block_of(ranks[1][1], 2)
-    # What it compares it has made digests of: the same that the writer makes.
+    # It has made digests of the records that it compares: the same that the writer makes.
     ranks[0][0].submit(save_job(ranks[0][0], Move(1, 1, 0), Move(1, 2, 1), writers=[0, 1], compared=[True, True]))
     assert collect(ranks[0][0], 1)[2].digests[1][0] == report.digests[1][1]
     assert len(report.digests[1][1]) == 2 * 16

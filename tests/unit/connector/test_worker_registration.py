@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import torch
 
 from kvoffload.connector import worker_side
+from kvoffload.connector.common.step_plan import WorkerReport
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
-from kvoffload.connector.step_plan import WorkerReport
 from kvoffload.errors import IdentityError, NativeError, RegistrationError, SelfTestError, ServerError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import KVGeometry
@@ -99,7 +99,7 @@ def test_an_engine_that_cannot_be_identified_is_not_held() -> None:
 
 
 def test_records_survive_a_sleep_of_the_engine() -> None:
-    """Registered anew at other addresses, what was saved before is loaded into the new cache."""
+    """Blocks saved before are loaded into the new cache, which is registered at other addresses."""
     worker, tensors = start(make_worker())
     wanted = block_of(tensors, 1)
     save(worker, Move(1, 1, 0))
@@ -171,7 +171,7 @@ def test_jobs_without_a_registered_cache_fail() -> None:
 
 
 def test_a_cache_with_other_pages_is_not_registered_in_place_of_the_first() -> None:
-    """What was saved before, and whoever shares it, is of other records."""
+    """Blocks saved before, and engines that share them, have other records."""
     worker, _ = start(make_worker())
     before = worker.facts
     assert before is not None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvoffload.connector import worker_side
-from kvoffload.connector.step_plan import LoadJob, Place, StepPlan, WorkerReport
+from kvoffload.connector.common.step_plan import LoadJob, Place, StepPlan, WorkerReport
 from kvoffload.connector.worker_side import IDLE_WAIT_S, MAX_FAULT_LINES
 from kvoffload.errors import NativeError
 from kvoffload.kvspec import PageMap
@@ -108,7 +108,7 @@ def test_a_slot_that_lies_nowhere_fails_its_load_only() -> None:
 
 @pytest.mark.parametrize("what", ["memory", "session"])
 def test_a_memory_or_a_session_that_is_not_ours_fails_its_jobs_only(what: str) -> None:
-    """Nobody would wait for our exit before these slots are given to others."""
+    """The server would not wait for our exit before it gives these slots to others."""
     worker, tensors = start(make_worker())
     save(worker, Move(1, 1, 0))
     place = worker.shared.place
@@ -298,7 +298,7 @@ def test_a_flipped_byte_is_found_if_the_load_brings_digests(is_checked: bool, ca
     worker.shared.record(Move(0, 2, 1))[100] ^= 1
     assert load(worker, Move(1, 3, 0), Move(0, 4, 1), is_checked=is_checked) == (not is_checked)
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    line = "load of request r1 failed: a record of group 0 is not what was saved (loaded into block 4)"
+    line = "load of request r1 failed: a record of group 0 differs from the saved bytes (loaded into block 4)"
     assert lines == [line] * is_checked
     assert load(worker, Move(1, 3, 0), name="r2", is_checked=is_checked)
     worker.close()

@@ -55,7 +55,7 @@ def test_one_that_others_may_enter(folder: Path) -> None:
     assert found.remedy == f"chmod 0700 {folder}"
 
 
-def test_somebody_elses(folder: Path) -> None:
+def test_a_folder_of_another_user_fails(folder: Path) -> None:
     if os.geteuid():
         pytest.skip("only root may give a folder away")
     os.chown(folder, 12345, 12345)

@@ -19,7 +19,7 @@ WANTED = Wanted(memory_bytes=16 * GIB, segment_bytes=GIB)
 def test_a_good_machine_has_nothing_to_mend() -> None:
     found = list(check_limits(GOOD, WANTED))
     assert {one.verdict for one in found} == {Verdict.OK}
-    assert len({one.check for one in found}) == len(found) == 8
+    assert len({one.check for one in found}) == len(found) == 9
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,18 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
             like(headroom_bytes=8 * GIB, available_bytes=8 * GIB),
             "memory",
             Verdict.FAIL,
-            "16GiB are wanted, and 8GiB can be had, by what the machine has",
+            "16GiB are wanted, and 8GiB can be had, by the machine's memory",
         ),
-        (like(commit_room_bytes=GIB), "overcommit", Verdict.FAIL, "1GiB are left"),
+        (like(commit_room_bytes=GIB), "overcommit", Verdict.FAIL, "1GiB may still be promised"),
         (limited("file size", 512 * MIB), "file size", Verdict.FAIL, "512MiB"),
         (limited("open files", 527), "open files", Verdict.FAIL, "up to 528"),
+        (
+            limited("threads", 1024),
+            "threads",
+            Verdict.WARN,
+            "1024 (RLIMIT_NPROC, pids.max) leave room for 512 processes",
+        ),
+        (limited("threads", 2559), "threads", Verdict.WARN, "2047 processes"),
         (limited("address space", 16 * GIB), "address space", Verdict.FAIL, "16GiB"),
         (like(shm_bytes=64 * MIB), "/dev/shm", Verdict.WARN, "64MiB"),
         (able(transparent_huge_pages_in_shmem="never"), "huge pages", Verdict.WARN, "never"),
@@ -53,6 +60,7 @@ def test_what_binds_is_said(machine: Machine, check: str, verdict: Verdict, text
     [
         like(commit_room_bytes=16 * GIB),
         limited("open files", 528),
+        limited("threads", 2560),
         limited("address space", 17 * GIB),
         limited("file size", GIB),
         replace(

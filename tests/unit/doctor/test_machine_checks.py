@@ -30,7 +30,7 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
         (able(cuda_version=None, cuda_problem="no libcuda"), "CUDA driver", Verdict.FAIL, "/dev/nvidia0 without"),
         (able(cuda_devices=None, cuda_problem="no permission"), "GPU", Verdict.FAIL, "no permission"),
         (able(cuda_devices=()), "GPU", Verdict.FAIL, "sees none"),
-        (able(cuda_devices=(OLD,)), "GPU 0", Verdict.WARN, "V100 (sm_70) is older"),
+        (able(cuda_devices=(OLD,)), "GPU 0", Verdict.WARN, "V100 (sm_70) is too old"),
         (able(kernel_archs=()), "GPU 0", Verdict.WARN, "no kernels"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from kvoffload.protocol import Register, Role
 from tests.kit.cache.cache_model import fingerprint
 from tests.kit.children import child
 from tests.kit.connector.tiers import wait_for
+from tests.kit.processors import ALL_CPUS, bound_to, needs_two_cpus
 from tests.unit.client.conftest import SERVER
 
 ROOT = Path(__file__).parents[3]
@@ -240,3 +242,10 @@ def test_what_keeps_a_private_server_from_starting_keeps_the_engine_from_startin
     monkeypatch.setattr(cache_access, "find_or_start", refuse)
     with pytest.raises(PrivateServerError, match="no memory"):
         make_access().open(make_register("m"), role=Role.WORKER)
+
+
+@needs_two_cpus
+def test_the_clients_thread_runs_on_all_processors_of_the_engine(server: Path) -> None:
+    with bound_to({min(ALL_CPUS)}), make_access(server).open(make_register("bound"), role=Role.WORKER):
+        threads = [one.native_id for one in threading.enumerate() if one.name == "kvoffload-client"]
+        assert [os.sched_getaffinity(one) for one in threads if one is not None] == [ALL_CPUS]

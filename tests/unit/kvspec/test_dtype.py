@@ -46,11 +46,13 @@ def test_the_configuration_handed_in_is_never_changed() -> None:
         ("fp8", None, "bfloat16", "fp8_e4m3", DtypeSource.EXPLICIT),
         ("fp8_e5m2", FP8_SCHEME, "bfloat16", "fp8_e5m2", DtypeSource.EXPLICIT),
         ("int8_per_token_head", FP8_SCHEME, "bfloat16", "int8_per_token_head", DtypeSource.EXPLICIT),
-        # Under an explicit dtype a scheme that we cannot read is nobody's problem.
+        # With an explicit dtype, a scheme that we cannot read does not matter.
         ("float16", {"type": "int", "num_bits": 3}, "bfloat16", "float16", DtypeSource.EXPLICIT),
     ],
 )
-def test_who_decides(explicit: str, scheme: object, model: str, name: str, source: DtypeSource) -> None:
+def test_the_source_of_a_dtype_is_known(
+    explicit: str, scheme: object, model: str, name: str, source: DtypeSource
+) -> None:
     resolved = resolve_kv_dtype(explicit, model_dtype=model, scheme=scheme)  # type: ignore[arg-type]
     assert (resolved.name, resolved.source) == (name, source)
     assert resolved.bits == KV_DTYPES[name].bits

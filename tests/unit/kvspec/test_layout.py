@@ -59,7 +59,7 @@ def test_an_engines_own_strides_are_kept_where_given() -> None:
         ("layer", 100), ("block", 20), ("head", 8), ("token", 4), ("content", 1), ("byte", 1),
     ]  # fmt: skip
     assert layout_dims(LAYOUTS["LBHNC"], sizes=sizes, strides={"block": 20})[0] == Dim("layer", 2, 60)
-    with pytest.raises(StrideError, match="dimension block has a stride of 12 bytes, what lies inside it 16"):
+    with pytest.raises(StrideError, match="dimension block has a stride of 12 bytes, its contents take 16"):
         layout_dims(LAYOUTS["LBHNC"], sizes=sizes, strides={"block": 12})
 
 

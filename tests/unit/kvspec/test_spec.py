@@ -98,7 +98,7 @@ def test_alias_and_excluded_layers_have_no_record_bytes() -> None:
         (lambda: attention("l", alias_of="l"), GeometryError, "alias of itself"),
         (lambda: attention(""), GeometryError, "has no name"),
         (lambda: recurrent_layer("l", block_size=1, states=()), GeometryError, "without states"),
-        (lambda: replace(attention("l"), scale_bytes=4), GeometryError, "bytes beside go with scales beside"),
+        (lambda: replace(attention("l"), scale_bytes=4), GeometryError, "only scales beside the pages have bytes"),
         (lambda: attention("l").bytes_of("scales"), GeometryError, "part 'scales' has no declared size"),
         (lambda: attention("l").part_order("state.conv"), GeometryError, "part 'state.conv' is unknown"),
         (lambda: attention("l").part_order("keys"), GeometryError, "part 'keys' is unknown"),

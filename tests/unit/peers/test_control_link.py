@@ -18,7 +18,7 @@ from kvoffload.peers.control_link import ControlLink, ControlTerms
 from kvoffload.protocol import CODEC, Call, Error, ErrorCode, Hello
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.terms import RemoteTerms
+from kvoffload.server.sessions.terms import RemoteTerms
 from kvoffload.tiers.record_store import StoreFaultError
 from tests.kit.cache.cache_model import HYBRID, PLAIN
 from tests.kit.server.fleets import Fleet
@@ -89,7 +89,7 @@ def test_an_identity_is_introduced_and_a_conflict_is_told(there: There, caplog: 
         link.close()
 
 
-def test_nobody_there_is_one_line_and_it_is_found_when_it_comes(there: There) -> None:
+def test_an_absent_peer_is_one_line_and_is_found_when_it_comes(there: There) -> None:
     link = there.link(timeout_s=0.05)
     with pytest.raises(StoreFaultError, match=r"the peer at tcp://127.0.0.1:\d+: no answer in time"):
         link.find_ticket(is_sealed=True)
@@ -101,13 +101,16 @@ def test_nobody_there_is_one_line_and_it_is_found_when_it_comes(there: There) ->
 
 
 class Refusing:
-    """A server that refuses whoever greets it, when it may."""
+    """A server that refuses every greeting, once the test lets it answer."""
 
     def __init__(self) -> None:
         self.asked: list[Hello] = []
         self.was_asked, self.may_answer, self._is_over = threading.Event(), threading.Event(), threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        self.keys = make_keys()
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, self.keys.secret)
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -134,9 +137,11 @@ class Refusing:
 
 
 def test_those_who_wait_for_one_that_fails_do_not_wait_again() -> None:
-    """Whoever has come before the failure has it, too; whoever comes after it asks again."""
+    """A caller that came before the failure gets it, too; a caller that comes after it asks again."""
     server = Refusing()
-    link = ControlLink(ControlTerms(address=TcpAddress("127.0.0.1", server.port), timeout_s=TIMEOUT_S))
+    address = TcpAddress("127.0.0.1", server.port)
+    peer_key = server.keys.public.decode()
+    link = ControlLink(ControlTerms(address=address, peer_key=peer_key, keys=make_keys(), timeout_s=TIMEOUT_S))
     faults: list[str] = []
 
     def find() -> None:

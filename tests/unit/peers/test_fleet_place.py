@@ -1,4 +1,4 @@
-"""What a server knows of its fleet before and after its tier is open."""
+"""A server's picture of its fleet before and after its tier is open."""
 
 from __future__ import annotations
 
@@ -17,33 +17,37 @@ from kvoffload.peers.fleet_registry import RegistryTerms
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.valkey import ValkeyTerms
+from tests.kit.server.remote_client import make_keys
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.tier_contract import hashes_of
 
+KEYS, PEER = make_keys(), make_keys()
+OWN = FleetMember(address=TcpAddress("127.0.0.1", 5), key=KEYS.public.decode())
+OTHER = FleetMember(address=TcpAddress("127.0.0.1", 1), key=PEER.public.decode())
 
-def member(port: int, key: str = "") -> FleetMember:
+
+def member(port: int, key: str) -> FleetMember:
     return FleetMember(address=TcpAddress("127.0.0.1", port), key=key)
 
 
-def test_a_member_is_called_by_its_key_or_by_its_address() -> None:
+def test_a_member_is_called_by_its_key() -> None:
     assert member(5, "k" * 40).name == "k" * 40
-    assert member(5).name == "tcp://127.0.0.1:5"
 
 
 def test_before_it_is_open_everything_lives_here() -> None:
-    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)]), SpaceTable(), find_homes)
+    place = FleetPlace(FleetTerms(own=OWN, others=[OTHER], keys=KEYS), SpaceTable(), find_homes)
     assert place.describe() == "1 peer"
     assert place.is_home(hashes_of(0, 30)).all()
     assert not place.lives_elsewhere(hashes_of(0, 30)).any()
 
 
 class Told(FleetPlace):
-    """One server of a fleet, whose tier asks nobody."""
+    """One server of a fleet, whose tier asks no other server."""
 
     def __init__(self, own: FleetMember, *others: FleetMember, registry: RegistryTerms | None = None) -> None:
         self.admitted: list[FleetMember] = []
         super().__init__(
-            FleetTerms(own=own, others=others, timeout_s=0.1, registry=registry),
+            FleetTerms(own=own, others=others, keys=KEYS, timeout_s=0.1, registry=registry),
             SpaceTable(),
             find_homes,
             on_members=lambda members: self.admitted.__setitem__(slice(None), members),
@@ -129,7 +133,7 @@ def test_a_server_with_another_ones_key_is_told_where_that_is(monkeypatch: pytes
 
 def test_while_nobody_answers_everything_lives_here() -> None:
     """Port 1 of loopback has no listener."""
-    place = FleetPlace(FleetTerms(own=member(5), others=[member(1)], timeout_s=0.1), SpaceTable(), find_homes)
+    place = FleetPlace(FleetTerms(own=OWN, others=[OTHER], keys=KEYS, timeout_s=0.1), SpaceTable(), find_homes)
     tier = place.open_tier()
     await_that(lambda: tier.health()[0].state is TierState.ABSENT)
     assert "the peer at tcp://127.0.0.1:1" in tier.health()[0].reason

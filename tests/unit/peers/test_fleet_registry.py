@@ -55,7 +55,7 @@ def now_ms(store: Server) -> int:
 
 
 class Seen:
-    """What one server has been told."""
+    """The members that one server has been told."""
 
     registry: FleetRegistry
 
@@ -106,7 +106,7 @@ def test_who_comes_is_seen_by_all_and_who_goes_is_forgotten(store: Server) -> No
 
 def test_who_was_killed_is_forgotten_after_a_while(store: Server) -> None:
     terms = terms_of(store)
-    announcement = Announcement(member=MEMBERS[1], at_ms=now_ms(store)).sign("blue", SECRET)
+    announcement = Announcement(member=MEMBERS[1], at_ms=now_ms(store), order=1).sign("blue", SECRET)
     ask(store, "hset", KEY, MEMBERS[1].name, announcement.decode())
     with announcing(terms_of(store, good_for_s=3600.0), 0) as patient:
         await_that(sees(patient, 1))
@@ -116,9 +116,9 @@ def test_who_was_killed_is_forgotten_after_a_while(store: Server) -> None:
 
 
 def test_old_and_strange_notices_are_taken_down_and_nobody_is_there_for_them(store: Server) -> None:
-    old = Announcement(member=MEMBERS[1], at_ms=1000).sign("blue", SECRET).decode()
-    forged = Announcement(member=MEMBERS[2], at_ms=int(time.time() * 1000)).sign("blue", b"guessed").decode()
-    renamed = Announcement(member=MEMBERS[2], at_ms=int(time.time() * 1000)).sign("blue", SECRET).decode()
+    old = Announcement(member=MEMBERS[1], at_ms=1000, order=1).sign("blue", SECRET).decode()
+    forged = Announcement(member=MEMBERS[2], at_ms=int(time.time() * 1000), order=1).sign("blue", b"guessed").decode()
+    renamed = Announcement(member=MEMBERS[2], at_ms=int(time.time() * 1000), order=1).sign("blue", SECRET).decode()
     ask(store, "hset", KEY, MEMBERS[1].name, old, MEMBERS[2].name, forged, "somebody else", renamed, "x", "y")
     with announcing(terms_of(store), 0) as seen:
         await_that(lambda: ask(store, "hlen", KEY) == "1")
@@ -230,7 +230,7 @@ def test_how_many_others_there_are_is_said_when_the_registry_answers(
 
 
 class SetClock:
-    """The registry's clock, as it would be if somebody had set it. Of every registry that is opened meanwhile."""
+    """The registry's clock as if an operator had set it, for every registry that is opened meanwhile."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0
@@ -260,11 +260,13 @@ HOURS = 3600
 def test_a_registry_that_was_away_for_long_takes_nobody_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever was there has not announced itself yet when it is back."""
+    """The members have not announced themselves yet when the registry is back."""
     clock, away_s = SetClock(monkeypatch), 0
-    monkeypatch.setattr(fleet_registry, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + away_s))
+    monkeypatch.setattr(
+        fleet_registry, "time", SimpleNamespace(time_ns=time.time_ns, monotonic=lambda: time.monotonic() + away_s)
+    )
     with serve(tmp_path / "own") as server:
-        announcement = Announcement(member=MEMBERS[1], at_ms=now_ms(server)).sign("blue", SECRET)
+        announcement = Announcement(member=MEMBERS[1], at_ms=now_ms(server), order=1).sign("blue", SECRET)
         ask(server, "hset", KEY, MEMBERS[1].name, announcement.decode())
         with announcing(terms_of(server, good_for_s=600.0), 0) as one:
             await_that(sees(one, 1))
@@ -304,7 +306,7 @@ def test_a_clock_that_is_set_and_comes_back_takes_nobody_away(
 
 
 def test_who_has_gone_is_gone_whatever_the_clock_is_set_to(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An announcement that somebody has copied is not newer because the clock was set."""
+    """A copied announcement does not become newer because the clock was set."""
     clock = SetClock(monkeypatch)
     terms = terms_of(store, good_for_s=600.0)
     with announcing(terms, 0) as seen:
@@ -317,6 +319,29 @@ def test_who_has_gone_is_gone_whatever_the_clock_is_set_to(store: Server, monkey
             ask(store, "hset", KEY, MEMBERS[1].name, copied)
             seen.await_look()
             assert seen.members == []
+
+
+def test_a_clock_that_is_set_back_brings_back_nobody_who_has_gone(
+    store: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registry repeats an announcement from before a farewell, and then says that it is earlier."""
+    clock = SetClock(monkeypatch)
+    at_ms = now_ms(store)
+    here, gone, again = (
+        Announcement(member=MEMBERS[1], at_ms=at_ms + order, order=order, is_gone=order == 2).sign("blue", SECRET)
+        for order in (1, 2, 3)
+    )
+    with announcing(terms_of(store, good_for_s=600.0), 0) as seen:
+        ask(store, "hset", KEY, MEMBERS[1].name, here.decode())
+        await_that(sees(seen, 1))
+        ask(store, "hset", KEY, MEMBERS[1].name, gone.decode())
+        await_that(sees(seen))
+        ask(store, "hset", KEY, MEMBERS[1].name, here.decode())
+        clock.ahead_s = -4
+        seen.await_look()
+        assert seen.members == []
+        ask(store, "hset", KEY, MEMBERS[1].name, again.decode())
+        await_that(sees(seen, 1))
 
 
 def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
@@ -340,7 +365,7 @@ def test_two_servers_with_one_key_are_both_told_and_all_others_keep_to_one_of_th
                 second.await_look()
             assert (first.members, second.members) == (others(0), others(0))
         assert all(members == others(1) for members in seen.told)
-        # What the second one said on leaving is not the first one's.
+        # The second server's farewell does not count for the first one.
         seen.await_look()
         assert seen.members == others(1)
     assert seen.registry.twin_at == ""
@@ -359,7 +384,7 @@ def test_a_server_that_begins_again_is_no_twin_of_its_own(store: Server, caplog:
     """Killed and started elsewhere: its last announcement is there still, and so is a copy of it later."""
     terms = terms_of(store, good_for_s=600.0)
     former = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
-    left = Announcement(member=former, at_ms=now_ms(store)).sign("blue", SECRET)
+    left = Announcement(member=former, at_ms=now_ms(store), order=1).sign("blue", SECRET)
     ask(store, "hset", KEY, former.name, left.decode())
     with announcing(terms, 1) as again:
         again.await_look()
@@ -372,7 +397,13 @@ def test_a_server_that_begins_again_is_no_twin_of_its_own(store: Server, caplog:
 def test_who_was_killed_and_is_elsewhere_now_is_found_there(store: Server) -> None:
     former = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
     terms = terms_of(store)
-    ask(store, "hset", KEY, former.name, Announcement(member=former, at_ms=now_ms(store)).sign("blue", SECRET).decode())
+    ask(
+        store,
+        "hset",
+        KEY,
+        former.name,
+        Announcement(member=former, at_ms=now_ms(store), order=1).sign("blue", SECRET).decode(),
+    )
     with announcing(terms, 0) as seen, announcing(terms, 1):
         await_that(sees(seen, 1))
 

@@ -14,6 +14,7 @@ from kvoffload.errors import TierError
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import CLOSE_TIMEOUT_S, RecordOutcome, Tier, TierHealth, TierState
 from kvoffload.units import MIB
+from tests.kit.scarce_threads import scarce_threads
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.memory_tier import MemoryTier
@@ -34,7 +35,7 @@ def homes_but_here(members: tuple[str, ...], hashes: bytes) -> npt.NDArray[np.in
 
 
 class Member(FaultyTier):
-    """Is a member that may go away."""
+    """A member that may go away."""
 
     is_absent = False
     is_closed = False
@@ -214,7 +215,7 @@ def test_members_are_closed_together() -> None:
 
 def test_nobody_waits_while_a_member_is_opened(fleet: Setting) -> None:
     def open_slowly() -> Member:
-        # Whoever serves the loop is not kept from it.
+        # The thread of the loop is not held up.
         others = threading.Thread(target=lambda: (fleet.tier.poll(), fleet.tier.is_home(hashes_of(0, 3))))
         others.start()
         others.join(30)
@@ -241,3 +242,36 @@ def test_a_closed_fleet_takes_nobody() -> None:
     made.tier.close()
     set_members(made, d="1")
     assert "d" not in made.members
+
+
+def test_a_member_that_leaves_is_closed_once_a_thread_can_be_started(fleet: Setting) -> None:
+    set_members(fleet, a="1", c="2")
+    with scarce_threads():
+        set_members(fleet, c="2")
+        fleet.tier.poll()
+        assert not fleet.members["a"].is_closed
+        assert list(fleet.tier.members) == ["c"]
+    fleet.tier.poll()
+    await_that(lambda: fleet.members["a"].is_closed)
+
+
+def test_without_threads_the_end_closes_all(fleet: Setting) -> None:
+    set_members(fleet, a="1", c="2")
+    with scarce_threads():
+        set_members(fleet, c="2")
+        fleet.tier.close()
+    assert all(member.is_closed for member in fleet.members.values())
+
+
+def test_a_member_that_cannot_be_opened_is_tried_again_and_logged_once(
+    fleet: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Tier:
+        raise TierError("no thread can be started")
+
+    for _ in range(3):
+        fleet.tier.set_members({"a": fail, "d": fail, "c": lambda: fleet.open("c")}, {"a": "1", "d": "3", "c": "2"})
+        assert sorted(fleet.tier.members) == ["a", "c"]
+    assert len(caplog.records) == 1
+    set_members(fleet, a="1", c="2", d="3")
+    assert sorted(fleet.tier.members) == ["a", "c", "d"]

@@ -1,4 +1,4 @@
-"""Whoever knocks at a server's links: nonsense, silence, too many, a wrong secret; and that it ends."""
+"""Connections to a server's links: nonsense, silence, too many, a wrong secret; and the server's end."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from kvoffload.peers.seal_library import SealLibrary
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.record_store import StoreFaultError
+from tests.kit.open_files import count_open_files
 from tests.kit.peers.one_peer import LOOPBACK, OnePeer, one_peer, same_groups
 from tests.kit.peers.stored import put
+from tests.kit.scarce_threads import scarce_threads
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.tier_contract import FINGERPRINT, Records
 
@@ -121,7 +123,7 @@ def test_one_peer_has_so_many_links_and_no_more(peer: OnePeer) -> None:
     stores = []
     for _ in range(MAX_OF_ONE_PEER):
         stores.append(PeerStore(peer.terms(is_sealed=False)))
-        stores[-1].probe()  # whoever is answered is in, however many sessions are begun after this one
+        stores[-1].probe()  # a link that was answered stays, however many sessions are begun after it
     with pytest.raises(StoreFaultError, match=r"as many links|hung up"):
         PeerStore(peer.terms(is_sealed=False)).probe()
     for store in stores:
@@ -211,22 +213,17 @@ def test_with_nothing_to_seal_with_no_server_starts(monkeypatch: pytest.MonkeyPa
     PeerServer(LOOPBACK, is_sealed=False).close()
 
 
-def test_it_tells_what_seals_and_which_library_it_refuses(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_tells_what_seals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", peer_server.__name__)
-    library = SealLibrary(name="OpenSSL 3.0.19", version=0x300000D0, file="/lib/libcrypto.so.3", refusal="a link")
+    library = SealLibrary(name="OpenSSL 3.0.19", version=0x300000D0, file="/lib/libcrypto.so.3")
     monkeypatch.setattr(peer_server, "find_seal_library", lambda: library)
     PeerServer(LOOPBACK, is_sealed=True).close()
-    assert caplog.messages == [
-        "the libcrypto of psycopg-binary does not seal links: a link",
-        "links are sealed by OpenSSL 3.0.19 (/lib/libcrypto.so.3)",
-    ]
+    assert caplog.messages == ["links are sealed by OpenSSL 3.0.19 (/lib/libcrypto.so.3)"]
 
 
 def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
     server = PeerServer(LOOPBACK, is_sealed=True)
-    with pytest.raises(ConfigError, match=f"nobody can listen for peers at {server.address}"):
+    with pytest.raises(ConfigError, match=f"the server cannot listen for peers at {server.address}"):
         PeerServer(server.address, is_sealed=True)
     server.close()
 
@@ -352,3 +349,10 @@ def test_servers_with_off_answer_as_those_from_before(peer: OnePeer) -> None:
         assert ask_put(end, numbers(1)).code == 0
         end.sendall(numbers(1).memory.tobytes())
         assert hear(end, 1).outcomes.tolist() == [RecordOutcome.WRITTEN]
+
+
+def test_without_a_thread_it_does_not_listen_and_says_why() -> None:
+    before = count_open_files()
+    with scarce_threads(), pytest.raises(ConfigError, match="a thread for links of peers cannot be started"):
+        PeerServer(LOOPBACK, is_sealed=False)
+    assert count_open_files() == before

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvoffload.errors import ConfigError
 from kvoffload.plan import exact
-from kvoffload.plan.exact import ask_vllm
+from kvoffload.plan.exact import ask_vllm, write_config
 from kvoffload.plan.model_shape import Keeps, LayerShape, ShapeTerms
 from tests.kit.plan.configs import LLAMA_8B
 
@@ -39,9 +40,10 @@ def test_the_last_line_has_a_row_for_each_layer(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_ranks_share_heads_and_repeat_what_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_hold_alike_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, json.dumps([ATTENTION]))
-    assert [ask(ranks)[0].token_bytes for ranks in (1, 8, 16)] == [4096, 4096, 8192]
+    assert [ask(ranks)[0].token_bytes for ranks in (1, 8, 16)] == [4096, 4096, 4096]
+    assert [ask(ranks)[0].copies for ranks in (1, 8, 16)] == [1, 1, 2]
     with pytest.raises(ConfigError, match="8 heads cannot be shared by 3 ranks"):
         ask(3)
 
@@ -85,3 +87,10 @@ def test_without_vllm_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="not installed here; run it in vLLM's Python"):
         ask()
+
+
+def test_what_only_a_tokenizer_completes_is_not_shown_to_vllm(tmp_path: Path) -> None:
+    tables = {"engram_layer_ids": [1, 14], "num_hidden_layers": 40}
+    write_config(tmp_path, {**tables, "text_config": tables})
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written == {"num_hidden_layers": 40, "text_config": {"num_hidden_layers": 40}}

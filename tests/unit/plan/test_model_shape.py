@@ -1,4 +1,4 @@
-"""What layers keep of a token: published models, all their forms of saying it, and what is refused."""
+"""The bytes that layers keep of a token: published models, all forms of their configs, and refused ones."""
 
 from __future__ import annotations
 
@@ -64,10 +64,13 @@ def test_types_change_what_tokens_and_states_take() -> None:
     assert sums(QWEN_NEXT, kv_dtype="fp8")[Keeps.STATE] == (36, 36 * DELTA_STATE), "states are no KV"
 
 
-def test_ranks_share_heads_and_repeat_what_cannot_be_shared() -> None:
-    assert sums(LLAMA_8B, ranks=8) == sums(LLAMA_8B)
-    assert sums(LLAMA_8B, ranks=16) == {Keeps.TOKENS: (32, 2 * 131_072)}
-    assert sums(DEEPSEEK_V3, ranks=8) == {Keeps.TOKENS: (61, 8 * 70_272)}
+def test_what_ranks_hold_alike_counts_once() -> None:
+    """The server stores one copy of it. The states of Mamba 2 are different on each rank, as they repeat groups."""
+    for ranks in (8, 16):
+        assert sums(LLAMA_8B, ranks=ranks) == sums(LLAMA_8B)
+        assert sums(DEEPSEEK_V3, ranks=ranks) == {Keeps.TOKENS: (61, 70_272)}
+    assert {layer.copies for layer in read_shape(LLAMA_8B, ShapeTerms(ranks=16)).layers} == {2}
+    assert {layer.copies for layer in read_shape(DEEPSEEK_V3, ShapeTerms(ranks=16)).layers} == {16}
     repeated = (128 * 64 + 2 * 16 * 128) * 3 * 2 + 128 * 64 * 128 * 4
     assert sums(NEMOTRON_H, ranks=16)[Keeps.STATE] == (3, 3 * repeated)
     with pytest.raises(ConfigError, match="num_key_value_heads = 8 cannot be shared by 3 ranks"):
@@ -126,14 +129,19 @@ def test_all_ways_to_say_which_layer_keeps_what(more: dict[str, Any], kept: dict
         ({"sliding_window": 4096}, "does not say in which layers; add layer_types"),
         (
             {"model_type": "other"},
-            "layers of 'other' models keep is not known from this config alone; run it with --exact",
+            "layers of 'other' models are not known from this config alone; run it with --exact",
         ),
         ({"layer_types": ["full_attention"] * 31}, "31 layers are named, and there are 32"),
         ({"layer_types": ["quantum"] * 32}, "layers of type 'quantum' are not known here; run it with --exact"),
         ({"layer_types": ["linear_attention"] * 32}, "has no 'linear_num_key_heads'"),
         ({"layer_types": "full_attention"}, "'layer_types' in the model's config is no list of words"),
         ({"is_encoder_decoder": True}, "models with an encoder"),
-        ({"index_topk": 2048}, "models with 'index_topk' keep what is not known here"),
+        ({"index_topk": 2048}, "the config alone does not tell what models with 'index_topk' keep"),
+        (
+            {"swa_num_key_value_heads": 8},
+            "the config alone does not tell what models with 'swa_num_key_value_heads' keep",
+        ),
+        ({"num_attention_groups": 8}, "the config alone does not tell what models with 'num_attention_groups' keep"),
         ({"num_hidden_layers": "many"}, "'num_hidden_layers' = 'many'"),
         ({"num_hidden_layers": None}, "has no 'num_hidden_layers'"),
         ({"num_hidden_layers": 10**9}, "a model of 1000000000 layers"),

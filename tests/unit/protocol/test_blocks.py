@@ -1,4 +1,4 @@
-"""What the wire says of blocks is what the cache says of them."""
+"""Messages about blocks have the same fields and numbers as the cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_parents_and_digests_of_published_blocks_may_be_left_out(parents: bytes,
 @pytest.mark.parametrize(
     ("field", "value"), [("hashes", b""), ("parents", bytes(HASH_BYTES)), ("digests", bytes(8)), ("digests", bytes(24))]
 )
-def test_but_not_some_of_them(field: str, value: bytes) -> None:
+def test_parents_and_digests_of_some_of_the_blocks_are_refused(field: str, value: bytes) -> None:
     values = {"tickets": bytes(16), "hashes": HASHES, field: value}
     with pytest.raises(ProtocolError, match=rf"^publish.{field}: \d values beside 2 of tickets"):
         CODEC.encode_call(Publish(name_space=1, group=0, shard=0, **values), number=1, channel=Channel.EXPRESS)  # type: ignore[arg-type]

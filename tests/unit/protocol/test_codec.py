@@ -220,7 +220,7 @@ class TestEncoding:
             CODEC.encode_call(message, number=1, channel=message.channels[0])
 
     @pytest.mark.parametrize(("number", "session"), [(0, 0), (2**64, 0), (1, -1), (1, 2**64)])
-    def test_so_is_a_number_of_the_envelope(self, number: int, session: int) -> None:
+    def test_a_number_of_the_envelope_out_of_range_is_an_error(self, number: int, session: int) -> None:
         with pytest.raises(ProtocolError, match="allowed: "):
             CODEC.encode_call(Stats(), number=number, session=session)
 

@@ -1,4 +1,4 @@
-"""What a configuration file says of domains, tenants, clients and operators, and one line for what is wrong."""
+"""A configuration file's domains, tenants, clients and operators, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ def test_everything_that_can_be_said() -> None:
         OTHER_KEY: Guest(domain="research", name="client", is_operator=True),
     }
     assert config.operators.users == (0, 1002)
-    assert config.find_open_domain() == "research"
 
 
 def test_nothing_said_is_one_domain_for_all() -> None:
@@ -82,7 +81,6 @@ def test_nothing_said_is_one_domain_for_all() -> None:
     assert config == ServerConfig()
     assert config.make_domains() == (DomainTerms(name=""),)
     assert config.make_guests() == {}
-    assert config.find_open_domain() == ""
     assert config.read_token(Path()) == ""
 
 
@@ -90,11 +88,6 @@ def test_nothing_said_is_one_domain_for_all() -> None:
 def test_the_only_domain_needs_no_name_in_clients(domains: str) -> None:
     (guest,) = read(domains + f'[[clients]]\nkey = "{KEY}"\n').make_guests().values()
     assert guest.domain == ("chat" if domains else "")
-
-
-def test_no_domain_is_open_to_strangers_when_all_have_users() -> None:
-    with pytest.raises(ConfigError, match=r"over TCP nobody knows a user; set key_file, and name clients in \[\[cl"):
-        read('[[domains]]\nname = "chat"\nmemory = "1GiB"\nusers = [1]\n').find_open_domain()
 
 
 SIZE = "a number of bytes or a size such as 512MiB, 64GiB or 1.5TiB"

@@ -1,4 +1,4 @@
-"""Who is served, in which order, and what is answered to everything else. Blocks have a test of their own."""
+"""Clients that are served, their order, and the answers to everything else. Blocks have a test of their own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.shape import Shape
 from kvoffload.server import DomainTerms, Peer, SendMemory, ToConnection, ToLifeline
-from kvoffload.server.outbox import OpenExpress
+from kvoffload.server.core import CLOCKS_DIFFER_S
+from kvoffload.server.sessions.outbox import OpenExpress
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.protocol.examples import make_example
 from tests.kit.server.chains import save_chain
@@ -195,6 +196,21 @@ def test_a_late_greeting_is_dropped_with_its_pidfd(server: Server) -> None:
     assert len(server.core.sessions) == 0
 
 
+def test_a_process_with_another_clock_is_told_so(server: Server) -> None:
+    """In a time namespace whose clock is behind, each request would be late, and the server would answer none."""
+    process = server.process()
+    greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.WORKER)
+    call = Call(message=greeting, number=1, session=0, expires_ns=50)
+    now_ns = 50 + CLOCKS_DIFFER_S * 1_000_000_000
+    (sent,) = server.core.greet(process.lifeline, call, Peer(pid=1, uid=UID), FakePidfd(1), now_ns)
+    assert isinstance(sent, ToLifeline)
+    assert isinstance(sent.message, Error)
+    assert sent.message.code is ErrorCode.MISMATCH
+    assert "clock is 60 s ahead of the process's: run both in one time namespace" in sent.message.message
+    assert not sent.message.retryable
+    assert len(server.core.sessions) == 0
+
+
 # ---- faults ----
 
 
@@ -316,7 +332,8 @@ def test_a_mark_is_for_those_who_are_greeted(server: Server) -> None:
 
 
 def test_an_express_channel_comes_behind_what_it_needs(server: Server) -> None:
-    """The answer to whoever registered, or welcome and memory: a process that has it can use it."""
+    """It comes behind the answer to the process that registered, or behind welcome and memory: a process that has the
+    channel can use it."""
     first, second = (server.process(wants_express=True) for _ in range(2))
     first.greet()
     first.connect()

@@ -1,18 +1,19 @@
-"""Long calls beside the loop: order within a connection, bounds, faults."""
+"""Long calls outside of the loop: turns, parts, faults."""
 
 from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Event
+from typing import Any
 
 import pytest
 
-from kvoffload.protocol import Done, ServerMessage, Stats
-from kvoffload.server import long_calls
+from kvoffload.protocol import Done, Stats
+from kvoffload.server.common.steps import Find, Steps, take_parts
 from kvoffload.server.long_calls import LongCalls
-from kvoffload.server.outbox import Later
+from kvoffload.server.sessions.outbox import Later
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def calls() -> Iterator[LongCalls]:
     calls.close()
 
 
-def later(connection: bytes, find: Callable[[], ServerMessage]) -> Later:
+def later(connection: bytes, find: Find) -> Later:
     return Later(connection, Stats(), 1, find)
 
 
@@ -37,7 +38,7 @@ def await_done(calls: LongCalls) -> list[Later]:
     return done
 
 
-def test_what_comes_behind_waits_until_it_is_done(calls: LongCalls) -> None:
+def test_a_connection_is_busy_until_its_call_is_done(calls: LongCalls) -> None:
     gate = Event()
 
     def find() -> Done:
@@ -47,21 +48,50 @@ def test_what_comes_behind_waits_until_it_is_done(calls: LongCalls) -> None:
     calls.start(later(b"a", find))
     try:
         assert (len(calls), calls.is_busy(b"a"), calls.is_busy(b"b")) == (1, True, False)
-        assert calls.wait(b"a", b"1")
-        assert calls.wait(b"a", b"2")
-        assert calls.take_waiting(b"a") is None
         assert list(calls.take_done()) == []
     finally:
         gate.set()
     (one,) = await_done(calls)
     assert one.connection == b"a"
-    assert not calls.is_busy(b"a")
-    assert calls.take_waiting(b"a") == b"1"
-    calls.start(later(b"a", Done))
-    assert calls.take_waiting(b"a") is None
-    await_done(calls)
-    assert [calls.take_waiting(b"a") for _ in range(2)] == [b"2", None]
-    assert calls.waiting == 0
+    assert (len(calls), calls.is_busy(b"a")) == (0, False)
+
+
+def test_after_each_part_of_a_call_other_users_have_their_turn(calls: LongCalls) -> None:
+    """However many parts one call has, another user waits for one of them at most."""
+    gate, order = Event(), list[bytes]()
+
+    def work(name: bytes, parts: int) -> Steps[Done]:
+        for _ in range(parts):
+            assert gate.wait(60)
+            order.append(name)
+            yield
+        return Done()
+
+    calls.start(later(b"his", take_parts(work(b"his", 3))), owner=1)
+    calls.start(later(b"hers", take_parts(work(b"hers", 1))), owner=2)
+    gate.set()
+    done = list[bytes]()
+    while len(calls):
+        done += [one.connection for one in await_done(calls)]
+    assert order == [b"his", b"hers", b"his", b"his"]
+    assert done == [b"hers", b"his"]
+
+
+def test_a_fault_in_a_later_part_is_handed_over(calls: LongCalls) -> None:
+    def work() -> Steps[Done]:
+        yield
+        raise OSError("broken")
+
+    calls.start(later(b"a", take_parts(work())))
+    found = list[Any]()
+    while len(calls):
+        poller = select.poll()
+        poller.register(calls.fileno(), select.POLLIN)
+        assert poller.poll(60_000)
+        found += [one for _, one in calls.take_done()]
+    (failed,) = found
+    with pytest.raises(OSError, match="broken"):
+        failed.result()
 
 
 def test_users_have_their_turns(calls: LongCalls) -> None:
@@ -112,13 +142,6 @@ def test_a_fault_is_handed_over(calls: LongCalls) -> None:
     ((_, found),) = calls.take_done()
     with pytest.raises(OSError, match="broken"):
         found.result()
-
-
-def test_what_waits_is_bounded(calls: LongCalls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_calls, "MAX_WAITING", 2)
-    monkeypatch.setattr(long_calls, "MAX_WAITING_BYTES", 10)
-    assert [calls.wait(b"a", frame) for frame in (b"1", b"2", b"3")] == [True, True, False]
-    assert [calls.wait(b"b", frame) for frame in (bytes(9), bytes(2), bytes(1))] == [True, False, True]
 
 
 def test_its_end_closes_one_descriptor_once() -> None:

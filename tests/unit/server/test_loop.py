@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -44,7 +45,7 @@ from kvoffload.protocol import (
 from kvoffload.server import DomainTerms, TenantTerms
 from kvoffload.server.channels.control import ControlSocket
 from kvoffload.server.channels.unix_listener import UnixListener
-from kvoffload.server.loop import CacheServer, ServerPlan
+from kvoffload.server.loop import SWITCH_S, CacheServer, ServerPlan
 from kvoffload.units import KIB, MIB
 from tests.kit.children import child
 from tests.kit.server.blocks import MEMORY, RECORD_BYTES, acquire, connect, hashes_of, register_of, save
@@ -149,6 +150,14 @@ def test_nonsense_is_answered_and_harms_nobody(server: CacheServer, tmp_path: Pa
     client.close()
 
 
+def test_threads_that_compute_give_way_to_the_loop(server: CacheServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[float]()
+    monkeypatch.setattr(sys, "setswitchinterval", asked.append)
+    server.stop()
+    server.run()
+    assert asked == [SWITCH_S]
+
+
 def test_an_engine_that_dies_gives_back_what_it_held(server: CacheServer, tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
@@ -223,7 +232,8 @@ def test_only_a_path_that_had_memory_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_a_living_servers_memory_is_not_adopted(server: CacheServer, tmp_path: Path) -> None:
-    """Neither while it works nor while it is stopped; whoever is told so maps the new memory."""
+    """The server is alive while it works and while it is stopped. A client whose offer is refused maps the new
+    memory."""
     (tmp_path / "other").mkdir()
     with child(["-c", SERVER, str(tmp_path / "other" / "s"), str(64 * MIB)], says="serves") as old:
         client = RawClient(tmp_path / "other" / "s", register_of())
@@ -428,7 +438,7 @@ def test_a_killed_servers_memory_is_adopted_by_the_next(tmp_path: Path) -> None:
 def test_a_successor_with_other_tenants_adopts_the_memory(
     tmp_path: Path, before: dict[str, int], after: dict[str, int]
 ) -> None:
-    """Who shares a pool is what the configuration says now, not what it said to a server that has ended."""
+    """The present configuration names the tenants that share a pool, not that of a server that has ended."""
     named = [f"{name}={quota}" for name, quota in before.items()]
     with child(["-c", SERVER, str(tmp_path / "s"), str(64 * MIB), *named], says="serves") as old:
         client = RawClient(tmp_path / "s", register_of())

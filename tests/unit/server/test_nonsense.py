@@ -1,6 +1,6 @@
-"""A server in a process of its own, nonsense on every way in, and a good client beside it that must not notice.
+"""A server in a process of its own, nonsense on every way in, and a good client that must not notice.
 
-What the server costs is the kernel's word: its memory and its descriptors, before and after thousands.
+The kernel tells the server's cost: its memory and descriptors, before and after thousands of connections.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.protocol.shape import Shape
 from kvoffload.server.channels.lifelines import MAX_UNGREETED
-from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_OF_ONE_HOST
+from kvoffload.server.channels.tcp_gate import MAX_OF_ONE_HOST, MAX_UNPROVEN
 from kvoffload.units import MIB
 from tests.kit.children import child
 from tests.kit.protocol.any_bytes import ANYTHING, OPS
@@ -54,7 +54,7 @@ TIMEOUT_S = 60.0
 GROWTH_BYTES = 16 * MIB
 """Allowed for allocators; thousands of anything that is kept cost more."""
 HANDSHAKE_MS = 1500
-"""Of the server. A good client's takes milliseconds, and longer where the machine is busy."""
+"""Time that the server gives a handshake. A good client's takes milliseconds, and longer on a busy machine."""
 SERVER_KEYS, KNOWN = make_keys(), make_keys()
 SERVER = """
 import sys
@@ -176,7 +176,7 @@ def talkers(served: Served) -> Iterator[list[zmq.Socket[bytes]]]:
     process.close()
 
 
-# Whoever may end a server can, by a right message.
+# Without messages that end the server or clear its memory: a right one does so.
 CALLS = draw_message(
     tuple(
         kind
@@ -331,7 +331,8 @@ def test_garbage_over_tcp_leaves_nothing(served: Served) -> None:
             connected.sendall(GREETINGS[at % len(GREETINGS)])
             if at % 2:
                 connected.shutdown(socket.SHUT_WR)
-            # Its greeting, or its end: whoever comes faster than newcomers are let in waits a second for the next try.
+            # The server's greeting, or its end: clients that come faster than they are admitted wait a second for the
+            # next try.
             connected.recv(1000)
 
     served.bear(connect, 2000)
@@ -353,11 +354,11 @@ def test_thousands_of_wrong_keys_leave_nothing(served: Served, is_server_known: 
 
 @pytest.mark.parametrize("said", [b"", ZMTP[:3], ZMTP + b"CURVE".ljust(20, b"\0") + bytes(32)])
 def test_who_does_not_finish_is_let_go(served: Served, said: bytes) -> None:
-    """And as many as there may be: newcomers wait, nobody who is there notices."""
+    """As many such connections as allowed are held: new clients wait, and connected ones do not notice."""
     before = served.count_files()
     with ExitStack() as opened:
         held: list[socket.socket] = []
-        for at in range(2 * MAX_CONNECTIONS):
+        for at in range(2 * MAX_UNPROVEN):
             connected = opened.enter_context(served.connect_tcp(at // MAX_OF_ONE_HOST + 1))
             try:
                 connected.sendall(said)
@@ -366,7 +367,7 @@ def test_who_does_not_finish_is_let_go(served: Served, said: bytes) -> None:
             held.append(connected)
         served.check()
         # The gate's two ends of each, and ZeroMQ's own.
-        assert served.count_files() <= before + 3 * MAX_CONNECTIONS
+        assert served.count_files() <= before + 3 * MAX_UNPROVEN
         for connected in held:
             connected.setblocking(False)
         served.wait(lambda: all(map(_is_let_go, held)))

@@ -1,4 +1,4 @@
-"""Who may open links to a server, and introduce identities; and that the server hears of what they store."""
+"""Peers that may open links to a server and introduce identities, and the news of what they store."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kvoffload.peers.loop_queue import LoopQueue
 from kvoffload.peers.peer_server import LinkSession
 from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpened, OpenLink, Registered, Reuse
 from kvoffload.server import DomainTerms, peer_links
-from kvoffload.server.event_feed import Space
 from kvoffload.server.peer_links import PeeringPlan, PeerLinks, open_peer_links
+from kvoffload.server.sessions.event_feed import Space
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.guests import HELLO, Visitor
@@ -125,7 +125,7 @@ def test_there_is_an_office_where_there_is_a_plan() -> None:
 
 
 class Core:
-    """Who is told, and has a disk from which everything comes at once."""
+    """A core that notes what it is told, and has a disk from which everything comes at once."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -167,7 +167,7 @@ def test_the_loop_hears_of_what_links_do() -> None:
         assert room is not None
         digests = np.array([5], np.uint64)
         access.commit(room, names, claimed=digests, found=digests, parents=b"p" * 32)
-        # Whoever removes is told so when the loop has done its part, and no sooner.
+        # A removal is answered when the loop has done its part, and no sooner.
         assert access.remove(names, wait_s=0).tolist() == [RecordOutcome.FAILED]
         outcomes: list[int] = []
         link = threading.Thread(target=lambda: outcomes.extend(access.remove(names, wait_s=30)))
@@ -182,7 +182,7 @@ def test_the_loop_hears_of_what_links_do() -> None:
         space = Space(domain="main", name_space=number, fingerprint=fingerprint("model"))
         removed = ("removed", space, 0, b"h" * 32)
         assert core.told == [("stored", space, (0, b"h" * 32, b"p" * 32)), removed, removed]
-        # What the disk has comes up for a link that waits, on a thread of its own.
+        # Blocks of the disk are promoted for a link that waits, on a thread of its own.
         chain = make_chain(1, 4)
         setting.save_below(chain)
         below = RecordNames(fingerprint=fingerprint("model"), hashes=chain)

@@ -82,7 +82,7 @@ def test_it_does_not_end_while_somebody_is_about_to_start_one(
     assert server.turn(0)
     starter.close()
     assert not server.turn(0)
-    # From here on nobody else may start one, until all of this one is gone.
+    # From here on no other server may start, until all of this one is gone.
     assert FileLock.take(files.start_lock) is None
     server.close()
     assert not files.folder.exists()
@@ -177,24 +177,24 @@ def test_the_log_is_bounded(files: PrivateFiles) -> None:
 @pytest.mark.parametrize(
     ("linger_s", "looks", "due"),
     [
-        # Nobody comes: the first engine is waited for, and no longer.
+        # No engine comes: the server waits for a first engine, and no longer.
         (0, [(0, False), (59, False), (60, False)], [False, False, True]),
         (600, [(0, False), (60, False)], [False, True]),
-        # It is used for longer than anybody would be waited for.
+        # It is used for longer than it would wait for an engine.
         (0, [(1, True), (100, True), (101, False)], [False, False, True]),
         # It lingers, from the last one's end on.
         (10, [(1, True), (100, False), (109, False), (110, False)], [False, False, False, True]),
-        # A newcomer stops that, and it begins anew behind him.
+        # A new engine stops that, and it starts again after that engine's end.
         (
             10,
             [(1, True), (2, False), (11, True), (500, True), (501, False), (510, False), (511, False)],
             [False, False, False, False, False, False, True],
         ),
-        # It was due and could not end yet: somebody came.
+        # It was due and could not end yet, and a new engine came.
         (0, [(1, True), (2, False), (3, True), (4, False)], [False, True, False, True]),
     ],
 )
-def test_when_it_is_due(linger_s: float, looks: list[tuple[int, bool]], due: list[bool]) -> None:
+def test_the_servers_end_is_due_by_its_terms(linger_s: float, looks: list[tuple[int, bool]], due: list[bool]) -> None:
     ending = Ending(EndingTerms(linger_s=linger_s, first_engine_s=60), 0)
     assert [ending.is_due(now * S, is_used=is_used) for now, is_used in looks] == due
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kvoffload.config.tcp_address import TcpAddress
-from kvoffload.protocol import CODEC, Counts, Error, ErrorCode, Outcome, Stats
+from kvoffload.protocol import CODEC, Call, Counts, Error, ErrorCode, Outcome, Stats
 from kvoffload.protocol.survey import BlocksFound, FindBlocks
-from kvoffload.server import Guest, RemoteTerms, long_calls
+from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators import survey
 from tests.kit.server.blocks import MEMORY, acquire, connect, hashes_of, save
-from tests.kit.server.remote_client import RemoteClient
+from tests.kit.server.remote_client import RemoteClient, make_keys
 
 
 @pytest.fixture
@@ -72,21 +72,31 @@ def test_a_fault_is_answered(server: CacheServer, tmp_path: Path, monkeypatch: p
     asks.close()
 
 
-def test_more_than_may_wait_is_refused(
-    server: CacheServer, tmp_path: Path, gate: Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_calls, "MAX_WAITING", 1)
-    asks = connect(server, tmp_path)
+def test_what_comes_behind_a_long_call_stays_in_its_socket(server: CacheServer, tmp_path: Path, gate: Event) -> None:
+    """The server holds none of it, however much that is, and serves all of it later, in its order."""
+    asks, other = connect(server, tmp_path, engine="asks"), connect(server, tmp_path, engine="other")
     asks.send(FindBlocks(), 101)
-    asks.send(Stats(), 102)
-    asks.send(Stats(), 103)
-    refused = asks.receive(103)
-    assert isinstance(refused, Error)
-    assert refused.code is ErrorCode.BUSY
-    gate.set()
-    assert isinstance(asks.receive(101), BlocksFound)
-    assert isinstance(asks.receive(102), Counts)
+    many = range(102, 302)
+    for number in many:
+        asks.send(Stats(), number)
+    served = server.core.handle
+    numbers = list[int]()
+
+    def note(connection: bytes, call: Call, *given: Any, **named: Any) -> Any:
+        numbers.append(call.number)
+        return served(connection, call, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.core, "handle", note)
+        for _ in range(3):
+            assert isinstance(other.ask(Stats()), Counts)
+        assert not set(numbers) & set(many)
+        gate.set()
+        assert isinstance(asks.receive(101), BlocksFound)
+        assert isinstance(asks.receive(many[-1]), Counts)
+    assert [number for number in numbers if number in many] == list(many)
     asks.close()
+    other.close()
 
 
 def test_an_engine_that_is_gone_meanwhile_harms_nobody(server: CacheServer, tmp_path: Path, gate: Event) -> None:
@@ -105,11 +115,12 @@ def test_an_engine_that_is_gone_meanwhile_harms_nobody(server: CacheServer, tmp_
 
 def test_over_tcp_a_second_long_call_waits_for_nobody(tmp_path: Path) -> None:
     """An operator that asks twice at once is told to ask again, and the server goes on."""
-    stranger = Guest(domain="", is_operator=True)
-    remote = RemoteTerms(address=TcpAddress("127.0.0.1", 0), stranger=stranger)
+    keys, own = make_keys(), make_keys()
+    guests = {own.public.decode(): Guest(domain="", is_operator=True)}
+    remote = RemoteTerms(address=TcpAddress("127.0.0.1", 0), keys=keys, guests=guests)
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
     connect(server, tmp_path, engine="engine").close()
-    client = RemoteClient(server.remote_endpoint, turn=lambda: server.turn(0.001))
+    client = RemoteClient(server.remote_endpoint, keys=own, server_key=keys.public, turn=lambda: server.turn(0.001))
     try:
         client.hello()
         for number in (101, 102):

@@ -17,7 +17,7 @@ from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers.fleet_registry import RegistryTerms
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.terms import RemoteTerms
+from kvoffload.server.sessions.terms import RemoteTerms
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import ValkeyTerms
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract
@@ -44,7 +44,7 @@ async def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Pat
     with ExitStack() as stack:
         servers = {name: stack.enter_context(fleet.serving(name)) for name in fleet.members}
         await_that(lambda: are_ready(*servers.values()))
-        # One copy beside the one of the engine that made it.
+        # One copy in addition to that of the engine's own server.
         sent = await fleet.save_at("a", servers["a"])
         await_that(lambda: readable(servers["b"]) + readable(servers["c"]) == sent)
         async with fleet.client("b") as client:
@@ -86,7 +86,7 @@ async def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Pa
             assert await client.wait_until_served(WAIT_S)
             assert await load(client) == TOKENS
             await_that(lambda: [place.state.value for place in traffic_of(one).health()] == ["absent"])
-            # Nobody else is there: all of it lives here now.
+            # No other server is there: this one is the home of all blocks now.
             assert fleet.places["a"].is_home(CHAIN).all()
             assert (await client.acquire(Ask(bytes(32 * 8)), far=FAR)).outcome is AcquireOutcome.MISS
         with fleet.serving("b") as two:
@@ -119,7 +119,7 @@ async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path:
             await fleet.save_at("a", one)
             await_that(lambda: traffic_of(two, 0).counts.written == readable(two) > 0)
         await_that(lambda: not (are_ready(one) or are_ready(three)))
-        # It is started again, and nobody has said there what the records are.
+        # It is started again, and no engine has introduced the records' identity to it.
         with fleet.serving("b", disk=disk) as two:
             await_that(lambda: two.has_memory and are_ready(one, two, three))
             assert readable(two) == 0
@@ -182,7 +182,7 @@ async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, 
             async with fleet.client("b") as client:
                 assert await client.wait_until_served(WAIT_S)
                 assert await load(client) == TOKENS
-        # It has said that it goes: from now on it is nobody, and is not looked for.
+        # It has announced its end: from now on it is no member, and is not looked for.
         await_that(lambda: traffic_of(one).health() == [])
         assert fleet.places["a"].is_home(CHAIN).all()
 

@@ -1,4 +1,4 @@
-"""A real master and store pass the contract over TCP; when they are gone nobody waits longer than a timeout."""
+"""A real master and store pass the contract over TCP; when they are gone, no call waits longer than its timeout."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_client_that_is_set_up_while_the_master_hangs_is_given_up(
     with serve_mooncake(tmp_path) as master:
         terms = MooncakeTerms(address=master.address)
         master.pause()
-        monkeypatch.setattr(mooncake.mooncake_child, "START_S", 1.0)
+        monkeypatch.setattr(mooncake.store_child, "START_S", 1.0)
         with pytest.raises(StoreFaultError, match="no answer within 1 s"):
             terms.open_store()
         monkeypatch.undo()
@@ -235,7 +235,7 @@ def fake_client(monkeypatch: pytest.MonkeyPatch, *lines: object) -> Iterator[Moo
     start = subprocess.Popen
 
     def start_fake(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        *_, end, _, _ = command
+        *_, end, _ = command
         return start([sys.executable, "-c", code, said, end], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start_fake)

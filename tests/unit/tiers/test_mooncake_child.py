@@ -1,19 +1,17 @@
-"""The process moves what it is told to, between its client and memory that is shared; and ends with the other end."""
+"""The process moves what it is told to, between its client and memory that is shared."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
 import sys
-from pathlib import Path
 
-from kvoffload.tiers.mooncake_child import Child
+import pytest
+
+from kvoffload.tiers.mooncake_child import Child, load
 
 
 class Client:
-    """Is as Mooncake's client, of one value."""
+    """A stand-in for Mooncake's client, with one value."""
 
     def __init__(self) -> None:
         self.value = b""
@@ -68,45 +66,7 @@ def test_records_go_through_memory_that_is_shared() -> None:
     os.close(memory)
 
 
-def test_it_ends_with_the_other_end_whatever_its_client_would_still_do(tmp_path: Path) -> None:
-    (tmp_path / "mooncake").mkdir()
-    (tmp_path / "mooncake/__init__.py").touch()
-    (tmp_path / "mooncake/store.py").write_text(
-        "import atexit, time\n"
-        "atexit.register(time.sleep, 3600)\n"
-        "class MooncakeDistributedStore:\n"
-        "    def setup(self, *words): return 7\n"
-        "    def batch_is_exist(self, keys): return [1]\n"
-    )
-    link, end = socket.socketpair()
-    memory = os.memfd_create("test")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from kvoffload.tiers.mooncake_child import main; "
-    code += "main(int(sys.argv[2]), int(sys.argv[3]), 1.0)"
-    command = [sys.executable, "-c", code, str(tmp_path), str(end.fileno()), str(memory)]
-    with subprocess.Popen(command, pass_fds=(end.fileno(), memory)) as process:
-        end.close()
-        answers = link.makefile("rb")
-        assert json.loads(answers.readline()) == {"answer": "ready"}
-        for asked, answer in ((["setup", "", "", "", "", ""], 7), (["look", ["key"]], [1])):
-            link.sendall(json.dumps(asked).encode() + b"\n")
-            assert json.loads(answers.readline()) == {"answer": answer}
-        answers.close()
-        link.close()
-        assert process.wait(60) == 0
-    os.close(memory)
-
-
-def test_without_the_library_it_says_so_and_ends(tmp_path: Path) -> None:
-    (tmp_path / "mooncake").mkdir()
-    (tmp_path / "mooncake/__init__.py").write_text("raise ImportError('there is none')")
-    link, end = socket.socketpair()
-    memory = os.memfd_create("test")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from kvoffload.tiers.mooncake_child import main; "
-    code += "main(int(sys.argv[2]), int(sys.argv[3]), 1.0)"
-    command = [sys.executable, "-c", code, str(tmp_path), str(end.fileno()), str(memory)]
-    done = subprocess.run(command, pass_fds=(end.fileno(), memory), check=True, capture_output=True, timeout=60)
-    end.close()
-    os.close(memory)
-    assert json.loads(link.recv(1000)) == {"fault": "Mooncake's client cannot be loaded: there is none"}
-    assert done.returncode == 0
-    link.close()
+def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    with pytest.raises(ImportError, match="Mooncake's client cannot be loaded: "):
+        load(0)

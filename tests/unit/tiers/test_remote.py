@@ -13,7 +13,9 @@ from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import HEAD_BYTES
 from kvoffload.tiers.record_coder import Coding, RecordCoder
+from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from tests.kit.scarce_threads import scarce_threads
 from tests.kit.tiers.dict_store import Place
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.learning_coder import check_learning
@@ -89,6 +91,47 @@ def await_state(tier: RemoteTier, state: TierState, reason: str = "") -> None:
     while (one := tier.health()[0]).state is not state or one.reason != reason:
         assert time.monotonic() < end_s
         time.sleep(0.002)
+
+
+def test_a_store_that_answers_probes_and_nothing_else_is_tried_less_and_less_often(place: Place) -> None:
+    """Each try may cost the start of a process."""
+    waits_s = [0.002 * 2**at for at in range(8)]
+    terms = RemoteTierTerms(
+        place="dictionary", open_store=place.open, connections=1, first_probe_s=waits_s[0], last_probe_s=3600.0
+    )
+
+    def spoil(value: bytes) -> bytes:
+        raise StoreFaultError("not this one")
+
+    tier = RemoteTier(terms)
+    assert tier.wait_open(TIMEOUT_S)
+    put(tier, Records(0, 1, 1000, filled=True))
+    place.change = spoil
+    begun_s = time.monotonic()
+    for lost in range(1, len(waits_s) + 1):
+        await_state(tier, TierState.READY)
+        assert get(tier, Records(0, 1, 1000, filled=False)).count(UNAVAILABLE) == 1
+        assert tier.health()[0].counts["lost"] == lost
+    await_state(tier, TierState.READY)
+    assert time.monotonic() - begun_s >= sum(waits_s)
+    tier.close()
+
+
+@pytest.mark.parametrize("opens_alone", [True, False])
+def test_connections_that_need_no_store_are_open_before_it_answers(place: Place, opens_alone: bool) -> None:
+    place.gate.clear()
+    tier = RemoteTier(
+        RemoteTierTerms(place="dictionary", open_store=place.open, connections=3, opens_alone=opens_alone)
+    )
+    end_s = time.monotonic() + TIMEOUT_S
+    while place.opened < (4 if opens_alone else 1) or not place.waiting:
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+    assert place.opened == (4 if opens_alone else 1), "the probe's connection waits for an answer"
+    assert tier.health()[0].state is TierState.OPENING
+    place.gate.set()
+    tier.close()
+    assert place.opened == place.closed
 
 
 def test_small_records_travel_together(tier: RemoteTier, place: Place) -> None:
@@ -371,3 +414,19 @@ def test_who_codes_hears_how_much_waits_to_be_sent(place: Place) -> None:
         time.sleep(0.001)
     assert coder.waiting[-2:] == [(1, 1), (0, 1)]
     tier.close()
+
+
+@pytest.mark.parametrize("spare", range(5))
+def test_a_tier_without_all_its_threads_is_refused_and_leaves_none(place: Place, spare: int) -> None:
+    """Three connections, one that watches deadlines, one that probes."""
+    before = set(threading.enumerate())
+    with scarce_threads(spare=spare), pytest.raises(TierError, match="a thread for dictionary cannot be started"):
+        make_tier(place)
+    assert set(threading.enumerate()) <= before
+    assert place.opened == place.closed
+
+
+def test_without_a_thread_a_listing_is_refused_and_the_tier_goes_on(tier: RemoteTier) -> None:
+    with scarce_threads(), pytest.raises(TierError, match="cannot be listed: can't start new thread"):
+        tier.scan(timeout_s=TIMEOUT_S)
+    assert tier.scan(timeout_s=TIMEOUT_S).cursor == 0

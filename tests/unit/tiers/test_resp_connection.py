@@ -19,7 +19,7 @@ LARGE = bytes(range(256)) * 1200
 
 
 class Peer:
-    """Is the other end: what it is to say, and what it was told."""
+    """The other end: it sends the bytes that the test gives it, and notes those that it gets."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -296,6 +296,6 @@ def test_whoever_hangs_up_is_said_to(peer: Peer) -> None:
     connection.close()
 
 
-def test_nobody_there() -> None:
+def test_a_refused_connection_is_a_store_fault() -> None:
     with pytest.raises(StoreFaultError, match="refused"):
         RespConnection("127.0.0.1", 1, timeout_s=1.0)

@@ -9,6 +9,7 @@ import pytest
 
 from kvoffload.tiers.s3_index import (
     PACK_LIMIT,
+    PLACE_LIMIT,
     READ_BYTES,
     IndexPart,
     ListedIndex,
@@ -84,6 +85,22 @@ def test_each_place_of_a_record_is_known_the_newest_first() -> None:
     index.forget_record(SPACE, PackPlace(bytes([1]) * 16, 0, 100))
     assert packs_of(index, 0) == []
     assert index.find("another", [name(1)]) == [[]]
+
+
+def test_of_many_places_of_one_record_a_few_are_tried_the_newest_first() -> None:
+    """A user who may write to the bucket can list as many places as an index has room for."""
+    index = PackIndex()
+    end = 0
+    for pack in range(1, 101):
+        end = learn(index, "a", section(pack, 0, count=1), start=end)
+    found = packs_of(index, 0)
+    assert found[:PLACE_LIMIT] == sorted(found, reverse=True)[:PLACE_LIMIT]
+    assert found[0] == 100
+    # A hundred records are in at most seven sorted runs.
+    assert len(found) <= 7 * PLACE_LIMIT
+    many = Section(kind=SectionKind.PACKED, pack=bytes(16), records=section(1, 0, count=1).records * 1000)
+    learn(index, "b", many)
+    assert len(packs_of(index, 0)) == PLACE_LIMIT
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -1,7 +1,8 @@
-"""Whatever becomes of a server is a miss, said in one line, and costs no batch more than its timeout."""
+"""Any fault of a server is a miss, told in one line, and costs no batch more than its timeout."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import RecordOutcome, TierState
+from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.resp_connection import RespConnection
+from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
 from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, finish, get, get_all, put
 from tests.kit.tiers.valkey_server import (
     Server,
@@ -89,6 +92,29 @@ def test_a_server_that_was_flushed_has_nothing(server: Server) -> None:
     put(tier, Records(0, 4, 1000, filled=True))
     ask(server, "flushall")
     assert get(tier, Records(0, 4, 1000, filled=False)).count(RecordOutcome.MISSING) == 4
+    tier.close()
+
+
+@pytest.mark.parametrize("others", [[0], [39], list(range(0, 40, 7)), list(range(40))])
+def test_a_key_of_another_type_is_a_miss_of_its_record_alone_and_heals(server: Server, others: list[int]) -> None:
+    written = Records(0, 40, 1000, filled=True)
+    fill(server, written)
+    keys = [PREFIX + name.key for name in list_names(written.names)]
+    with contextlib.closing(RespConnection("127.0.0.1", server.port, timeout_s=TIMEOUT_S)) as writer:
+        for key in [*(keys[other] for other in others), PREFIX + b"probe"]:
+            writer.ask(b"DEL", key)
+            assert writer.ask(b"RPUSH", key, b"of another writer") == 1
+    tier = make_tier(terms_of(server))
+    assert tier.health()[0].state is TierState.READY
+    read = Records(0, 40, 1000, filled=False)
+    ended = get(tier, read)
+    assert np.flatnonzero(ended.outcomes == RecordOutcome.DAMAGED).tolist() == others
+    assert ended.count(FOUND) == 40 - len(others)
+    assert get(tier, read).count(RecordOutcome.MISSING) == len(others)
+    assert put(tier, written).count(RecordOutcome.WRITTEN) == 40
+    assert get(tier, read).count(FOUND) == 40
+    assert np.array_equal(read.memory, written.memory)
+    assert tier.health()[0].counts.get("lost", 0) == 0
     tier.close()
 
 

@@ -42,7 +42,7 @@ def test_the_terminal_is_given_back_as_it_was(terminal: int) -> None:
     assert termios.tcgetattr(sys.stdin.fileno()) == before
 
 
-def test_without_a_terminal_nobody_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_no_key_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with Keyboard().listening() as keyboard:
         assert not keyboard.wants_to_leave(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvoffload.transfer import CopyDirection, CopyItems, FinishedCopy, HostEngin
 from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import allocate, dense, in_layout, qwen3next
 from tests.kit.kvspec.strategies import at_least, geometries
+from tests.kit.processors import ALL_CPUS, bound_to, needs_two_cpus, thread_cpus
 from tests.kit.transfer.memory import new_records, random_memory
 
 TIMEOUT_S = 60.0
@@ -215,3 +217,13 @@ def test_a_forked_child_is_told_whose_engine_it_is() -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert engine.fence(TIMEOUT_S)
+
+
+@needs_two_cpus
+def test_copies_run_on_all_processors_of_the_engine_although_the_thread_that_opens_it_is_bound() -> None:
+    """The main thread of a vLLM worker on CPUs is bound to one processor and spins there while it is idle."""
+    page_map = build_page_map(dense(2))
+    with bound_to({min(ALL_CPUS)}), HostEngine(page_map, random_memory(dense(2)), threads=2):
+        while len(cpus := thread_cpus("kvoffload-copy")) < 2:
+            time.sleep(0.001)  # a thread has its name when it runs
+        assert list(cpus.values()) == [ALL_CPUS, ALL_CPUS]

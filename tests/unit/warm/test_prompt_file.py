@@ -68,4 +68,4 @@ def test_no_line_is_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
     long = {"prompt": "a" * (1 << 20)}
     good, bad = read({"prompt": "a"}, long, {"prompt": "b"})
     assert isinstance(good, WarmPrompt)
-    assert bad == BadLine(line=2, why="has more than 1 MiB; what follows was not read")
+    assert bad == BadLine(line=2, why="has more than 1 MiB; the lines after it were not read")

@@ -11,6 +11,7 @@ import pytest
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
+from kvoffload.web import http_server
 from kvoffload.web.http_message import HttpError, Request, RequestHead, Response
 from kvoffload.web.http_server import HttpServer, HttpTerms
 
@@ -139,20 +140,82 @@ async def test_one_more_connection_takes_the_place_of_the_most_idle() -> None:
             writer.close()
 
 
-async def test_where_all_are_busy_a_newcomer_is_told() -> None:
-    async with serving(max_connections=2) as server:
-        busy = [await connect(server) for _ in range(2)]
-        for _, writer in busy:
-            writer.write(b"GET / HT")
-        while server.idle_connections or server.connections < 2:
+@pytest.mark.parametrize("is_one", [True, False], ids=["one user", "ever other addresses"])
+async def test_connections_that_do_not_end_their_requests_give_way(
+    monkeypatch: pytest.MonkeyPatch, is_one: bool
+) -> None:
+    """However many there are, and however often they are renewed."""
+    numbers = iter(range(1_000_000))
+    monkeypatch.setattr(http_server, "name_peer", lambda _: "one" if is_one else str(next(numbers)))
+    slow = []
+    async with serving(max_connections=8) as server:
+        for at in range(20):
+            for _ in range(2 * 8):
+                slow.append(await connect(server))
+                slow[-1][1].write(b"G")
+            reader, writer = await connect(server)
+            writer.write(GET % b"/%d" % at)
+            assert await read_answer(reader) == (200, b"GET /%d 0" % at)
+            writer.close()
+        assert server.connections <= 8
+        for _, one in slow:
+            one.close()
+
+
+async def test_who_does_not_read_its_answers_gives_way() -> None:
+    async def answer_at_length(_: Request) -> Response:
+        return Response(body=bytes(32 << 20))
+
+    server = HttpServer(HttpTerms(address=LOOPBACK, max_connections=2), answer_at_length)
+    await server.start()
+    try:
+        unread = [await connect(server) for _ in range(2)]
+        for _, writer in unread:
+            writer.write(GET % b"/")
+        while server.waiting_connections < 2:
             await asyncio.sleep(0.01)
         reader, writer = await connect(server)
-        assert (await read_answer(reader))[0] == 503
-        for _, one in [*busy, (reader, writer)]:
+        writer.write(GET % b"/")
+        assert (await read_answer(reader))[0] == 200
+        for _, one in [*unread, (reader, writer)]:
             one.close()
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize(("peer", "status"), [("greedy", 503), ("modest", 200)])
+async def test_where_all_are_being_answered_whoever_has_most_gives_way(
+    monkeypatch: pytest.MonkeyPatch, peer: str, status: int
+) -> None:
+    peers = iter(["greedy", "greedy", peer])
+    monkeypatch.setattr(http_server, "name_peer", lambda _: next(peers))
+    goes_on = asyncio.Event()
+    asked: list[str] = []
+
+    async def answer_later(request: Request) -> Response:
+        asked.append(request.head.path)
+        if request.head.path == "/slow":
+            await goes_on.wait()
+        return Response(body=b"")
+
+    server = HttpServer(HttpTerms(address=LOOPBACK, max_connections=2), answer_later)
+    await server.start()
+    try:
+        slow = [await connect(server) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(GET % b"/slow")
+        while len(asked) < 2:
+            await asyncio.sleep(0.01)
+        reader, writer = await connect(server)
+        writer.write(GET % b"/quick")
+        assert (await read_answer(reader))[0] == status
+        for _, one in [*slow, (reader, writer)]:
+            one.close()
+    finally:
+        await server.close()
 
 
 async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
     async with serving() as server:
-        with pytest.raises(ConfigError, match=f"nobody can listen for HTTP at {server.address}"):
+        with pytest.raises(ConfigError, match=f"cannot listen for HTTP at {server.address}"):
             await HttpServer(HttpTerms(address=server.address), answer).start()

@@ -112,7 +112,7 @@ def test_anything_else_is_refused_in_one_line(given: dict[str, Any], why: str) -
 @pytest.mark.parametrize(
     "query", [{"tokens": "1,,2"}, {"tokens": "1,-2"}, {"tokens": "1", "limit": "x"}, {"tokens": "²"}, {"more": "1"}]
 )
-def test_so_is_an_address(query: dict[str, str]) -> None:
+def test_a_wrong_query_string_is_a_bad_request(query: dict[str, str]) -> None:
     with pytest.raises(HttpError) as fault:
         read_query(query)
     assert fault.value.status is HTTPStatus.BAD_REQUEST

@@ -18,7 +18,6 @@ from kvoffload.protocol import Role
 from kvoffload.protocol.survey import FindPrefix
 from kvoffload.server.loop import CacheServer
 from kvoffload.web import prompt_chains
-from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import read_body
 from kvoffload.web.prefixes import Prefixes
 from tests.kit.cache.cache_model import fingerprint
@@ -49,9 +48,10 @@ def one_server(path: Path, **options: Any) -> Iterator[CacheServer]:
 
 
 async def ask(asked: Prefixes, **given: Any) -> list[dict[str, Any]]:
-    [rows] = await asked.answer(read_body(given))
-    json.dumps(rows)
-    return rows
+    found = await asked.answer(read_body(given))
+    json.dumps(found.prompts)
+    [rows] = found.prompts
+    return list(rows)
 
 
 async def test_tokens_and_hashes_have_the_same_answer(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_of_several_prompts_each_has_its_answer(tmp_path: Path) -> None:
         async with asking(path) as asked:
             prompts = [{"tokens": TOKENS[:length]} for length in (16, 17, 100, 160)]
             found = await asked.answer(read_body({"prompts": prompts, "seed": "7"}))
-            assert [[row["hit_tokens"] for row in rows] for rows in found] == [[0], [16], [96], [144]]
+            assert [[row["hit_tokens"] for row in rows] for rows in found.prompts] == [[0], [16], [96], [144]]
 
 
 async def test_a_disk_adds_to_what_memory_has(tmp_path: Path) -> None:
@@ -136,14 +136,16 @@ async def test_a_disk_adds_to_what_memory_has(tmp_path: Path) -> None:
             assert (row["hit_tokens"], row["reaches"]) == (144, {"memory": 0, "disk": 144})
 
 
-async def test_too_many_identities_are_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_too_many_identities_some_are_looked_at_and_the_answer_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prompt_chains, "MAX_IDENTITIES", 1)
     path = tmp_path / "s"
     with one_server(path), engine(path, "one"), engine(path, "two"):
         async with asking(path) as asked:
-            with pytest.raises(HttpError, match="2 identities are meant, 1 are allowed"):
-                await ask(asked, hashes=[])
-            assert [row["model"] for row in await ask(asked, hashes=[], model="one")] == ["one"]
+            for model, names, is_partial in (("", ["one"], True), ("two", ["two"], False)):
+                found = await asked.answer(read_body({"hashes": [], "model": model}))
+                assert ([row["model"] for row in found.prompts[0]], found.is_partial) == (names, is_partial)
 
 
 async def test_without_a_server_nothing_is_told(tmp_path: Path) -> None:

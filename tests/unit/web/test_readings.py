@@ -49,7 +49,7 @@ def test_every_count_that_a_server_tells_is_in_one_metric(name: str) -> None:
 def test_what_a_server_tells_beside_counts_is_known() -> None:
     """The first three are in metrics of their own; the others are told by `read_insight`, or for people alone."""
     others = {field.name for field in dataclasses.fields(CacheStats)} - set(COUNTS)
-    assert others == {"tenants", "places", "traffic", "residence", "used_by"}
+    assert others == {"tenants", "places", "traffic", "residence"}
 
 
 def count_changes(before: CacheStats, after: CacheStats) -> int:

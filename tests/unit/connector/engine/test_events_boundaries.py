@@ -1,4 +1,5 @@
-"""Of a hybrid model a router hears what can be loaded: whoever counts leading blocks counts what the server finds."""
+"""For a hybrid model, events name the blocks that can be loaded: a router that counts leading blocks counts as many as
+the server finds."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from vllm.distributed.kv_events import BlockStored
 from kvoffload.cache import CacheGeometry
 from kvoffload.client.inventory import PAUSE_NS, Inventory
 from kvoffload.client.lanes import Pending
+from kvoffload.connector.common.group_table import GroupTable
 from kvoffload.connector.engine.events import CacheEvents
-from kvoffload.connector.group_table import GroupTable
 from kvoffload.protocol import EventsLost, ListBlocks, NamespaceOpened, Subscribe
 from kvoffload.protocol.survey import FindPrefix
 from kvoffload.server import ServerLimits
-from kvoffload.server.outbox import ToConnection
+from kvoffload.server.sessions.outbox import ToConnection
 from tests.kit.cache.cache_model import HYBRID, PLAIN, fingerprint, make_chain
 from tests.kit.connector.facts import group_facts
 from tests.kit.connector.told_events import take, told

@@ -13,10 +13,12 @@ from tests.kit.connector.registered import contradict, describe, register
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
+from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     KVCacheSpec,
     KVQuantMode,
+    SparseCacheRole,
     UniformTypeKVCacheSpecs,
 )
 
@@ -28,18 +30,20 @@ from kvoffload.errors import (
     StorageError,
     StrideError,
     UnknownLayerError,
-    UnsupportedError,
 )
 from kvoffload.kvspec import LayerKind, Quantisation, Registration, ReuseRule
+from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.connector.engine_configs import (
     TOKEN_BYTES,
     chunked,
     full,
+    latent_window,
     make_config,
     make_tensors,
     mla,
     per_token_head,
     recurrent,
+    ring,
     window,
 )
 
@@ -47,6 +51,25 @@ PAGE = 4 * TOKEN_BYTES
 
 
 UNIFORM = UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs={"a": full(), "b": full(head_size=16), "c": full()})
+SPARSE = UniformTypeKVCacheSpecs(
+    block_size=4, kv_cache_specs={"a": mla(), "a.indexer": mla(head_size=12, cache_role=SparseCacheRole.INDEXER)}
+)
+# As of DeepSeek-V4: each layer's window, then what is compressed with an indexer's keys, then states of compressors.
+COMPRESSED = UniformTypeKVCacheSpecs(
+    block_size=16,
+    kv_cache_specs={
+        "b.indexer": mla(16, tokens_per_state=4, head_size=12, cache_role=SparseCacheRole.INDEXER, alignment=64),
+        "b": mla(16, tokens_per_state=4, alignment=64),
+        "c": mla(16, tokens_per_state=8, alignment=64),
+    },
+)
+COMPRESSORS = UniformTypeKVCacheSpecs(
+    block_size=2,
+    kv_cache_specs={
+        "b.indexer.state": latent_window(2, tokens=4, head_size=12, alignment=64),
+        "b.state": latent_window(2, tokens=4, alignment=64),
+    },
+)
 MODELS: dict[str, list[tuple[Sequence[str], KVCacheSpec]]] = {
     "dense": [(["a", "b", "c"], full())],
     "fp8": [(["a"], full(dtype=torch.float8_e4m3fn, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR))],
@@ -58,15 +81,37 @@ MODELS: dict[str, list[tuple[Sequence[str], KVCacheSpec]]] = {
     "blocks of different sizes": [(["a"], full(8)), (["b"], window(4, head_size=16))],
     "pages of different sizes": [(["a", "b", "c"], UNIFORM)],
     "a stride beyond the page": [(["a", "b"], full(block_stride_alignment=384))],
+    "a sparse indexer in the latents' group": [(["a", "a.indexer"], SPARSE)],
+    "compressed latents beside a ring": [(["a"], mla(8, tokens_per_state=4)), (["a.ring"], ring(2))],
+    "compressed latents with padded pages": [(["a", "b"], mla(8, tokens_per_state=4, alignment=128))],
+    "compressed latents beside windows and states": [
+        (["a.window"], latent_window(4, alignment=64)),
+        (["b.indexer", "b", "c"], COMPRESSED),
+        (["b.indexer.state", "b.state"], COMPRESSORS),
+        (["c.state"], latent_window(4, tokens=16, dtype=torch.float32, alignment=64)),
+    ],
+    "a window of latents that is computed again": [(["a"], mla()), (["b"], latent_window(bounded_replay=True))],
 }
 LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
 # vLLM's own rules: states are one run of bytes, and so are pages of different sizes or strides.
-RUNS_ONLY = {"recurrent hybrid", "pages of different sizes", "a stride beyond the page"}
+RUNS_ONLY = {
+    "recurrent hybrid",
+    "pages of different sizes",
+    "a stride beyond the page",
+    "a sparse indexer in the latents' group",
+    "compressed latents with padded pages",
+    "compressed latents beside windows and states",
+}
 
 
 HEADS_APART = {"LHBNC", "BHLNC"}
+# Several groups with pages of different sizes: vLLM packs them, block by block.
+PACKED, BLOCKS_APART = {"compressed latents beside windows and states"}, {"BLHNC", "BLNHC"}
 BUILT = [
-    (model, layout) for model in MODELS for layout in LAYOUTS if not (model in RUNS_ONLY and layout in HEADS_APART)
+    (model, layout)
+    for model in MODELS
+    for layout in LAYOUTS
+    if not (model in RUNS_ONLY and layout in HEADS_APART) and (model not in PACKED or layout in BLOCKS_APART)
 ]
 
 
@@ -91,7 +136,7 @@ def test_dense_is_one_group_of_prefix_blocks() -> None:
 
 
 def test_groups_of_a_hybrid_lie_on_the_same_bytes_by_declaration() -> None:
-    """As vLLM hands out a Qwen3-Next: states shorter than the page that attention needs, the rest is padding."""
+    """vLLM lays out a Qwen3-Next so: states are shorter than the page that attention needs, and the rest is padding."""
     config = make_config((["r0"], recurrent()), (["r1"], recurrent()), (["full"], full()))
     geometry = describe(config, make_tensors(config))
     assert geometry.overlays == (("group 0", "group 1", "group 2"),)
@@ -242,25 +287,31 @@ def test_formats_that_nobody_else_understands_are_opaque_bytes() -> None:
     assert describe_layer("a", mla()).kind is LayerKind.MLA
 
 
-def test_unknown_kinds_of_cache_are_refused_by_name() -> None:
+def test_a_kind_of_cache_that_no_rule_covers_is_never_stored() -> None:
     spec = CrossAttentionSpec(block_size=4, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
-    with pytest.raises(UnsupportedError, match="layer a: CrossAttentionSpec"):
+    with pytest.raises(GeometryError, match="layer 'a': its content is of no use"):
         describe_layer("a", spec)
+    assert not describe_layer("a", spec, excluded="an encoder's").is_stored
 
 
-def test_tensors_in_host_memory_are_refused() -> None:
-    config = make_config((["a"], full()))
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_ring_is_excluded_and_its_bytes_are_accounted_for(is_registered: bool) -> None:
+    """An engine may keep the memory of such a group as one raw tensor, without a tensor for each layer."""
+    config = make_config((["a", "b"], mla(8, tokens_per_state=4)), (["a.ring", "b.ring"], ring(2)))
     tensors = make_tensors(config)
-    config.kv_cache_tensors[0].host_resident = True
-    with pytest.raises(UnsupportedError, match="host memory"):
-        describe(config, tensors)
+    if not is_registered:
+        del tensors["a.ring"], tensors["b.ring"]
+    geometry = describe(config, tensors)
+    assert [group.is_stored for group in geometry.groups] == [True, False]
+    page_map = register(geometry, tensors).page_map
+    assert [pages.record_bytes for pages in page_map.groups] == [2 * 2 * 24 * 2, 0]
 
 
-def test_a_model_without_a_kv_cache_is_refused() -> None:
-    config = make_config((["a"], full()))
-    config.kv_cache_tensors.clear()
-    with pytest.raises(UnsupportedError, match="no KV cache"):
-        describe(config, {})
+def test_a_hit_needs_the_indexers_keys_with_the_latents() -> None:
+    config = make_config((["a", "a.indexer"], SPARSE))
+    (group,) = describe(config, make_tensors(config)).groups
+    assert group.reuse_rule is ReuseRule.PREFIX
+    assert group.record_bytes == 4 * (24 + 12) * 2
 
 
 def test_a_registered_tensor_that_nothing_describes_is_refused() -> None:
@@ -314,3 +365,58 @@ def test_bytes_that_belong_to_nobody_are_refused() -> None:
     config.kv_cache_tensors[0].layers.remove("b")
     with pytest.raises(HoleError):
         register(describe(config, tensors), tensors)
+
+
+# ---- decode context parallelism ----
+
+
+def test_a_block_has_the_tokens_of_all_ranks_that_share_the_context() -> None:
+    """A page is one rank's stripe. Recurrent states and layers that draft are whole on each rank."""
+    config = make_config(
+        (["r"], recurrent(8, PAGE)),
+        (["a"], full(4)),
+        (["d"], full(8, num_kv_heads=1, dcp_sharded=False)),
+        context_ranks=2,
+    )
+    tensors = make_tensors(config)
+    geometry = describe(config, tensors, context_ranks=2)
+    assert [group.block_size for group in geometry.groups] == [8, 8, 8]
+    assert [layer.page_bytes for layer in geometry.layers.values()] == [152, PAGE, PAGE]
+    register(geometry, tensors)
+
+
+def find_slot(table: list[int], position: int, *, rank: int, ranks: int, block_size: int, stripe: int) -> int | None:
+    """Returns where vLLM's `BlockTable.compute_slot_mapping` puts a token on one rank, from its description of
+    `cp_kv_cache_interleave_size`; None: another rank has the token. Its kernel does not run on CPUs."""
+    block, offset = divmod(position, block_size * ranks)
+    if offset // stripe % ranks != rank:
+        return None
+    return table[block] * block_size + offset // (ranks * stripe) * stripe + offset % stripe
+
+
+@pytest.mark.parametrize("stripe", [1, 2, 4])
+def test_records_of_all_ranks_bring_every_token_back_to_where_vllm_looks_for_it(stripe: int) -> None:
+    ranks, tokens, block_size = 2, 24, 4
+    old, new = [5, 2, 7], [1, 6, 3]
+    for rank in range(ranks):
+        config = make_config((["a"], full(block_size)), context_ranks=ranks)
+        tensors = make_tensors(config)
+        geometry = describe(config, tensors, context_ranks=ranks)
+        registration = register(geometry, tensors)
+        view = tensors["a"].zero_()  # [block, head, token, content]
+        mine = {}
+        for position in range(tokens):
+            slot = find_slot(old, position, rank=rank, ranks=ranks, block_size=block_size, stripe=stripe)
+            if slot is not None:
+                view[slot // block_size, :, slot % block_size] = mine[position] = position + 1
+        assert len(mine) == get_dcp_local_seq_lens(torch.tensor([tokens]), ranks, rank, stripe).item()
+        copy = PlainCopy(registration.page_map, registration.memory)
+        assert len(old) == tokens // geometry.groups[0].block_size
+        rows = torch.empty((len(old), registration.page_map.groups[0].record_bytes), dtype=torch.uint8)
+        copy.save(0, old, rows)
+        view.zero_()
+        copy.load(0, new, rows)
+        for position, value in mine.items():
+            slot = find_slot(new, position, rank=rank, ranks=ranks, block_size=block_size, stripe=stripe)
+            assert slot is not None
+            assert view[slot // block_size, :, slot % block_size].unique().tolist() == [value]

@@ -15,8 +15,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import SegmentMap
 from kvoffload.connector import worker_side
+from kvoffload.connector.common.step_plan import StepPlan
 from kvoffload.connector.engine.host_memory import START_WAIT_S, HostMemory, RegisteringEngine
-from kvoffload.connector.step_plan import StepPlan
 from kvoffload.errors import NativeError
 from kvoffload.kvspec import build_page_map
 from kvoffload.transfer import CopyEngine, HostEngine, open_engine
@@ -51,7 +51,7 @@ class NotingEngine(PassingEngine):
         self.is_leaving = False
         self.problem = ""
         self.registered: int | None = None
-        """What is registered while it is not done."""
+        """Bytes registered so far, while registration is not done."""
         self.tellers: set[int] = set()
         """Threads that told of memory."""
 

@@ -1,4 +1,4 @@
-"""What stages of a pipeline tell each other: bounded, checked, and once."""
+"""Facts that stages of a pipeline tell each other: bounded, checked, and once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.connector.engine.pipeline import (
     FRAME_BYTES,
     MAX_FAULT_LETTERS,
@@ -21,7 +22,6 @@ from kvoffload.connector.engine.pipeline import (
     join_stages,
     name_pipeline,
 )
-from kvoffload.connector.step_plan import GroupFacts
 from kvoffload.errors import IdentityError, RegistrationError, UnsupportedError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol.limits import MAX_GROUPS, MAX_IDENTITY
@@ -103,12 +103,12 @@ def test_a_group_is_six_numbers() -> None:
     ],
 )
 def test_what_is_no_stage_is_refused(content: bytes) -> None:
-    with pytest.raises(RegistrationError, match="what is none"):
+    with pytest.raises(RegistrationError, match="sent a malformed registration"):
         decode_stage(frame_of(content))
 
 
 def test_more_than_a_frame_holds_is_refused() -> None:
-    with pytest.raises(RegistrationError, match="takes 20140 bytes to tell, allowed are 16382"):
+    with pytest.raises(RegistrationError, match="takes 20140 bytes, allowed are 16382"):
         encode_stage(Stage(described={str(at): "v" * 1000 for at in range(20)}))
 
 

@@ -1,4 +1,4 @@
-"""Which tensor ranks hold the same bytes of a layer: only where vLLM says so, or its projection does."""
+"""Tensor ranks hold the same bytes of a layer only where vLLM says so, or its projection does."""
 
 from __future__ import annotations
 
@@ -53,6 +53,9 @@ def projection(total: int, heads: int = 1, *, disable_tp: bool = False) -> Any:
         pytest.param(mla(), None, None, 8, 1, id="a latent of an unknown layer"),
         pytest.param(mla(max_tp_shards=1), None, None, 8, 8, id="an unknown layer of which vLLM says it"),
         pytest.param(recurrent(), bare(torch.nn.Module), None, 8, 1, id="recurrent"),
+        pytest.param(
+            recurrent(tp_replicated=True), bare(torch.nn.Module), None, 8, 8, id="a state that is not divided"
+        ),
     ],
 )
 def test_ranks_hold_the_same_bytes_where_that_is_certain(
@@ -92,6 +95,16 @@ def test_each_layer_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
         m=[bare(torch.nn.Module), projection(1)],
     )
     assert found == {"a": 4, "b": 2}
+
+
+def test_ranks_that_share_the_context_hold_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are not striped, as those that draft, are still the same on all of them."""
+    config = make_vllm_config(layers={"a": bare(MLAAttention), "b": bare(MLAAttention)})
+    config.parallel_config.tensor_parallel_size = 4
+    config.parallel_config.decode_context_parallel_size = 2
+    monkeypatch.setattr(vllm_compat, "loaded_modules", list)
+    cache = make_config((["a"], mla(4)), (["b"], mla(8, dcp_sharded=False, head_size=12)), context_ranks=2)
+    assert replicas.find_replicas(config, cache) == {"b": 4}
 
 
 def test_an_engine_of_one_rank_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

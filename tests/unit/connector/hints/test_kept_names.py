@@ -1,4 +1,4 @@
-"""Which prefixes the server is told to let go when names become others, and how many are remembered."""
+"""When names change, the server is told to let go of retained prefixes; a bounded number is remembered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_last_names_of_each_prefix_are_let_go() -> None:
     assert lost(kept) == []
 
 
-def test_of_a_session_it_is_the_latest() -> None:
+def test_a_session_has_only_its_latest_prefix() -> None:
     kept = KeptNames()
     note(kept, name("a"), "s")
     note(kept, name("b"), "s")

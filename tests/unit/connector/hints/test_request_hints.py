@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import HintTerms
+from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.connector.common.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.connector.hints import request_hints
-from kvoffload.connector.request_terms import RequestTerms
-from kvoffload.connector.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.protocol import HintAction, Hinted, HintOutcome
 from tests.kit.connector.measured import take
 from tests.kit.connector.saving import DENSE, TWO_SIZES, make_engine
@@ -124,7 +124,7 @@ def test_of_a_long_prompt_the_piece_before_goes_first(monkeypatch: pytest.Monkey
 
 
 def test_a_session_is_retained_as_its_prompt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a small pool it would be gone before its turn ends."""
+    """A small pool would evict the prefix before the turn ends."""
     monkeypatch.setattr(request_hints, "PIECE_TOKENS", 16)
     engine = make_engine()
     request = engine.arrive("a", range(40), session="agent", session_ttl_s=60)
@@ -299,7 +299,7 @@ def test_after_a_sleep_what_is_found_again_stays_retained(proof: bytes, has_slep
     assert [bytes(one.chain) for one in sent(engine)] == ([bytes(kept.chain)] if is_found else [])
 
 
-def test_so_many_wait_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_that_wait_for_saves_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_hints, "MAX_WAITING", 2)
     engine = make_engine()
     for number in range(4):

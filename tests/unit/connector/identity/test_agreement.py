@@ -12,10 +12,10 @@ from tests.kit.connector.facts import GROUPS, facts
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.connector.common.step_plan import GroupFacts, Place, WeightDigests
 from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.identity.agreement import SharingTerms, add_report, agree, make_register, name_node
-from kvoffload.connector.rank_part import RankPart
-from kvoffload.connector.step_plan import GroupFacts, Place, WeightDigests
+from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.kvspec import AllocationReport, CompletenessReport, HeadUnits
 from kvoffload.protocol import Reuse
@@ -55,7 +55,7 @@ def rows_of(sharing: SharingTerms, groups: tuple[GroupFacts, ...]) -> list[list[
         (2, 2, 1, 1, [0, 1, 0, 1]),
         (4, 1, 2, 1, [0, 1, 2, 3]),
         (4, 1, 2, 2, [0, 0, 1, 1]),
-        (4, 1, 2, 4, [0, 0, 1, 1]),  # What ranks on both machines hold, both keep.
+        (4, 1, 2, 4, [0, 0, 1, 1]),  # Both machines keep the bytes that ranks on both hold.
         (2, 2, 2, 1, [0, 1, 2, 3]),
         (2, 2, 2, 2, [0, 0, 1, 1]),
         (2, 4, 2, 1, [0, 1, 0, 1, 2, 3, 2, 3]),
@@ -255,7 +255,7 @@ def test_of_a_pipeline_the_first_stage_and_the_number_of_stages_are_described() 
 
 
 def test_all_processes_of_an_engine_tell_the_same_but_their_rank() -> None:
-    """What else differed would be refused."""
+    """Any other difference would be refused."""
     sharing = terms(tensor_ranks=2)
     engine = agree({(0, rank): facts(rank) for rank in range(2)}, sharing)
     of_scheduler = make_register(engine.fingerprint, engine.groups, sharing)
@@ -316,7 +316,7 @@ def test_a_machine_registers_its_own_shards() -> None:
 
 
 def on_machines(*groups: tuple[GroupFacts, ...]) -> dict[tuple[int, int], Any]:
-    """What two ranks of each stage say."""
+    """Makes the facts of two ranks of each stage."""
     return {
         (stage, rank): facts(2 * stage + rank, groups=of_stage)
         for stage, of_stage in enumerate(groups)

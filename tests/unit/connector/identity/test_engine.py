@@ -1,4 +1,4 @@
-"""What makes two engines different to the cache, from vLLM's resolved configuration."""
+"""Differences of two engines that the cache must see, from vLLM's resolved configuration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def geometry_of(*, num_blocks: int = 8, layout: str = "LBHNC", **spec: Any) -> K
 
 
 def fingerprint_of_units(ranks: int, *, heads: int = 4, change: Change | None = None, **geometry: Any) -> bytes:
-    """Of an engine of so many ranks that shares with engines of other sizes."""
+    """Returns the fingerprint of an engine of so many ranks that shares with engines of other sizes."""
     config = make_vllm_config(layers={"a": AttentionLayer(), "b": AttentionLayer()})
     config.parallel_config.tensor_parallel_size = ranks
     if change is not None:
@@ -82,6 +82,13 @@ def set_hf(**values: Any) -> Change:
 )
 def test_engines_that_differ_share_nothing(change: Change) -> None:
     assert fingerprint(change) != fingerprint()
+
+
+def test_engines_whose_ranks_have_other_stripes_of_a_block_share_nothing() -> None:
+    def striped(stripe: int) -> Change:
+        return set_in("parallel_config", decode_context_parallel_size=2, cp_kv_cache_interleave_size=stripe)
+
+    assert len({fingerprint(striped(stripe)) for stripe in (1, 2, 4)}) == 3
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

@@ -1,4 +1,4 @@
-"""What keeps blocks apart whose engine hashes are equal."""
+"""Masks keep blocks apart whose engine hashes are equal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.block_chain import NO_MASK, combine_masks
+from kvoffload.connector.common.block_chain import NO_MASK, combine_masks
+from kvoffload.connector.common.request_terms import RequestTerms
 from kvoffload.connector.identity.adapters import AdapterContents, mask_of
 from kvoffload.connector.identity.masks import RequestMasks
-from kvoffload.connector.request_terms import RequestTerms
 
 PLAIN = RequestTerms()
 TENANT = RequestTerms(tenant="a")

@@ -11,10 +11,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
 
+from kvoffload.connector.common.step_plan import WeightDigests
 from kvoffload.connector.identity import weight_watch
 from kvoffload.connector.identity.weight_watch import LOOKED_AT, PAUSE_S, WeightWatch
 from kvoffload.connector.identity.weights import ModelWeights
-from kvoffload.connector.step_plan import WeightDigests
 
 
 def weights(*values: float, **more: Any) -> ModelWeights:
@@ -52,7 +52,7 @@ def test_what_is_hidden_leaves_a_name_and_no_proof(caplog: pytest.LogCaptureFixt
     with caplog.at_level("INFO"):
         digests = take(weights(1, 2, hidden="w9"))
     assert digests == WeightDigests(name=take(weights(1, 2)).name)
-    assert "w9 is packed where nobody can see it" in caplog.text
+    assert "w9 is packed and cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("out of memory"), ValueError(), AttributeError("no such thing")])
@@ -70,7 +70,7 @@ def test_a_look_that_fails_is_told_once_and_is_no_proof(
         assert [watch.take() for _ in range(3)] == [WeightDigests()] * 3
     lines = [record.message for record in caplog.records if record.name == weight_watch.__name__]
     assert len(lines) == 1
-    assert f"cannot be looked at ({str(fault) or 'ValueError'})" in lines[0]
+    assert f"cannot be read ({str(fault) or 'ValueError'})" in lines[0]
 
 
 def test_a_model_that_is_not_found_is_told() -> None:

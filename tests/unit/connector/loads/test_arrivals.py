@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvoffload.connector.common.step_plan import StepPlan
 from kvoffload.connector.loads.arrivals import LOOK_S
 from kvoffload.connector.loads.judge import MIN_SAMPLES
-from kvoffload.connector.step_plan import StepPlan
 from tests.kit.connector.measured import take
 from tests.kit.connector.saving import DENSE, TWO_SIZES
 from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.group_table import GroupTable
+from kvoffload.connector.common.group_table import GroupTable
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.kvspec import ReuseRule
 from tests.kit.connector.facts import group_facts
 
 
 class Pool:
-    """Has the first blocks of a prompt."""
+    """A pool that has the first blocks of a prompt."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks

@@ -19,6 +19,7 @@ from kvoffload.connector.loads.judge import (
     FREE_SHARE,
     MAX_REFUSALS,
     MIN_SAMPLES,
+    SLOWEST_OF,
     LoadJudge,
 )
 from kvoffload.connector.loads.prompt_notes import MissReason
@@ -189,7 +190,7 @@ def test_whatever_was_measured_a_probe_comes(loads: list[tuple[int, float]]) -> 
 
 
 def serve_mixed(engine: TimedEngine, *, burst: int) -> None:
-    """Prompts that nobody knows and prompts that are kept, beside requests that decode; the latter `burst` at once."""
+    """Serves new prompts and prompts that are kept, while requests decode; kept ones come `burst` at once."""
     random = Random(burst)
     kept = [draw_prompt(random, random.randrange(200, 2000)) for _ in range(2 * max(burst, MIN_SAMPLES))]
     engine.keep(kept)
@@ -314,7 +315,7 @@ def test_steps_that_compute_for_nothing_do_not_tell_what_a_token_takes() -> None
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 @pytest.mark.parametrize("free_tokens", [0, 300])
 def test_an_engine_computes_what_its_steps_have_room_for(free_tokens: int, is_async: bool) -> None:
-    """Turns of 40 new tokens behind 200 that were saved, one at a time, beside 8 requests that decode."""
+    """Turns of 40 new tokens behind 200 that were saved, one at a time, while 8 requests decode."""
     engine = TimedEngine(TrueCosts(free_tokens=free_tokens), is_async=is_async, drafts=0, is_uniproc=False)
     noted = note_misses(engine)
     random = Random(5)
@@ -347,3 +348,29 @@ def test_without_a_step_that_only_decodes_a_whole_step_counts() -> None:
     for _ in range(30):
         judge.note_prefill(1000, 0.2, decoding=100)
     assert judge.token_ns == pytest.approx(200_000, rel=0.1)
+
+
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize(("tokens", "size_bytes"), [(16, 1), (200, 1 * MIB), (8192, 1 * GIB), (8192, 12 * GIB)])
+def test_one_slow_copy_among_eight_changes_no_decision(place: int, tokens: int, size_bytes: int) -> None:
+    """A copy is held up now and then where other processes use the processors, by a hundred times what it takes."""
+    loads = ordinary_loads()
+    size, seconds = loads[place]
+    held_up = [*loads[:place], (size, 100 * seconds), *loads[place + 1 :]]
+    expected = judge_of(loads=loads).favours_load(tokens, size_bytes)
+    assert judge_of(loads=held_up).favours_load(tokens, size_bytes) is expected
+
+
+def test_copies_that_have_all_become_slow_are_noticed_by_the_second_one() -> None:
+    judge = judge_of(loads=ordinary_loads())
+    assert judge.favours_load(8192, 1 * GIB)
+    for _ in range(2):
+        judge.note_load(1 * GIB, 100.0)
+    assert not judge.favours_load(8192, 1 * GIB)
+
+
+def test_a_slow_copy_is_left_out_for_eight_loads_and_then_forgotten() -> None:
+    judge = judge_of(loads=ordinary_loads())
+    for seconds in [100.0, *[load_s(1 * GIB)] * (2 * SLOWEST_OF), 100.0]:
+        judge.note_load(1 * GIB, seconds)
+    assert judge.favours_load(8192, 1 * GIB)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import PromptNote
-from kvoffload.connector.loads.prompt_notes import MissReason
+from kvoffload.connector.loads.prompt_notes import LINE_PAUSE_S, ComputedPrompts, MissReason
 from kvoffload.protocol import Explanation, Miss
 from tests.kit.connector.measured import measured_engine, take
 from tests.kit.connector.scripted import ScriptedEngine
@@ -98,7 +98,7 @@ def test_the_log_says_what_the_server_knows(
     assert caplog.messages[-1] == f"request second: the server says of its first missing block: {line}"
 
 
-def test_without_debug_nobody_listens() -> None:
+def test_without_debug_logging_explanations_are_not_asked_for() -> None:
     engine = warm_engine(DENSE)
     engine.cache.notes.clear()
     engine.match(engine.arrive("second", range(500, 560)))
@@ -120,3 +120,70 @@ def test_labels_are_what_they_were() -> None:
         "tier_too_slow",
         "skipped",
     ]
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [row.getMessage() for row in caplog.records if "computed although they are stored" in row.getMessage()]
+
+
+def compute_unserved(engine: ScriptedEngine, name: str) -> None:
+    """A prompt comes while the server does not serve, and is computed."""
+    engine.cache.is_served = False
+    assert engine.match(engine.arrive(name, range(30))) == 0
+    engine.cache.is_served = True
+
+
+def test_the_log_tells_why_a_stored_prompt_was_computed(caplog: pytest.LogCaptureFixture) -> None:
+    engine = warm_engine(DENSE)
+    engine.cache.fault = "the server has not answered in time"
+    compute_unserved(engine, "second")
+    [line] = lines_of(caplog)
+    assert line == (
+        "prompts were computed although they are stored, or may be (not_served 1), the last one by request second: "
+        "the cache server does not serve this engine at the moment (the server has not answered in time)"
+    )
+
+
+def test_the_log_has_one_such_line_in_ten_minutes_with_counts_of_all_since_the_last(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = warm_engine(DENSE)
+    for number in range(5):
+        compute_unserved(engine, f"early {number}")
+    assert len(lines_of(caplog)) == 1
+    engine.now_s += LINE_PAUSE_S
+    compute_unserved(engine, "late")
+    [_, line] = lines_of(caplog)
+    assert "(not_served 5), the last one by request late" in line
+
+
+def test_what_was_not_told_yet_is_told_when_another_prompt_comes_or_the_engine_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = warm_engine(DENSE)
+    compute_unserved(engine, "first")
+    compute_unserved(engine, "second")
+    engine.now_s += LINE_PAUSE_S
+    assert engine.match(engine.arrive("new", range(500, 530))) == 0
+    assert "(not_served 1), the last one by request second" in lines_of(caplog)[1]
+    compute_unserved(engine, "third")
+    engine.parts.close()
+    assert "(not_served 1), the last one by request third" in lines_of(caplog)[2]
+
+
+def test_a_prompt_that_is_not_stored_makes_no_such_line(caplog: pytest.LogCaptureFixture) -> None:
+    engine = warm_engine(DENSE)
+    assert engine.match(engine.arrive("new", range(500, 560))) == 0
+    engine.admit(engine.arrive("second", range(30)))
+    engine.parts.close()
+    assert lines_of(caplog) == []
+
+
+def test_a_choice_that_is_as_it_should_be_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = [0.0]
+    computed = ComputedPrompts(lambda: now_s[0])
+    with caplog.at_level(logging.INFO):
+        computed.note("a", MissReason.SLOWER_THAN_COMPUTING, "")
+        now_s[0] += LINE_PAUSE_S
+        computed.note("b", MissReason.SLOW_TO_ANSWER, "")
+    assert [row.levelno for row in caplog.records] == [logging.INFO, logging.WARNING]

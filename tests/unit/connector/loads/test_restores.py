@@ -8,11 +8,13 @@ from tests.kit.connector.warm import DENSE, leave_free, make_engine, warm_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.step_plan import StepPlan
-from tests.kit.connector.engine_configs import full, recurrent
+from kvoffload.connector.common.step_plan import StepPlan
+from tests.kit.connector.engine_configs import full, latent_window, mla, recurrent, ring
 from tests.kit.connector.scripted import Admission, list_moves
 
 HYBRID = ((["r"], recurrent(4)), (["a"], full(4)))
+REPLAYED = ((["a"], mla(4)), (["w"], latent_window(4, tokens=8, bounded_replay=True)), (["k"], ring(4)))
+"""Latents, a window of 8 tokens that the engine computes again after a hit, and a ring that it never shares."""
 
 
 def test_a_hit_is_asynchronous_and_ends_before_the_last_token() -> None:
@@ -42,6 +44,30 @@ def test_a_full_prompt_if_that_is_wished(tokens: int, external: int) -> None:
         assert engine.admit(request) == Admission(0, external)
         (load,) = engine.step().loads
         assert len(load.moves) == external // 4
+
+
+@pytest.mark.parametrize(("tokens", "external"), [(29, 28), (13, 12), (12, 0), (9, 0)])
+def test_a_hit_is_longer_than_the_window_that_the_engine_computes_again(tokens: int, external: int) -> None:
+    engine = warm_engine(REPLAYED, tokens=40)
+    request = engine.arrive("second", range(tokens))
+    assert engine.match(request) == external
+    assert not engine.connector.has_pending_push_work()
+    if external:
+        assert engine.admit(request) == Admission(0, external)
+        (load,) = engine.step().loads
+        tables = engine.manager.get_block_ids("second")
+        assert [(move.group, move.block) for move in list_moves(load)] == [
+            (0, block) for block in tables[0][: tokens // 4]
+        ]
+
+
+def test_a_hit_of_ranks_that_share_the_context_ends_at_the_blocks_of_all_of_them() -> None:
+    engine = warm_engine(DENSE, context_ranks=2, ranks=2)
+    request = engine.arrive("second", range(30))
+    assert engine.admit(request) == Admission(local=0, external=24)
+    (load,) = engine.step().loads
+    (table,) = engine.manager.get_block_ids("second")
+    assert [(move.group, move.block) for move in list_moves(load)] == [(0, block) for block in table[:3]]
 
 
 def test_matching_many_times_changes_nothing() -> None:
@@ -158,7 +184,7 @@ def test_an_abort_between_allocation_and_plan_still_sends_the_load() -> None:
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_failed_load_is_forgotten_before_anybody_asks_again(policy: str) -> None:
-    """With the policy `fail` the request has ended before the report of its failure comes."""
+    """The request has ended before the report of its failure comes, if the policy is `fail`."""
     engine = warm_engine()
     request = engine.arrive("second", range(30))
     engine.admit(request)

@@ -13,10 +13,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.cache import AcquireOutcome
+from kvoffload.connector.common.step_plan import WorkerReport
 from kvoffload.connector.loads.judge import MAX_REFUSALS, MIN_SAMPLES
 from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.loads.restores import MAX_EARLY, READY_WAIT_S
-from kvoffload.connector.step_plan import WorkerReport
 from tests.kit.connector.engine_configs import full
 from tests.kit.connector.scripted import Admission, ScriptedEngine, list_moves
 from tests.kit.connector.warm import DENSE, TWO_SIZES, leave_free, warm_engine
@@ -398,7 +398,7 @@ def test_who_waits_for_other_loads_does_not_wait_for_ever() -> None:
 
 
 def crowded_engine(*, free: int) -> tuple[ScriptedEngine, object]:
-    """It knows what computing takes, and somebody holds all blocks but so many."""
+    """Makes an engine that knows how long computing takes, and of which all blocks but so many are held."""
     engine = warm_engine(DENSE)
     for _ in range(MIN_SAMPLES):
         engine.parts.judge.note_prefill(64, 64 * TOKEN_S)
@@ -435,7 +435,7 @@ def test_who_waits_for_room_waits_no_longer_than_computing_takes() -> None:
     engine.assert_at_rest()
 
 
-def test_nobody_passes_who_waits_for_room() -> None:
+def test_a_later_request_does_not_pass_one_that_waits_for_room() -> None:
     engine, hog = crowded_engine(free=8)
     first, second = engine.arrive("second", range(30)), engine.arrive("third", range(200, 204))
     assert engine.match(first) is None
@@ -469,3 +469,14 @@ def test_nobody_waits_for_room_that_there_will_never_be() -> None:
     # Eight blocks, and one to spare.
     assert engine.match(engine.arrive("second", range(32))) == 0
     assert engine.match(engine.arrive("third", range(28))) == 20
+
+
+def test_a_late_answer_is_waited_for_by_its_worth() -> None:
+    """A quarter of what computing takes is the most that a server that never answers may cost."""
+    engine = warm_engine(DENSE)
+    engine.match(engine.arrive("unmeasured", range(30)))
+    assert engine.cache.wait_s == 0.0
+    for _ in range(4):
+        engine.parts.judge.note_prefill(1000, 10.0)
+    engine.match(engine.arrive("measured", range(30)))
+    assert engine.cache.wait_s == pytest.approx(28 * 0.01 / 4)

@@ -10,10 +10,10 @@ import numpy as np
 
 from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.client import HintTerms
+from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, SaveJob, StepPlan
 from kvoffload.connector.nodes import all_nodes
 from kvoffload.connector.nodes.all_nodes import MAX_MEMORIES
 from kvoffload.connector.nodes.other_node import ANSWER_WAIT_S
-from kvoffload.connector.step_plan import BlockMoves, LoadJob, Place, SaveJob, StepPlan
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import HintAction, Hinted
 from tests.kit.connector.facts import group_facts

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import AcquireOutcome, Ask
+from kvoffload.connector.common.orders import NodeOrders, NodeQuestion, NodeReport
 from kvoffload.connector.nodes import node_proxy
 from kvoffload.connector.nodes.node_proxy import NodeProxy
-from kvoffload.connector.nodes.orders import NodeOrders, NodeQuestion, NodeReport
 from tests.kit.connector.local_client import StockedClient
 from tests.kit.connector.nodes import BLOCK, SLOTS, Nodes, make_chain, make_publication
 

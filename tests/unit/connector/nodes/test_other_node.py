@@ -1,4 +1,4 @@
-"""What the scheduler side knows of another node, and what it tells it, once."""
+"""The scheduler side's picture of another node, and the messages that it sends it, once each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.cache import Ask, ReservedSlots
-from kvoffload.connector.nodes.orders import NodeQuestion, NodeReport, NodeState
+from kvoffload.connector.common.orders import NodeQuestion, NodeReport, NodeState
 from kvoffload.connector.nodes.other_node import ANSWER_WAIT_S, OtherNode
 
 SERVED = NodeState(memory_id=3, session=5, is_served=True, most_slots=(8,))

@@ -12,16 +12,16 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 
+from kvoffload.connector.common.step_plan import StepPlan
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.saves.eviction_watch import EvictionWatch
 from kvoffload.connector.scheduler_side import ENDING_S, LEFT_WAIT_S
-from kvoffload.connector.step_plan import StepPlan
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.saving import DENSE, HYBRID, MIXED, make_engine, names_of, saved_blocks
 from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine
 
 TWO = ((["a"], full(4)), (["c"], window(4, tokens=64)))
-"""So that the engine frees all blocks of a group behind those of the one before."""
+"""Two groups, of which the engine frees all blocks of one after those of the other."""
 
 
 def watching(groups: object = DENSE, *, look_ahead: int = 256, **changes: Any) -> ScriptedEngine:
@@ -47,12 +47,12 @@ def hold(block: KVCacheBlock, name: BlockHashWithGroupId | None, tokens: int | N
 
 
 def know_adapters(engine: ScriptedEngine) -> None:
-    """What a request's adapter holds is what it held when the request came."""
+    """Makes every adapter one that has not changed since its request came."""
     engine.side.masks.find = lambda request, terms: engine.side.masks.generation
 
 
 def take_bare(engine: ScriptedEngine) -> Sequence[KVCacheBlock]:
-    """Somebody holds every block in which nothing is cached: the next ones that are taken lose something."""
+    """Takes every block in which nothing is cached, so that the next one taken loses a cached block."""
     bare = [engine.pool.blocks[block] for block in free_order(engine) if engine.pool.blocks[block].block_hash is None]
     engine.pool.touch(bare)
     return bare
@@ -343,12 +343,13 @@ def automatic(groups: object = DENSE, **changes: Any) -> ScriptedEngine:
 
 
 def fill_pool(engine: ScriptedEngine) -> None:
-    """Nothing more is to be had without displacing something."""
+    """Makes the pool full: every further slot displaces a block."""
     engine.cache.is_full = True
 
 
 def test_while_the_pool_has_room_blocks_are_saved_as_they_fill() -> None:
-    """So that an engine that restarts, or one beside it, finds them; also where the pool is the smaller one."""
+    """An engine that restarts, or another engine, then finds them, even if the pool is smaller than the engine's
+    cache."""
     engine = automatic()
     engine.admit(engine.arrive("a", range(30)))
     assert len(saved_blocks(engine.step())) == 7

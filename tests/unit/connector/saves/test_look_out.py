@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.request_terms import RequestTerms
+from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.connector.common.tracked_request import NEVER, SaveProgress, TrackedRequest
 from kvoffload.connector.saves.look_out import MAX_LOOKS, LookOut
-from kvoffload.connector.tracked_request import NEVER, SaveProgress, TrackedRequest
 
 BLOCK = 4
 
@@ -31,7 +31,7 @@ def look(out: LookOut, *scheduled: str) -> list[str]:
 
 
 def note(out: LookOut, tracked: TrackedRequest, tokens: int) -> None:
-    """What `Saves` does with one that it looked at: all full blocks are dealt with."""
+    """Does as `Saves` does after a look at a request: all full blocks have been handled."""
     if tokens >= tracked.progress.due:
         tracked.progress.due = tracked.progress.decoded_due = (tokens // BLOCK + 1) * BLOCK
     out.note(tracked, tokens)

@@ -1,4 +1,4 @@
-"""What ranks report of a save is put together by shard, and ranks that should hold the same bytes are compared, within
+"""Ranks' reports of a save are put together by shard, and ranks that should hold the same bytes are compared, within
 their stage and on their machine."""
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.connector.common.step_plan import BlockMoves, GroupFacts, Place, SaveJob
 from kvoffload.connector.identity.agreement import SharingTerms
-from kvoffload.connector.rank_part import RankPart
 from kvoffload.connector.saves.rank_digests import COMPARED_AT_ONCE, COMPARED_RECORDS, RankDigests
-from kvoffload.connector.step_plan import BlockMoves, GroupFacts, Place, SaveJob
+from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.kvspec import HeadUnits
 
 
@@ -49,7 +49,7 @@ def make_job(digests: RankDigests, groups: list[int]) -> SaveJob:
 def report(
     job: SaveJob, groups: list[GroupFacts], sharing: SharingTerms, sums: npt.NDArray[np.uint64]
 ) -> dict[int, bytes]:
-    """What ranks say that hold what these sums are of, by shard of all servers."""
+    """Makes the reports of ranks that hold the bytes of these sums, by shard of all servers."""
     reported = {}
     for rank in range(sharing.ranks):
         part = RankPart.find(rank, groups, sharing)

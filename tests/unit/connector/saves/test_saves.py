@@ -11,9 +11,9 @@ from tests.kit.connector.saving import HYBRID, TWO_SIZES, make_engine, saved_blo
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import Publication
+from kvoffload.connector.common.step_plan import ONLY_A_FORWARD
 from kvoffload.connector.saves.saves import MAX_STEPS_WAITED
 from kvoffload.connector.saves.terms import REPORT_WAIT_S
-from kvoffload.connector.step_plan import ONLY_A_FORWARD
 from tests.kit.connector.engine_configs import window
 from tests.kit.connector.local_client import MEMORY
 from tests.kit.connector.scripted import STEP_S, Admission, Move, list_moves
@@ -178,7 +178,7 @@ def test_a_save_that_hangs_does_not_keep_the_engine_from_preempting() -> None:
 
 
 def test_what_somebody_uses_does_not_come_free_when_its_save_ends() -> None:
-    """Waiting for that would only keep the engine from preempting somebody."""
+    """Waiting for the save would only keep the engine from preempting a request."""
     engine = make_engine()
     request = engine.arrive("a", range(30))
     engine.admit(request)
@@ -349,7 +349,7 @@ def test_a_job_names_every_block_once() -> None:
 
 
 def test_a_fault_while_planning_gives_back_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reports a job that was never sent: its pins and slots would be held for ever."""
+    """A job that was never sent is never reported: its pins and slots would be held for ever."""
     engine = make_engine()
     good, bad = engine.arrive("a", range(30)), engine.arrive("b", range(100, 130))
     engine.admit(good)

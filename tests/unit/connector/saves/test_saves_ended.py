@@ -12,7 +12,7 @@ from tests.kit.connector.saving import MIXED, hashes_of, names_of, save_prompt
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.cache import ReservedSlots
-from kvoffload.connector.step_plan import Place, StepPlan, WorkerReport
+from kvoffload.connector.common.step_plan import Place, StepPlan, WorkerReport
 from kvoffload.native import finish_digests
 from tests.kit.connector.engine_configs import full, recurrent, window
 from tests.kit.connector.saving import DENSE, HYBRID, TWO_SIZES, make_engine, saved_blocks
@@ -144,7 +144,7 @@ def test_saves_to_two_memories_are_two_jobs(monkeypatch: pytest.MonkeyPatch) -> 
     engine.report(StepPlan(saves=plan.saves[1:]))
     assert engine.step().retired == ()
     engine.report(StepPlan(saves=plan.saves[:1]))
-    # Nobody will look for what the first server's memory has got.
+    # Blocks saved into the first server's memory will not be looked for.
     assert [one.memory_id for one in engine.cache.published] == [second] * 7
     assert engine.step().retired == (first,)
     assert engine.step().retired == ()
@@ -354,7 +354,7 @@ def test_requests_that_share_blocks_and_end_together_give_each_block_back_once()
 
 
 def test_what_ended_requests_take_is_not_promised_to_the_window_of_another() -> None:
-    """Half of a window is of use to nobody."""
+    """Half of a window cannot be loaded."""
     engine = make_engine(WINDOW, retention_interval=0)
     request = engine.arrive("a", range(10))
     engine.admit(request)
@@ -388,7 +388,7 @@ def test_an_aborted_load_leaves_nothing_to_save() -> None:
     request = engine.arrive("second", range(30))
     engine.admit(request)
     plan = engine.step()
-    engine.cache.local_cache.clear(0)  # nobody has these blocks any more
+    engine.cache.local_cache.clear(0)  # these blocks are gone
     engine.finish(request)
     assert engine.pinned == 0
     assert engine.step().saves == ()

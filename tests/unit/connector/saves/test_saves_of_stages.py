@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.step_plan import WorkerReport
+from kvoffload.connector.common.step_plan import WorkerReport
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.saving import make_engine, names_of, save_prompt
 from tests.kit.connector.scripted import ScriptedEngine, list_moves
@@ -30,7 +30,7 @@ def make_pipeline(**changes: Any) -> ScriptedEngine:
 
 
 def count_bytes(engine: ScriptedEngine) -> int:
-    """What records take that are there now."""
+    """Adds up the bytes of the records that are there now."""
     groups = engine.cache.register.groups
     return sum(groups[one.group].record_bytes for one in engine.cache.find_readable())
 

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.block_chain import BlockChain
-from kvoffload.connector.group_table import GroupTable
-from kvoffload.connector.request_terms import RequestTerms
+from kvoffload.connector.common.block_chain import BlockChain
+from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.connector.common.tracked_request import NEVER, TrackedRequest
 from kvoffload.connector.saves.worth import Candidates, SaveWorth
-from kvoffload.connector.tracked_request import NEVER, TrackedRequest
 from kvoffload.kvspec import ReuseRule
 from tests.kit.connector.facts import group_facts
 
@@ -91,7 +91,7 @@ def test_only_blocks_that_the_engine_has_yet() -> None:
     ("prompt", "positions"),
     [
         # The window before token n begins in the block of token n - 5.
-        (30, [5, 6]),  # 28 for both: the last token is computed anew
+        (30, [5, 6]),  # 28 for both: the last token is computed again
         (28, [4, 5, 6]),  # 24 for a repetition, 28 for what continues it
         (3, []),
         (4, [0]),

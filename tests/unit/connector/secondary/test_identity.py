@@ -1,4 +1,4 @@
-"""Whose chunks a secondary tier keeps: engines that may compute or arrange other bytes never share one."""
+"""Engines that may compute or arrange other bytes never share a chunk of a secondary tier."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_size_of_a_cache_does_not_matter() -> None:
 
 def test_scales_that_are_calculated_at_every_start_are_refused() -> None:
     set_scales = set_in("cache_config", calculate_kv_scales=True)
-    with pytest.raises(UnsupportedError, match="calculates its KV scales"):
+    with pytest.raises(UnsupportedError, match="calculates new KV scales"):
         fingerprint(set_scales, **FP8)
     assert fingerprint(set_scales) == fingerprint()
 

@@ -19,8 +19,8 @@ from kvoffload.packets import Credentials, PacketSocket
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.channels import control as control_module
 from kvoffload.server.channels.control import FRAMES_AT_ONCE, QUEUED_FRAMES, ControlLimits, ControlSocket
-from kvoffload.server.channels.zmtp import pack_head
 from kvoffload.units import KIB, MIB
+from kvoffload.zmtp import pack_head
 from tests.kit.server.hostile_user import HELLO_GREETING
 
 TIMEOUT_S = 30.0
@@ -129,7 +129,7 @@ def test_frames_go_both_ways(control: ControlSocket, client: zmq.Socket[bytes], 
         assert control.send(connection, b"b" * size)
         end = time.monotonic() + TIMEOUT_S
         while not client.poll(0):
-            # What the client has not read yet goes on.
+            # The control channel keeps sending what the client has not read yet.
             assert control.receive() is None
             assert time.monotonic() < end
         assert client.recv() == b"b" * size
@@ -193,6 +193,53 @@ def test_whoever_says_much_is_served_a_part_and_then_the_others(setting: Setting
     setting.control.leave()
     assert len(came) + len(setting.let_in()) == 1001
     del many, other
+
+
+def test_users_take_turns_however_many_connections_one_has(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two frames of one user, who sends one at a time, there is one frame of another who sends many."""
+    many = [setting.join(uid=1, monkeypatch=monkeypatch) for _ in range(20)]
+    key, end = setting.join(uid=2, monkeypatch=monkeypatch)
+    for _, other in many:
+        other.sendall((pack_head(1) + b"m") * 50)
+    for _ in range(3):
+        end.sendall(pack_head(1) + b"o")
+        before = 0
+        # As a turn of the loop does.
+        setting.control.look()
+        setting.control.look()
+        while receive(setting.control)[0] != key:
+            before += 1
+        assert before <= 1
+
+
+def test_nothing_is_taken_from_a_connection_that_is_held(setting: Setting) -> None:
+    (key, end), (other_key, other) = setting.join(), setting.join()
+    setting.control.hold(key)
+    end.sendall((pack_head(1) + b"h") * 3)
+    other.sendall(pack_head(1) + b"o")
+    assert setting.let_in() == [(other_key, b"o")]
+    setting.control.resume(key)
+    assert [receive(setting.control) for _ in range(3)] == [(key, b"h")] * 3
+
+
+def test_what_a_connection_said_before_it_was_held_waits_and_so_does_its_end(setting: Setting) -> None:
+    key, end = setting.join()
+    end.sendall((pack_head(1) + b"h") * 3)
+    assert receive(setting.control) == (key, b"h")
+    setting.control.hold(key)
+    end.close()
+    assert setting.let_in() == []
+    assert setting.control.take_ended() == []
+    setting.control.resume(key)
+    assert [receive(setting.control) for _ in range(2)] == [(key, b"h")] * 2
+    assert setting.control.receive() is None
+    assert setting.control.take_ended() == [key]
+
+
+def test_to_hold_a_connection_that_is_gone_has_no_effect(setting: Setting) -> None:
+    setting.control.hold(b"gone")
+    setting.control.resume(b"gone")
+    assert setting.control.receive() is None
 
 
 class TestMemory:

@@ -29,8 +29,8 @@ from kvoffload.protocol import (
 )
 from kvoffload.server.channels import express_channels
 from kvoffload.server.channels.express_channels import ExpressChannels
-from kvoffload.server.event_feed import Space
-from kvoffload.server.outbox import OpenExpress
+from kvoffload.server.sessions.event_feed import Space
+from kvoffload.server.sessions.outbox import OpenExpress
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.express_peer import ExpressPeer
@@ -158,7 +158,7 @@ def test_one_user_is_served_on_three_quarters_of_them_at_once(many_files: None, 
     peers = []
     while (peer := served.open(len(peers), owner="first")) is not None:
         peers.append(peer)
-    assert len(peers) == express_channels.MAX_CHANNELS * 3 // 4
+    assert len(peers) == served.channels.limit * 3 // 4
     assert all(peer.ask(Mark()) == Done() for peer in peers)
     other = served.open(len(peers), owner="second")
     assert other is not None
@@ -235,14 +235,15 @@ def test_once_drained_nothing_new_is_taken(served: Served) -> None:
         refused = peer.ask(message)
         assert isinstance(refused, Error)
         assert refused.code is ErrorCode.DRAINING
-    assert served.channels.refusals() == {ErrorCode.DRAINING: 3}
+    assert served.channels.refusals(served.space().domain) == {ErrorCode.DRAINING: 3}
+    assert served.channels.refusals("other") == {}
     peer.tell(Release(leases=np.array([hit.lease], "<u8").tobytes()))
     late = make_chain(2, 1)
     peer.tell(Publish(name_space=name_space, group=0, shard=0, tickets=granted.tickets, hashes=late, parents=bytes(32)))
     assert peer.ask(Mark()) == Done()
     assert (served.cache.stats.leases, served.cache.stats.reserved) == (0, 0)
     assert served.cache.lookup(name_space, 0, late).all()
-    # Whoever comes later, too.
+    # A channel that is opened later gets an error, too.
     assert isinstance(served.must_open(2).ask(Credits(name_space=name_space, group=0, count=1)), Error)
 
 

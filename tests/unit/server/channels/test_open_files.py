@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from kvoffload.server.channels.open_files import RESERVE
+from kvoffload.server.channels.open_files import RESERVE, count_processes
 
 SCRIPT = """
 import os, resource, sys
@@ -30,3 +31,9 @@ def test_the_limit_is_raised_and_the_last_ones_are_kept(limit: int, kept: int) -
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     # The newest one is one of them already, as is that of the folder that is read.
     assert kept - 2 <= int(done.stdout) <= kept
+
+
+@pytest.mark.parametrize(("limit", "processes"), [(256, 56), (1024, 224), (8192, 1920), (2, 1)])
+def test_each_process_takes_four_of_them(monkeypatch: pytest.MonkeyPatch, limit: int, processes: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert count_processes() == processes

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from kvoffload.cache import CacheTerms
-from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
+from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError, ProtocolError
 from kvoffload.key_files import KeyPair
 from kvoffload.protocol import (
@@ -40,10 +40,10 @@ from kvoffload.server.channels.remote_control import (
     UNREAD_BYTES,
     RemoteControl,
 )
-from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_OF_ONE_HOST
+from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_OF_ONE_HOST, MAX_UNPROVEN
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators.survey import GUEST_BLOCKS
-from kvoffload.server.terms import RemoteTerms
+from kvoffload.server.sessions.terms import RemoteTerms
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, fingerprint
 from tests.kit.server.blocks import hashes_of, register_of, save
@@ -152,6 +152,30 @@ def test_an_unknown_key_gets_nothing(server: CacheServer, connect: Connect) -> N
     assert len(server.core.sessions) == 1
 
 
+def test_no_number_of_connections_without_a_key_keeps_out_a_client_that_has_one(server: CacheServer) -> None:
+    """They come all the time, each from another address, and say nothing."""
+    assert server.channels.remote is not None
+    address = ("127.0.0.1", server.channels.remote.gate.address.port)
+    numbers = iter(range(256, 65_536))
+    with ExitStack() as opened:
+
+        def turn() -> None:
+            number = next(numbers)
+            keyless = opened.enter_context(socket.socket())
+            keyless.setblocking(False)
+            keyless.bind((f"127.0.{number // 256}.{number % 256}", 0))
+            keyless.connect_ex(address)
+            server.turn(0.001)
+
+        for _ in range(2 * MAX_UNPROVEN):
+            turn()
+        for _ in range(5):
+            client = RemoteClient(server.remote_endpoint, keys=RED, server_key=SERVER.public, turn=turn)
+            opened.callback(client.close)
+            assert client.hello().domain == "red"
+        assert server.channels.remote.gate.unproven == MAX_UNPROVEN
+
+
 @pytest.mark.parametrize("is_keyless", [True, False])
 def test_who_does_not_know_the_servers_key_gets_nothing(
     server: CacheServer, connect: Connect, is_keyless: bool
@@ -167,7 +191,7 @@ def test_who_does_not_know_the_servers_key_gets_nothing(
 
 
 class Announced(dict[str, Guest]):
-    """As a ChainMap while another thread takes somebody away: found, and gone before it is read."""
+    """Guests of which another thread removes one while it is looked up: found, and gone before it is read."""
 
     def __init__(self, *guests: KeyPair) -> None:
         super().__init__({keys.public.decode(): Guest(domain="") for keys in guests})
@@ -197,11 +221,12 @@ def test_who_is_taken_away_is_heard_no_more_and_ends_nothing(connect: Connect, t
 def test_frames_of_nobody_take_one_turn_of_the_loop_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a key, and without a guest for whoever has none."""
-    remote = RemoteControl(RemoteTerms(address=LOOPBACK), tmp_path / "inner", Loop())
+    """Their key was taken away while they were connected."""
+    remote = RemoteControl(RemoteTerms(address=LOOPBACK, keys=SERVER, guests={}), tmp_path / "inner", Loop())
     frames = iter(range(DROPPED_AT_ONCE))
     router, _ = remote.sockets
-    monkeypatch.setattr(router, "recv_multipart", lambda *_, **__: [next(frames), None])
+    sender = {"User-Id": RED.public.decode()}
+    monkeypatch.setattr(router, "recv_multipart", lambda *_, **__: [next(frames), sender])
     assert remote.receive() is None
     assert next(frames, None) is None
     remote.close()
@@ -239,23 +264,12 @@ def test_a_frame_that_is_too_long_ends_its_connection_alone(server: CacheServer,
     while red.events.poll(0):
         red.events.recv_multipart()
     red.socket.send(bytes(FRAME_BYTES + 1))
-    # It connects anew, as another: the server does not know it any more. What is sent before is lost.
+    # It connects again as a new client, which the server does not know. Messages sent before are lost.
     red.wait(lambda: bool(red.events.poll(0)))
     count_until_memory(blue)
     answer = red.ask(Stats())
     assert isinstance(answer, Error)
     assert answer.code is ErrorCode.NO_SESSION
-
-
-@pytest.mark.parametrize("text", ["tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://10.1.2.3:5555", "tcp://[fe80::1]:5555"])
-def test_beyond_loopback_it_does_not_bind_without_keys(tmp_path: Path, text: str) -> None:
-    remote = RemoteTerms(address=parse_tcp_address(text), stranger=Guest(domain=""))
-    with pytest.raises(
-        ConfigError, match="can be reached from other machines, and there are no keys; make some"
-    ) as found:
-        CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
-    assert "\n" not in str(found.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_beyond_loopback_it_binds_with_keys(tmp_path: Path) -> None:
@@ -270,29 +284,39 @@ def test_beyond_loopback_it_binds_with_keys(tmp_path: Path) -> None:
 def test_an_address_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = TcpAddress("127.0.0.1", taken.getsockname()[1])
-        remote = RemoteTerms(address=address, stranger=Guest(domain=""))
+        remote = RemoteTerms(address=address, keys=SERVER, guests={})
         with pytest.raises(ConfigError, match="Address already in use"):
             CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_on_loopback_nobody_needs_a_key_and_nobody_is_believed(connect: Connect, tmp_path: Path) -> None:
-    remote = RemoteTerms(
-        address=LOOPBACK, stranger=Guest(domain=""), guests={"x" * 40: Guest(domain="", is_operator=True)}
-    )
-    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
-    client = connect(server, None)
-    client.socket.setsockopt(zmq.METADATA, b"X-User-Id:" + b"x" * 40)
-    assert client.hello().domain == ""
-    assert count_until_memory(client).sessions == 0
-    refused = client.ask(Drain())
+def test_without_a_key_nothing_is_to_be_had_on_loopback_either(server: CacheServer, connect: Connect) -> None:
+    """A client without keys is refused even if it claims the name that belongs to an operator's key."""
+    unkeyed, good = connect(server, None), connect(server, RED)
+    unkeyed.socket.disconnect(server.remote_endpoint)
+    unkeyed.socket.setsockopt(zmq.METADATA, b"X-User-Id:" + CHIEF.public)
+    unkeyed.socket.connect(server.remote_endpoint)
+    for number, message in enumerate((Hello(protocol_min=1, protocol_max=1), Stats(), Drain()), 1):
+        unkeyed.socket.send(CODEC.encode_call(message, number=number, session=0))
+    good.hello()
+    count_until_memory(good)
+    assert not unkeyed.socket.poll(0)
+    assert len(server.core.sessions) == 1
+
+
+def test_what_a_client_says_of_itself_makes_it_nobody_else(server: CacheServer, connect: Connect) -> None:
+    red = connect(server, RED)
+    red.socket.disconnect(server.remote_endpoint)
+    red.socket.setsockopt(zmq.METADATA, b"X-User-Id:" + CHIEF.public)
+    red.socket.connect(server.remote_endpoint)
+    red.hello()
+    refused = red.ask(Drain())
     assert isinstance(refused, Error)
     assert refused.code is ErrorCode.NOT_ALLOWED
-    server.close()
 
 
 def test_what_a_client_has_not_read_is_bounded_in_bytes(server: CacheServer) -> None:
-    """Whatever its frames are like: none is larger than the bound of frames allows for."""
+    """The bound holds for frames of any size, because the number of frames is bounded too."""
     assert QUEUED_OUT * ANSWER_BYTES <= UNREAD_BYTES
     assert UNREAD_BYTES * MAX_OF_ONE_HOST <= 256 * MIB
     assert UNREAD_BYTES * MAX_CONNECTIONS <= 1024 * MIB
@@ -306,7 +330,7 @@ def test_what_a_client_has_not_read_is_bounded_in_bytes(server: CacheServer) -> 
     sent = 0
     while remote.send(key, bytes(ANSWER_BYTES)):
         sent += ANSWER_BYTES
-        # What the kernel and ZeroMQ's own buffers of both sides take is theirs.
+        # The kernel's and ZeroMQ's own buffers on both sides take some more.
         assert sent <= 16 * UNREAD_BYTES
     assert sent >= ANSWER_BYTES
     client.close()

@@ -153,7 +153,7 @@ def test_a_process_of_a_registered_session_gets_it_when_it_greets(connect: Any) 
     assert second.came.index(Express) < second.came.index(HelloAccepted)
 
 
-def test_nobody_gets_a_second_one(server: CacheServer, connect: Any) -> None:
+def test_an_engine_gets_one_express_channel(server: CacheServer, connect: Any) -> None:
     client = connect()
     client.ask(register_of())
     turn(server)

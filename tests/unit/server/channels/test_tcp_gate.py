@@ -1,4 +1,4 @@
-"""The gate for TCP connections: bytes as they are, bounds that hold, and nobody is waited for."""
+"""The gate for TCP connections: bytes pass unchanged, bounds hold, and the gate waits for no client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ import pytest
 from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.server.channels import tcp_gate
-from kvoffload.server.channels.tcp_gate import CHUNK_BYTES, MAX_CONNECTIONS, MAX_OF_ONE_HOST, TcpGate
+from kvoffload.server.channels.curve_handshake import GREETING_BYTES
+from kvoffload.server.channels.tcp_gate import (
+    CHUNK_BYTES,
+    MAX_CONNECTIONS,
+    MAX_OF_ONE_HOST,
+    MAX_UNPROVEN,
+    TcpGate,
+)
 from tests.kit.open_files import count_open_files
 from tests.kit.server.gate_loop import Loop
 
 TIMEOUT_S = 30.0
 LOOPBACK = TcpAddress("127.0.0.1", 0)
+ACCEPTED = bytes(GREETING_BYTES) + b"\x04\x06\x05READY"
 
 
 class Gate:
@@ -141,22 +149,44 @@ def test_a_side_that_breaks_while_it_is_not_read_ends(gate: Gate) -> None:
     gate.wait(lambda: len(gate.gate) == 0)
 
 
-def test_one_host_has_a_bound_and_all_have_one(gate: Gate) -> None:
+def prove(gate: Gate, client: socket.socket, server: socket.socket) -> None:
+    """The server says what it says to a client whose key it accepts."""
+    server.send(ACCEPTED)
+    gate.receive(client, len(ACCEPTED))
+
+
+def test_of_clients_with_a_key_one_host_has_a_bound_and_all_have_one(gate: Gate) -> None:
     hosts = MAX_CONNECTIONS // MAX_OF_ONE_HOST
     for host in range(hosts):
         for _ in range(MAX_OF_ONE_HOST):
-            gate.connect(f"127.0.0.{host + 1}")
-            gate.accept()
-        beyond = gate.connect(f"127.0.0.{host + 1}")
+            prove(gate, gate.connect(f"127.0.0.{host + 1}"), gate.accept())
+        beyond, server = gate.connect(f"127.0.0.{host + 1}"), gate.accept()
+        server.send(ACCEPTED)
         gate.wait(lambda beyond=beyond: gate.is_closed(beyond))  # type: ignore[misc]
-    assert len(gate.gate) == MAX_CONNECTIONS
-    another = gate.connect("127.0.0.99")
+    assert (len(gate.gate), gate.gate.unproven) == (MAX_CONNECTIONS, 0)
+    another, server = gate.connect("127.0.0.99"), gate.accept()
+    server.send(ACCEPTED)
     gate.wait(lambda: gate.is_closed(another))
     gate.opened[1].close()
     gate.wait(lambda: len(gate.gate) == MAX_CONNECTIONS - 1)
-    gate.connect("127.0.0.99")
-    gate.accept()
+    prove(gate, gate.connect("127.0.0.99"), gate.accept())
     assert len(gate.gate) == MAX_CONNECTIONS
+
+
+def test_without_a_key_the_oldest_of_whoever_has_most_gives_way(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_gate, "name_peer", lambda connected: connected.getpeername()[0])
+    proven = gate.connect("127.0.0.1")
+    prove(gate, proven, gate.accept())
+    single = gate.connect("127.0.0.2")
+    gate.accept()
+    many = []
+    for _ in range(2 * MAX_UNPROVEN):
+        many.append(gate.connect("127.0.0.3"))
+        gate.accept()
+    assert gate.gate.unproven == MAX_UNPROVEN
+    assert [gate.is_closed(one) for one in many] == [at <= MAX_UNPROVEN for at in range(2 * MAX_UNPROVEN)]
+    assert not gate.is_closed(single)
+    assert not gate.is_closed(proven)
 
 
 def test_thousands_that_come_and_go_leave_nothing(gate: Gate) -> None:
@@ -194,7 +224,7 @@ def test_without_descriptors_it_waits_for_some(gate: Gate, monkeypatch: pytest.M
 
 def test_an_address_that_is_not_to_be_had_is_one_line(gate: Gate, tmp_path: Path) -> None:
     taken = gate.gate.address
-    with pytest.raises(ConfigError, match=f"nobody can listen at {taken}: Address already in use; choose another"):
+    with pytest.raises(ConfigError, match=f"cannot listen at {taken}: Address already in use; choose another"):
         TcpGate(taken, tmp_path / "inner", Loop())
     with pytest.raises(ConfigError, match="Cannot assign requested address"):
         TcpGate(parse_tcp_address("tcp://203.0.113.1:0"), tmp_path / "inner", Loop())

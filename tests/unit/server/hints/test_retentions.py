@@ -1,4 +1,4 @@
-"""How much may be retained, by whom, and what gives way to whom: by the stated order, and nobody takes the rest."""
+"""Bounds of retentions by tenant, and the order in which they give way; no tenant can take everything."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_one_alone_retains_a_part_and_its_weaker_ones_give_way_to_its_stronger()
 
 
 def test_what_is_retained_is_not_read() -> None:
-    """The bytes are checked by whoever loads them, not on the server's loop."""
+    """The engine that loads the bytes checks them, not the server's loop."""
     terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, policy="lru", verify="always")
     with Server(terms=TERMS, memory=None) as server:
         server.attach("main", CacheWithoutProcesses.begin(terms))
@@ -186,10 +186,12 @@ def test_a_tenant_retains_no_more_than_half_its_quota() -> None:
     tenants = (TenantTerms(name="small", quota_bytes=16 * 4 * KIB), TenantTerms(name="other"))
     with Server(terms=TERMS, domains=[DomainTerms(name="main", tenants=tenants)]) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
-        store(engine, make_chain(0, 32))
+        # The tenant may save more than its quota, but not at once.
+        store(engine, make_chain(0, 16))
+        store(engine, make_chain(0, 32)[16 * 32 :])
         assert hint(engine, RETAIN, make_chain(0, 9), session="s").outcome is HintOutcome.OVER_LIMIT
         assert hint(engine, RETAIN, make_chain(0, 8), session="s").outcome is HintOutcome.DONE
-        assert hint(engine, RETAIN, make_chain(0, 32), session="s", tenant=2).outcome is HintOutcome.DONE
+        assert hint(engine, RETAIN, make_chain(0, 16), session="s", tenant=2).outcome is HintOutcome.DONE
         # Two tenants' sessions of one name are two.
         assert [(row.session, row.tenant) for row in list_retained(operator)] == [("s", "small"), ("s", "other")]
         assert hint(engine, RELEASE, session="s", tenant=2).outcome is HintOutcome.DONE
@@ -219,3 +221,37 @@ def test_when_the_index_has_no_room_for_a_lease_it_is_said() -> None:
                 break
         assert hint(engine, RETAIN, chain).outcome is HintOutcome.NO_ROOM
         assert np.array(sessions).size
+
+
+def test_of_many_blocks_that_are_released_some_end_at_once_and_the_others_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop serves other messages before all have ended."""
+    monkeypatch.setattr(retentions, "ENDED_BLOCKS", 8)
+    with Server(terms=TERMS) as server:
+        engine, operator, chain = server.process("first").join(PLAIN), watch(server), make_chain(1, 24)
+        store(engine, chain)
+        for blocks in range(4, 24, 4):
+            assert hint(engine, RETAIN, chain[: 32 * blocks]).outcome is HintOutcome.DONE
+        assert hint(engine, RELEASE, chain).outcome is HintOutcome.DONE
+        left = [len(list_retained(operator))]
+        while left[-1]:
+            pass_time(engine, 0.2)
+            left.append(len(list_retained(operator)))
+        assert left == [3, 2, 1, 0]
+        assert server.cache.stats.leases == 0
+
+
+def test_the_names_that_are_kept_for_retentions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where many prefixes have the same blocks; weaker ones give way."""
+    monkeypatch.setattr(retentions, "MAX_RETAINED_BLOCKS", 12)
+    with Server(terms=TERMS) as server:
+        engine, operator = server.process("first").join(PLAIN), watch(server)
+        store(engine, make_chain(1, 8))
+        for session, priority, outcome in (
+            ("a", 1, HintOutcome.DONE),
+            ("b", 1, HintOutcome.DONE),
+            ("c", 0, HintOutcome.OVER_LIMIT),
+            ("d", 2, HintOutcome.DONE),
+        ):
+            told = hint(engine, RETAIN, make_chain(1, 4), session=session, priority=priority, ttl_ms=1000)
+            assert told.outcome is outcome, session
+        assert len(list_retained(operator)) == 2

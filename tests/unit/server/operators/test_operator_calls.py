@@ -1,4 +1,4 @@
-"""What a server tells of prompts: why a block is missing, what may be asked by whom, what operators change."""
+"""A server's answers about prompts: why a block is missing, who may ask, and the changes that operators make."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_untrusted_block_says_so_and_so_does_a_cleared_one() -> None:
         store(engine, chain)
         assert engine.tell(Invalidate(name_space=engine.name_space, group=0, hashes=chain[:32])) is None
         assert explain(engine, chain[:32]).miss is Miss.UNTRUSTED
-        server.core.tell_cleared("main", engine.name_space)
+        server.core.tell_cleared("main", {engine.name_space})
         server.cache.clear(engine.name_space)
         assert explain(engine, chain[32:]).miss is Miss.CLEARED
 
@@ -91,7 +91,7 @@ def test_a_block_of_an_engine_that_differs_says_in_what(field: str) -> None:
 
 @pytest.mark.parametrize("field", ["hash_seed", "salt"])
 def test_an_engine_whose_names_differ_is_named_as_a_guess(field: str) -> None:
-    """The same tokens have other names there, so nobody can look."""
+    """The same tokens have other names there, so the server cannot look them up."""
     with Server() as server:
         server.process("other").join(PLAIN, "other", identity=(IdentityField(name=field, value="one"),))
         engine = server.process("engine").join(PLAIN, "engine", identity=(IdentityField(name=field, value="two"),))
@@ -144,13 +144,13 @@ def test_a_sum_that_an_engine_makes_too_large_can_still_be_told() -> None:
 
 
 class Express:
-    """What native threads answered."""
+    """Times of the calls that native threads answered."""
 
     def call_times(self) -> dict[str, tuple[tuple[int, ...], int]]:
         return {"acquire": ((1, 2), 3)}
 
-    def refusals(self) -> dict[int, int]:
-        return {ErrorCode.NOT_FOUND: 2, ErrorCode.DRAINING: 1}
+    def refusals(self, domain: str) -> dict[int, int]:
+        return {ErrorCode.NOT_FOUND: 2, ErrorCode.DRAINING: 1} if domain == "main" else {}
 
 
 def test_errors_are_counted_by_code_wherever_they_were_answered() -> None:
@@ -165,6 +165,34 @@ def test_errors_are_counted_by_code_wherever_they_were_answered() -> None:
         assert errors == {"not_found": 5, "draining": 1, "mismatch": 1, "malformed": 1}
         (times,) = [one for one in insight.timings if one.name == "call"]
         assert (times.label, numbers(times.counts).tolist(), times.sum_ns) == ("acquire", [1, 2], 3)
+
+
+@pytest.mark.parametrize("uid", [UID, 77])
+def test_only_operators_are_told_counts_of_all_domains(uid: int) -> None:
+    domains = (DomainTerms(name="main"), DomainTerms(name="other"))
+    with Server(terms=core_terms(operator_uids=frozenset({77})), domains=domains, express=Express()) as server:
+        assert isinstance(server.process(domain="no such").greet(), Error)
+        insight = server.process("top", uid=uid).watch().ask(Inspect())
+        assert any(one.name == "mismatch" for one in insight.errors) is (uid == 77)
+        assert any(one.name == "call" for one in insight.timings) is (uid == 77)
+        assert any(one.name == "residence" for one in insight.timings)
+
+
+def test_an_observer_is_told_the_errors_of_its_own_domain_only() -> None:
+    domains = (DomainTerms(name="main"), DomainTerms(name="other"))
+    with Server(terms=core_terms(operator_uids=frozenset({77})), domains=domains, express=Express()) as server:
+        for domain, times in (("main", 1), ("other", 3)):
+            engine = server.process(domain=domain).join(PLAIN)
+            for _ in range(times):
+                assert isinstance(engine.tell(Prefetch(name_space=99, chain=b"")), Error)
+
+        def ask(domain: str, uid: int) -> dict[str, int]:
+            observer = server.process("top", uid=uid, domain=domain).watch()
+            return {one.name: one.count for one in observer.ask(Inspect()).errors}
+
+        assert ask("main", UID) == {"not_found": 3, "draining": 1}
+        assert ask("other", UID) == {"not_found": 3}
+        assert ask("other", 77) == {"not_found": 6, "draining": 1}
 
 
 @pytest.mark.parametrize("message", [Clear(), SetQuota(tenant="a", quota_bytes=1)], ids=["clear", "quota"])

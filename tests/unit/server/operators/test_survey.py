@@ -1,4 +1,4 @@
-"""What operators are told: who is joined, what was registered, which blocks there are and where; and nobody else."""
+"""Operators, and no other users, are told which processes have joined, what they registered, and where blocks are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.cache import Ask, CommitOutcome, LocalCache, SessionId
-from kvoffload.protocol import Call, Clear, ErrorCode, GroupTerms, Hello, IdentityField, Invalidate, Role
+from kvoffload.protocol import Call, Clear, ErrorCode, GroupTerms, Hello, IdentityField, Invalidate, Registered, Role
 from kvoffload.protocol.survey import (
     NOT_ASKED,
     UNKNOWN_S,
@@ -30,8 +30,9 @@ from kvoffload.protocol.survey import (
 )
 from kvoffload.server import DomainTerms
 from kvoffload.server.operators import survey
-from kvoffload.server.outbox import Later
+from kvoffload.server.operators.survey import LOOKED_AT
 from kvoffload.server.sessions.domain import TenantTerms
+from kvoffload.server.sessions.outbox import Later
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierTerms
@@ -39,7 +40,7 @@ from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordNames, RecordOutcome
 from tests.kit.cache.cache_model import HYBRID, PLAIN, block_hashes, fingerprint, make_chain
 from tests.kit.server.explained import store
-from tests.kit.server.harness import UID, Client, Server, code_of, core_terms, numbers
+from tests.kit.server.harness import UID, Client, Server, code_of, core_terms, numbers, register_of
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.memory_tier import MemoryTier
 from tests.kit.tiers.tier_contract import finish
@@ -48,13 +49,13 @@ TERMS = core_terms(operator_uids=frozenset({UID}))
 
 
 def find(operator: Client, message: FindBlocks) -> BlocksFound:
-    """It is looked for beside the loop."""
+    """Asks for blocks, for which the server looks on the thread for long calls."""
     server = operator.server
     operator.number += 1
     call = Call(message=message, number=operator.number, session=operator.session, expires_ns=0)
     [later] = server.core.handle(operator.key, call, server.now_ns)
     assert isinstance(later, Later)
-    answer = server.deliver(server.core.finish(later, later.find), key=operator.key)
+    answer = server.deliver(server.core.finish(later, later.find_all), key=operator.key)
     assert isinstance(answer, BlocksFound), answer
     return answer
 
@@ -165,6 +166,20 @@ def test_identities_are_told_with_their_geometry() -> None:
         assert all(isinstance(group, GroupTerms) for group in second.groups)
 
 
+def test_an_identity_is_found_by_its_model_among_some_at_a_time() -> None:
+    with Server(terms=TERMS) as server:
+        operator = server.process("inspect").watch()
+        for number in range(LOOKED_AT + 2):
+            named = (IdentityField(name="model", value=f"model {number}"),)
+            server.exit_process(server.process(f"engine {number}").join(PLAIN, name=f"{number}", identity=named))
+        last = f"model {LOOKED_AT + 1}"
+        assert operator.ask(ReadIdentity(place=0, model=last)) == IdentityRead(total=LOOKED_AT + 2, place=LOOKED_AT - 1)
+        for wanted in ({"model": last}, {"identity": fingerprint(f"{LOOKED_AT + 1}").hex()[:9]}):
+            found = operator.ask(ReadIdentity(place=LOOKED_AT, **wanted))
+            assert (found.place, found.fingerprint) == (LOOKED_AT + 1, fingerprint(f"{LOOKED_AT + 1}"))
+        assert operator.ask(ReadIdentity(place=LOOKED_AT + 9)) == IdentityRead(total=LOOKED_AT + 2, place=LOOKED_AT + 9)
+
+
 def test_blocks_are_found_by_the_beginning_of_their_names() -> None:
     with Server(terms=TERMS) as server:
         engine = server.process("first").join(PLAIN)
@@ -237,7 +252,7 @@ def test_of_a_prompt_the_leading_blocks_count() -> None:
 
 
 def test_of_a_hybrid_model_only_boundaries_of_all_groups_count() -> None:
-    """What is answered is what an acquire of the same prompt finds, whatever is missing."""
+    """The answer is the boundary that an acquire of the same prompt finds, whatever is missing."""
     blocks = 16
     chain = make_chain(1, blocks)
     with Server(terms=TERMS) as server:
@@ -269,7 +284,7 @@ def test_a_question_is_no_use() -> None:
             assert operator.ask(FindPrefix(name_space=engine.name_space, chain=old)).in_memory == 48
         assert server.cache.stats == before
         assert not server.cache.find_used(engine.name_space, 0, old).any()
-        # It is evicted as if nobody had asked: the policy of this memory is LRU.
+        # It is evicted as if the operator had not asked: the policy of this memory is LRU.
         while server.cache.lookup(engine.name_space, 0, old + new).all():
             server.cache.evict(1)
         assert server.cache.lookup(engine.name_space, 0, new).all()
@@ -344,3 +359,36 @@ def test_tiers_add_to_what_memory_has() -> None:
         assert (server.cache.stats, server.cache.lookup(engine.name_space, 0, chain).sum()) == (uses, 2)
         assert {verb for verb, *_ in far.asked[asked:]} == {"look"}
         server.core.tiers.close(lambda: server.now_ns)
+
+
+def test_reports_are_bounded_in_number_and_end_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks an engine says that it has, and however many reports ended sessions had."""
+    monkeypatch.setattr(survey, "MAX_REPORTS", 8)
+    with Server(terms=TERMS) as server:
+        operator = server.process("inspect").watch()
+
+        def bring(name: str, count: int) -> Client:
+            engine = server.process(name).join(HYBRID, ranks=100)
+            for rank in range(count):
+                assert isinstance(engine.ask(register_of(HYBRID, rank=rank, ranks=100, report=b"r")), Registered)
+            return engine
+
+        def has_report(engine: str, rank: int) -> bool:
+            answer = operator.ask(ReadReport(engine=engine, rank=rank))
+            assert isinstance(answer, ReportRead)
+            return bool(answer.report)
+
+        bring("first", 1)
+        second = bring("second", 7)
+        assert has_report("first", 0)
+        server.exit_process(second)
+        bring("third", 7)
+        assert has_report("first", 0)
+        bring("fourth", 3)
+        assert [has_report("first", 0), *(has_report("third", rank) for rank in range(4))] == [
+            False,
+            False,
+            False,
+            True,
+            True,
+        ]

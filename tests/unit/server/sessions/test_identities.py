@@ -1,4 +1,4 @@
-"""Identities that come and go: who is known still, and that nobody runs out of them."""
+"""Identities that come and go: which ones are still known, and that places do not run out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_any_number_of_identities_is_served_one_after_another() -> None:
         save_chain(server.cache, saving, CHAIN, PLAIN)
         given = {come_and_go(server, f"model {at}") for at in range(5000)}
         assert len(given) == 5000
-        # Whoever is there has its identity, and its blocks.
+        # Engines that are there keep their identities and blocks.
         assert greeted(server, "idle again").ask(plain("idle")).name_space == idle.name_space
         save_chain(server.cache, idle, CHAIN, PLAIN)
         assert boundary(saving) == boundary(idle) == 64
@@ -103,7 +103,7 @@ def test_a_session_in_quarantine_keeps_its_identity() -> None:
 
 
 def test_whom_everybody_has_left_is_another_identity_the_next_time() -> None:
-    """And whoever still says the old number reads nothing of it, nor of the one that has the place."""
+    """A call with the old number reads nothing of the former identity, nor of the one that has the place now."""
     with Server(limits=FEW) as server:
         former = server.process("former").join(PLAIN, "model")
         save_chain(server.cache, former, CHAIN, PLAIN)
@@ -138,7 +138,8 @@ def test_a_user_has_as_many_as_it_has_now() -> None:
         assert isinstance(greeted(server, "e", uid=UID + 1).ask(plain("e")), Registered)
         server.exit_process(three[0])
         assert isinstance(greeted(server, "d").ask(plain("d")), Registered)
-        # Blocks count for whoever brought them, whether its engine lives or not; nobody else gives way for more.
+        # Blocks count for the user whose engine brought them, whether that engine lives or not; no other user gives way
+        # for more.
         save_chain(server.cache, three[1], CHAIN, PLAIN)
         server.exit_process(three[1])
         others = server.process("g", uid=UID + 1).join(PLAIN, "g")
@@ -163,14 +164,15 @@ def sized(record_bytes: int) -> CacheGeometry:
 
 
 def test_with_4096_identities_that_have_blocks_the_next_ones_are_served() -> None:
-    """By the real limits. Those give way, with their blocks, that no engine has registered for longest."""
+    """The real limits hold here. The identities that no engine has registered for longest give way, with their
+    blocks."""
     memory = replace(SMALL, memory_bytes=64 * MIB, entry_limit=16_384)
     with Server(memory=memory) as server:
         lives = server.process("lives", uid=UID + 9).join(PLAIN, "lives")
         save_chain(server.cache, lives, CHAIN[:32], PLAIN)
         numbers = [leave_behind(server, f"model {at}", uid=UID + at % 5) for at in range(4095)]
         assert server.cache.stats.namespaces == 4096
-        assert len(server.cache.stats.used_by) == 4096
+        assert len(server.cache.used_by_each()) == 4096
         again = server.process("again", uid=UID).join(PLAIN, "model 0")
         assert again.name_space == numbers[0]
         server.exit_process(again)
@@ -200,7 +202,7 @@ def test_who_is_registered_or_leased_does_not_give_way() -> None:
         for at in range(50):
             leave_behind(server, f"model {at}")
         assert [boundary(one) for one in living] == [64] * 10
-        assert reader.name_space in server.cache.stats.used_by
+        assert reader.name_space in server.cache.used_by_each()
         server.cache.release(held, lease)
 
 
@@ -216,7 +218,7 @@ def test_record_sizes_are_bounded_by_user_and_in_all_and_make_place_likewise() -
     with Server(limits=limits) as server:
         others = leave_behind(server, "others", uid=UID + 1, geometry=sized(512))
         own = [leave_behind(server, f"model {at}", geometry=sized(1024 + 512 * at)) for at in range(20)]
-        there = server.cache.stats.used_by
+        there = server.cache.used_by_each()
         assert [number for number in own if number in there] == own[-8:]
         assert others in there
         for at in range(8):
@@ -231,7 +233,7 @@ def test_record_sizes_are_bounded_by_user_and_in_all_and_make_place_likewise() -
 
 
 def test_who_writes_meanwhile_makes_the_next_one_ask_again() -> None:
-    """Nobody waits: what is to give way has gone when it comes again."""
+    """The call does not wait: the identities that give way have gone when the engine asks again."""
     with Server(limits=ServerLimits(namespaces=4, user_namespaces=4)) as server:
         for at in range(4):
             leave_behind(server, f"model {at}")
@@ -242,7 +244,7 @@ def test_who_writes_meanwhile_makes_the_next_one_ask_again() -> None:
 
 
 def test_those_of_adopted_memory_make_place_even_if_all_have_blocks() -> None:
-    """Those that nobody has named to this server have been of no use for longest."""
+    """Identities that no engine has named to this server count as unused for longest."""
     with Server(memory=replace(SMALL, memory_bytes=64 * MIB, entry_limit=16_384)) as server:
         session = server.cache.open_session()
         for at in range(4096):
@@ -256,7 +258,7 @@ def test_those_of_adopted_memory_make_place_even_if_all_have_blocks() -> None:
 
 
 def test_those_of_adopted_memory_make_place_unless_they_have_blocks(server: Server) -> None:
-    """They have numbers, though nobody has named them to this server yet."""
+    """They have numbers, though no engine has named them to this server yet."""
     for at in range(4096):
         server.cache.open_namespace(fingerprint(f"model {at}"), PLAIN)
     former = server.cache.open_session()
@@ -299,8 +301,8 @@ def test_subscribers_hear_that_it_is_another() -> None:
 
 @pytest.mark.parametrize("has_disk", [False, True])
 async def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, has_disk: bool) -> None:
-    """Engines one after another, whose blocks have to go sooner or later, beside one that keeps its identity and what
-    it has leased. What is below memory is found again under whatever number."""
+    """Engines one after another, whose blocks have to go sooner or later, and one that keeps its identity and its
+    leases all the time. Blocks in a slower tier are found again under any number."""
     (tmp_path / "disk").mkdir(mode=0o700)
     tiers = {"": [disk_below(tmp_path / "disk")]} if has_disk else {}
     limits = ServerLimits(namespaces=96, user_namespaces=96)

@@ -12,6 +12,7 @@ from kvoffload.cache import LocalCache
 from kvoffload.errors import CacheMemoryError
 from kvoffload.server.sessions.pool_growth import PoolGrowth
 from kvoffload.units import MIB
+from tests.kit.scarce_threads import scarce_threads
 from tests.kit.server.pools import GROWING
 
 SHORT = CacheMemoryError("16MiB of memory are not there: 4KiB are left", remedy="more")
@@ -80,6 +81,24 @@ def test_what_waits_for_memory_ends_at_once(cache: LocalCache, monkeypatch: pyte
     assert was_asked.wait(60)
     growth.close()
     assert cache.ready_bytes == 16 * MIB
+
+
+def test_without_a_thread_a_pool_stays_as_it_is_and_tries_again(
+    cache: LocalCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    growth = PoolGrowth(cache)
+    with scarce_threads(), caplog.at_level(logging.WARNING, "kvoffload.server.sessions.pool_growth"):
+        for _ in range(3):
+            growth.start()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the memory stays smaller for now, 16MiB of 256MiB: can't start new thread"
+    ]
+    assert cache.ready_bytes == 16 * MIB
+    run_to_end(growth)
+    growth.start()
+    assert growing_threads() == []
+    assert cache.ready_bytes == 256 * MIB
+    growth.close()
 
 
 def test_one_that_never_began_can_be_closed(cache: LocalCache) -> None:

@@ -1,4 +1,4 @@
-"""What is compared when an engine says what its blocks are."""
+"""Comparisons that the server makes when an engine registers its blocks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from kvoffload.protocol import Error, ErrorCode, Register, Registered
 from kvoffload.server import DomainTerms, ServerLimits, TenantTerms
-from kvoffload.server.event_feed import Space
-from kvoffload.server.outbox import OpenExpress
+from kvoffload.server.sessions.event_feed import Space
+from kvoffload.server.sessions.outbox import OpenExpress
 from tests.kit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
 from tests.kit.server.harness import UID, Server, greeted, register_of
 
@@ -27,7 +27,8 @@ def test_who_says_the_same_gets_the_same_namespace(server: Server, name: str) ->
 
 @pytest.mark.parametrize("name", ["engine", "another"])
 def test_another_geometry_of_one_identity_is_refused_by_its_field(server: Server, name: str) -> None:
-    """Of another process of the session, or of anybody with the same fingerprint."""
+    """The other geometry comes from another process of the session, or from another engine with the same
+    fingerprint."""
     greeted(server, "engine").ask(register_of())
     process = greeted(server, name)
     answer = process.ask(larger(register_of()))
@@ -65,7 +66,7 @@ def test_a_geometry_that_fits_no_segment_is_refused(server: Server) -> None:
 
 
 def test_adopted_memory_knows_its_geometry(server: Server) -> None:
-    """Nobody has registered with this server; the memory says what the identity is."""
+    """No engine has registered with this server; the memory has the identity."""
     server.cache.open_namespace(fingerprint("model"), PLAIN)
     answer = greeted(server, "engine").ask(register_of(HYBRID))
     assert isinstance(answer, Error)

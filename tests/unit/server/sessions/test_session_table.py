@@ -202,10 +202,10 @@ def test_a_forged_pidfd_that_had_to_wait_costs_its_session() -> None:
 
 def test_a_session_that_adopted_memory_has_no_place_for_ends_alone() -> None:
     class Full(CacheWithoutProcesses):
-        def open_session(self, *, held_limit_bytes: int = NO_LIMIT) -> SessionId:
+        def open_session(self, *, held_limit_bytes: int = NO_LIMIT, owner: int | None = None) -> SessionId:
             if len(self.members) == 1:
                 raise RuntimeError("there are too many sessions")
-            return super().open_session(held_limit_bytes=held_limit_bytes)
+            return super().open_session(held_limit_bytes=held_limit_bytes, owner=owner)
 
     with Server(memory=None) as server:
         first, second = server.process("a"), server.process("b")
@@ -300,7 +300,7 @@ def test_two_engines_do_not_share_an_adopted_session(adopted: CacheWithoutProces
 
 
 class RealPidfd:
-    """Is a pidfd as the sockets hand it in."""
+    """A pidfd in the form in which the sockets hand it in."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -396,7 +396,7 @@ def test_a_process_that_greets_anew_gives_back_the_session_in_which_it_holds_not
             numbers.add(welcome.session)
             assert len(server.core.sessions) == 1
             leave(process.client)
-        # What was said of a former one is not of this.
+        # Facts about a former session do not count for this one.
         assert len(numbers) == 10
         assert server.cache.stats.sessions == 1
         server.exit_process(process.client)

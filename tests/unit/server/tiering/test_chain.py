@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ import pytest
 
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Prefetch, PromotionOutcome
+from kvoffload.server.common.steps import run_steps
+from kvoffload.server.tiering import chain as chain_module
+from kvoffload.server.tiering import seen as seen_module
 from kvoffload.server.tiering.rate import TierRate
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.seen import Seen
+from kvoffload.server.tiering.terms import TierSpace, TierTerms
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordNames, RecordOutcome
 from tests.kit.cache.cache_model import PLAIN, make_chain
@@ -47,12 +52,16 @@ class ChainSetting(TierSetting):
         self.far_traffic = TierTraffic(self.far, TierTerms(name="far"), open_pidfd=own)
         return [self.far_traffic]
 
+    @property
+    def space(self) -> TierSpace:
+        space = self.traffic.find_space(self.name_space)
+        assert space is not None
+        return space
+
     def drop(self, tier: FaultyTier, *blocks: int) -> None:
         """Drops these records from that tier."""
         names = b"".join(CHAIN[32 * block : 32 * block + 32] for block in blocks)
-        space = self.traffic.find_space(self.name_space)
-        assert space is not None
-        ended = finish(tier.inner, tier.inner.remove(space.names(0, names), timeout_s=1.0))  # type: ignore[arg-type]
+        ended = finish(tier.inner, tier.inner.remove(self.space.names(0, names), timeout_s=1.0))  # type: ignore[arg-type]
         assert ended.count(RecordOutcome.REMOVED) == len(blocks)
 
     def settle(self) -> None:
@@ -270,10 +279,12 @@ def test_files_and_times_are_those_of_all(setting: ChainSetting) -> None:
 def find_places(setting: ChainSetting, block_hash: bytes, *, wait_s: float, name_space: int | None = None) -> list[Any]:
     """Returns what is answered now, and later."""
     answers: list[Any] = []
+    rows = [as_rows(block_hash)]
+    space = setting.space if name_space is None else replace(setting.space, number=name_space)
     setting.chain.find_places(
-        setting.name_space if name_space is None else name_space,
-        [as_rows(block_hash)],
-        [np.ones(1, np.bool_)],
+        space,
+        rows,
+        run_steps(setting.chain.look_for(space, rows, is_memory_asked=False)),
         now_s=setting.now_s,
         wait_s=wait_s,
         then=answers.append,
@@ -315,7 +326,8 @@ def test_what_is_not_lacking_is_not_there(setting: ChainSetting) -> None:
     lacking = np.arange(len(rows[0])) % 2 == 0
     answers: list[Any] = []
     terms: dict[str, Any] = {"now_s": setting.now_s, "wait_s": 1.0, "then": answers.append}
-    setting.chain.find_places(setting.name_space, rows, [lacking], **terms)
+    in_tiers = run_steps(setting.chain.look_for(setting.space, rows, is_memory_asked=False)).in_tiers
+    setting.chain.find_places(setting.space, rows, Seen([~lacking], in_tiers), **terms)
     setting.turn()
     assert [tier[0].tolist() for tier in answers[0]] == [lacking.tolist()] * 2
 
@@ -333,3 +345,23 @@ def test_an_identity_is_forgotten_by_all_tiers_or_by_none(setting: ChainSetting)
     setting.cache.clear(setting.name_space)
     assert setting.chain.forget_spaces({setting.name_space, 4711}) == {setting.name_space, 4711}
     assert setting.traffic.find_space(setting.name_space) is setting.far_traffic.find_space(setting.name_space) is None
+
+
+def test_a_request_waits_for_a_bounded_number_of_blocks(setting: ChainSetting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of a longer one comes up."""
+    monkeypatch.setattr(chain_module, "MAX_NEEDED", 5)
+    answers = setting.ask(CHAIN)
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, 5 * 16)]
+    assert setting.load(CHAIN) == 5 * 16
+
+
+def test_a_long_request_is_found_in_parts_and_brings_the_same(
+    setting: ChainSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (seen_module, chain_module):
+        monkeypatch.setattr(module, "LOOKS_AT_ONCE", 1)
+    answers = setting.ask(CHAIN)
+    setting.turn()
+    assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    assert setting.load(CHAIN) == TOKENS

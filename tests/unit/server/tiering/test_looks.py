@@ -1,4 +1,4 @@
-"""A tier that does not know what its place has is asked, and nobody waits longer for that than they said."""
+"""A tier that does not know its place's records asks for them, and no request waits longer than its own limit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload.hash_rows import as_rows
+from kvoffload.server.tiering import looks as looks_module
 from kvoffload.server.tiering.looks import TierLooks
 from kvoffload.server.tiering.terms import TierSpace
 from kvoffload.tiers import RecordOutcome
@@ -122,3 +123,31 @@ def test_a_tier_that_takes_no_more_batches_has_nothing(tier: FaultyTier) -> None
     found = asked.answers[0][0]
     assert found[0] == [HYBRID.groups[0].shards == 1] * 4
     assert found[1:] == [[False] * 4 for _ in ROWS[1:]]
+
+
+def test_owners_take_turns_and_a_bounded_number_of_names_is_asked_for_at_a_time(
+    tier: FaultyTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One owner's long request is no reason for another's short one to get no answer."""
+    monkeypatch.setattr(looks_module, "BATCH_NAMES", 1)
+    monkeypatch.setattr(looks_module, "NAMES_UNDER_WAY", 2)
+    looks, answers = TierLooks(tier), list[str]()
+    tier.is_held = True
+    for owner, count in (("his", 4), ("hers", 1)):
+        rows = [as_rows(hashes_of(100, count)), *(as_rows(b"") for _ in ROWS[1:])]
+        lacking = [np.ones(len(names), np.bool_) for names in rows]
+        looks.ask(
+            SPACE,
+            rows,
+            lacking,
+            now_s=10.0,
+            wait_s=1.0,
+            then=lambda _found, _now_s, owner=owner: answers.append(owner),  # type: ignore[misc]
+            owner=owner,
+        )
+    assert len(tier.asked) == 2
+    tier.is_held = False
+    while len(looks):
+        poll(tier, looks)
+    assert answers == ["hers", "his"]
+    assert tier.asked == [("look", 1)] * (4 + 1) * HYBRID.groups[0].shards

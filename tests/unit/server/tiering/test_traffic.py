@@ -1,4 +1,4 @@
-"""What a tier's traffic says of itself, and how it ends."""
+"""Counts of a tier's traffic, and its end."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ def test_every_change_of_a_place_is_one_line(caplog: pytest.LogCaptureFixture, m
             (TierState.READ_ONLY, "the disk is full"),
             (TierState.READ_ONLY, "the disk is full"),
             (TierState.READY, ""),
+            (TierState.READY, "there is room for 4 of 8 segments"),
+            (TierState.READY, "there is room for 4 of 8 segments"),
+            (TierState.READY, ""),
         ]
         (healthy,) = setting.tier.inner.health()
         for state, reason in states:
@@ -35,6 +38,8 @@ def test_every_change_of_a_place_is_one_line(caplog: pytest.LogCaptureFixture, m
     assert said == [
         "disk tier memory is ready: 0 records",
         "disk tier memory is read_only: the disk is full",
+        "disk tier memory is ready: 0 records",
+        "disk tier memory is ready: there is room for 4 of 8 segments",
         "disk tier memory is ready: 0 records",
     ]
 

@@ -1,4 +1,4 @@
-"""What disks have no more is found sooner or later, at a bounded cost a call."""
+"""Blocks that disks have lost are found sooner or later, at a bounded cost a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.server.event_feed import Space
+from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.tiering.watched_blocks import CALL_BLOCKS, PART_BLOCKS, WatchedBlocks
 from tests.kit.cache.cache_model import make_chain
 

@@ -1,0 +1,112 @@
+"""The terms that a single request may set for the cache, in vLLM's flat `kv_transfer_params`."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MAX_PIN_S = 3600.0
+MAX_TENANT_LENGTH = 64
+MAX_SESSION_LENGTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestTerms:
+    """One request's wishes; each default is what a request without any gets."""
+
+    skip_load: bool = False
+    """Compute everything that the engine has not itself."""
+    skip_save: bool = False
+    """Save nothing that this request computes."""
+    max_load_tokens: int | None = None
+    """Maximum number of tokens to load from the cache; None for no limit."""
+    max_save_tokens: int | None = None
+    """Number of tokens beyond which nothing is saved; None for no limit."""
+    prompt_only: bool = False
+    """Save nothing that this request decodes."""
+    expect_tokens: int = 0
+    """Number of its first tokens that another engine has computed and saves: the request waits for them."""
+    expected_hit_tokens: int = 0
+    """Number of its first tokens that a router expected to be here when it chose this engine. It is compared with the
+    hit, and changes nothing."""
+    pin_s: float = 0.0
+    """How long its blocks should be kept from eviction, in seconds."""
+    tenant: str = ""
+    session: str = ""
+    """The name of the agent's session whose turn the request is."""
+    session_ttl_s: float = 0.0
+    """How long the session's blocks should be kept from eviction until its next turn, in seconds."""
+
+    def find_save_limit(self, prompt_tokens: int) -> int | None:
+        """Returns the number of tokens beyond which nothing of such a request is saved; None: there is no limit."""
+        if not self.prompt_only:
+            return self.max_save_tokens
+        return prompt_tokens if self.max_save_tokens is None else min(prompt_tokens, self.max_save_tokens)
+
+
+NO_TERMS = RequestTerms()
+
+
+class _Term(NamedTuple):
+    allowed: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_token_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_pin_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_PIN_S
+
+
+def is_session(value: Any) -> bool:
+    """Returns whether this value may name an agent's session."""
+    # It goes into messages as one line of text.
+    return isinstance(value, str) and len(value) <= MAX_SESSION_LENGTH and value.isascii() and value.isprintable()
+
+
+def _is_tenant(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TENANT_LENGTH
+
+
+_TERMS = {
+    "skip_load": _Term("true or false", _is_flag),
+    "skip_save": _Term("true or false", _is_flag),
+    "max_load_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "max_save_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "prompt_only": _Term("true or false", _is_flag),
+    "expect_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "expected_hit_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "pin_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
+    "tenant": _Term(f"a text of at most {MAX_TENANT_LENGTH} characters", _is_tenant),
+    "session": _Term(f"a text of at most {MAX_SESSION_LENGTH} printable ASCII characters", is_session),
+    "session_ttl_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
+}
+
+
+def read_terms(params: Mapping[str, object], session: str = "") -> tuple[RequestTerms, str]:
+    """Returns the terms, and a line about values that are not allowed: these terms keep their defaults, nothing fails.
+
+    `session` is the engine's own name for the request's session, used if a time is set without a name. Unknown keys
+    belong to other connectors, and are ignored. None counts as absent, because clients write null for it.
+    """
+    given = {name: value for name in _TERMS if (value := params.get(name)) is not None}
+    wrong = {name for name, value in given.items() if not _TERMS[name].accepts(value)}
+    taken: dict[str, Any] = {name: value for name, value in given.items() if name not in wrong}
+    # Clients' values go into the log: cut short, and without line breaks.
+    complaints = [
+        f"{name}={reprlib.repr(given[name])} is ignored, allowed is {_TERMS[name].allowed}"
+        for name in _TERMS
+        if name in wrong
+    ]
+    if taken.get("session_ttl_s") and "session" not in given and is_session(session):
+        # The engine has a name for it already.
+        taken["session"] = session
+    return RequestTerms(**taken), "; ".join(complaints)
