@@ -1,7 +1,7 @@
-"""How much shorter does the codec make records, and how fast is it on one core, beside zstd and zlib on the same bytes?
+"""Compares the codec with zstd and zlib on the same bytes: how much shorter records become, and how fast one core is.
 
 Each record is coded by itself, as a tier does it. All codes take turns on the same records, and the best of several
-rounds counts. Times are processor time of this thread, so whoever else uses the machine matters little. The limit is a
+rounds counts. Times are processor time of this thread, so other users of the machine matter little. The limit is a
 copy of the same bytes. One JSON line for each kind of record; ratios and times are of all its records together.
 
 Records are those of `benchmarks/kv_records.py`, which are made where the folder has none: half a minute.

@@ -1,4 +1,4 @@
-"""Is the server's eviction policy ever second, and by how much?
+"""Measures whether the server's eviction policy is ever second, and by how much.
 
 Replays traces from seeds, and one that is named with its halves and its reverse, over each policy that `kvoffload
 replay` knows. Prints hit rates in per cent, the prefill time that these hits save in per cent of all of it, and by how

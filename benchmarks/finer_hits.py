@@ -39,11 +39,11 @@ class Turn:
     """A request by what it shares with those before it."""
 
     tokens: int
-    """So many has its prompt."""
+    """The number of its prompt's tokens."""
     computed: int
-    """So many tokens have KV when its answer has ended: all but the last one."""
+    """The number of tokens with KV when its answer has ended: all but the last one."""
     shared: int
-    """So many tokens at the beginning of its prompt are those of some request before it."""
+    """The number of tokens that its prompt has in common, from the beginning, with some earlier request."""
     path: Sequence[tuple[int, int]]
     """Each pair says who computed tokens first, and up to which; the last one is the request itself."""
 
@@ -105,20 +105,20 @@ def list_agents(asks: Iterable[Ask]) -> Iterator[TraceRequest]:
 
 
 class States(Flag):
-    """Says where recurrent states are kept."""
+    """The places at which recurrent states are kept."""
 
     NONE = 0
     PROMPT = auto()
     """By default they are at a prompt's last boundary, and at the last block before it parts from what is cached."""
     BLOCKS = auto()
-    """With `prefix_cache_retention_interval=None` they are at the ends of steps, and of each block of an answer."""
+    """They are at the ends of steps and of each block of an answer, with `prefix_cache_retention_interval=None`."""
     ANSWER = auto()
     """They are at the last boundary of an answer, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """Says where hits may end."""
+    """The places at which hits may end."""
 
     unit: int | None
     """Hits are a multiple of so many tokens; None stands for a block's."""
@@ -133,7 +133,7 @@ WAYS = {
     "states of answers' ends too": Way(unit=FINE_TOKENS, states=States.PROMPT | States.BLOCKS | States.ANSWER),
     "any token, any state": Way(unit=1, states=States.NONE),
 }
-"""The first two are what there is; vLLM hands the states of the last two to nobody."""
+"""The first two exist; vLLM hands the states of the last two to no connector."""
 
 
 @dataclass
@@ -200,7 +200,7 @@ def _find_states(turn: Turn, way: Way, *, block: int, unit: int, hit: int, atten
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Tells how many tokens a deployed model's blocks have, which are equal in all its groups."""
+    """The number of tokens in a deployed model's blocks, which is equal in all its groups."""
 
     name: str
     block: int

@@ -1,7 +1,7 @@
-"""How does what an operation costs grow with entries, the size of the pool, engines and tenants?
+"""Measures how the cost of an operation grows with entries, the size of the pool, engines and tenants.
 
 Native loads of a cache whose records have no memory (only the index is real): look-ups, acquires of 256 blocks that hit
-and that miss, and stores that evict. A load of a small size and one of a larger size are measured in turns, and beside
+and that miss, and stores that evict. A load of a small size and one of a larger size are measured in turns, and with
 each of them bare reads of two cache lines of its own index at random, which no table of that size can do without. Then
 the same memory is adopted, and real servers are started and asked by as many clients. Times are lower quartiles, those
 of making and adopting a cache are the processor's. Prints one JSON line a size.
@@ -124,7 +124,7 @@ def compare(base: Load, other: Load, turns: int) -> dict[str, Any]:
 
 
 def measure_sizes(what: str, sizes: Sequence[Size], *, turns: int, adopts: bool) -> Iterator[dict[str, Any]]:
-    """One row for each size; the first is measured beside another of its own size."""
+    """Makes a row for each size; the first is measured in turn with another of its own size."""
     base = fill(sizes[0])
     for size in sizes:
         other = fill(size)
@@ -150,7 +150,7 @@ def measure_sizes(what: str, sizes: Sequence[Size], *, turns: int, adopts: bool)
 
 def measure_clients(turns: int) -> Iterator[dict[str, Any]]:
     """Acquires over an express channel by the first of so many clients, and by all of them one after the other, each
-    beside the same of the only client of another server."""
+    in turn with the same acquires of the only client of another server."""
     chain = make_chain(BLOCKS)
     with ExitStack() as stack:
         served = {count: _open_clients(stack, count) for count in COUNTS}
@@ -224,7 +224,7 @@ def _undisturbed(samples: Sequence[float]) -> float:
 
 def _read_private_bytes() -> int:
     """Returns what this process has that is resident and of no file; shared memory counts as a file."""
-    # What was freed before would be taken again without being seen.
+    # Memory that was freed before would be taken again without being seen.
     ctypes.CDLL(None).malloc_trim(0)
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGESIZE")

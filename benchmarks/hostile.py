@@ -1,8 +1,8 @@
 """Measures what one hostile user of another domain costs an honest client in time, and the server in memory.
 
 The honest client acquires 64 blocks and releases them, one acquire after the other, over an express channel: alone,
-beside a process that does nothing but compute (what a busy processor alone costs: the limit), beside each thing that
-the hostile user does, and beside all of them in turn. All of that is measured round by round. Prints one JSON line; the
+then while a process only computes (the cost of a busy processor alone: the limit), during each act of the hostile
+user, and during all of them in turn. All of that is measured round by round. Prints one JSON line; the
 goal is a 99% of less than 2 ms. It needs root, for processes of three users. Run: python -m benchmarks.hostile
 """
 
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def measure(rounds: int, acquires: int) -> dict[str, Any]:
-    """Milliseconds of acquires by what went on beside them, and the server's own memory in MiB."""
+    """Returns the milliseconds of acquires by what went on during them, and the server's own memory in MiB."""
     with open_scene() as scene:
         begun_mib = _rss_mib(scene)
         taken: dict[str, list[float]] = {}

@@ -50,7 +50,7 @@ class Exactness:
 
     @property
     def errors(self) -> dict[float, float]:
-        """Says by how many points the curve is off, by memory."""
+        """Returns the curve's error in points for each size of memory."""
         return {memory: self.told[memory] - self.replayed[memory] for memory in self.told}
 
 

@@ -51,7 +51,7 @@ class Lru:
 
 @dataclass
 class Setting:
-    """What a rule may look at."""
+    """The caches and counts that a rule may look at."""
 
     engine: Lru
     pool: Lru
@@ -61,7 +61,7 @@ class Setting:
 Rule = Callable[[Setting, Blocks, Blocks], Iterable[int]]
 """Chooses what is saved at once, of the blocks that a request computed and of those that it found in the engine."""
 Admits = Callable[[Setting, int], bool]
-"""Says whether a block that the engine has lost goes into the pool."""
+"""Decides whether a block that the engine has lost goes into the pool."""
 
 
 def save_all(setting: Setting, computed: Blocks, used: Blocks) -> Blocks:
@@ -86,7 +86,7 @@ def admit_none(setting: Setting, block: int) -> bool:
 
 
 def admit_estimated(setting: Setting, block: int) -> bool:
-    """By the pool's own estimate: not in the place of something that was used more often."""
+    """Admits by the pool's own estimate: not in the place of a block that was used more often."""
     if not setting.pool.is_full:
         return True
     victim = next(iter(setting.pool.blocks))

@@ -48,7 +48,7 @@ def main() -> int:
         parser.error(f"no model is called {', '.join(unknown)}; known are {', '.join(known)}")
     signal.signal(signal.SIGTERM, _end)
     results: list[Result] = []
-    # What vLLM prints must not stand between results.
+    # Lines that vLLM prints must not stand between results.
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def _end(number: int, _frame: object) -> None:
-    """What is being measured ends its servers on the way out, which no second signal disturbs."""
+    """Lets the running benchmark end its servers on the way out, without a second signal."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 

@@ -1,8 +1,9 @@
-"""What would a load inside the step bring to the first token of short hits?
+"""Measures what a load inside the step would bring to the first token of short hits.
 
 Requests whose prompts begin with a few blocks that were saved come one by one to an engine on the proving ground that
-is idle, or decodes for others. Their prefix is computed; loaded by our connector; and loaded by the ideal one, beside
-the steps as ours does it, and inside the step that computes the rest. It needs vllm and an installed kvoffload; no GPU.
+is idle, or decodes for others. Their prefix is computed; loaded by our connector; and loaded by the ideal one, during
+other steps as ours does it, and inside the step that computes the rest. It needs vLLM and
+kvoffload, but no GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 """Hits have so many blocks."""
 RUNNING = (0, 64, 256)
 REST_TOKENS = 32
-"""So many tokens of each prompt are computed behind what is hit."""
+"""The number of tokens in each prompt that are computed after the hit."""
 OTHERS_TOKENS = 512
 PAUSE_S = 0.05
 """So much time lies between two hits, and a part of a step that changes from one to the next."""

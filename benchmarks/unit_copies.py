@@ -1,4 +1,4 @@
-"""What it costs to copy blocks as units of KV heads, which engines of every tensor-parallel size can read.
+"""Measures copies of blocks as units of KV heads, which engines of every tensor-parallel size can read.
 
 Blocks of Llama-3.1-8B as an engine of one rank holds them, to and from slots, by the host copy engine with two threads.
 The limit copies whole records, as engines do that share with their like alone. Prints one JSON line for each layout.

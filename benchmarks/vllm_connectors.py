@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _end(number: int, _frame: object) -> None:
-    """What is being measured ends its engines and servers on the way out, which no second signal disturbs."""
+    """Lets the running benchmark end its engines and servers on the way out, without a second signal."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 

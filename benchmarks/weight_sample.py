@@ -15,12 +15,12 @@ import torch
 from kvoffload.engines.weight_sample import sample_tensors
 
 LAYERS, WIDTH, INNER, HEADS_WIDTH, VOCABULARY = 80, 8192, 28672, 10240, 128256
-"""Of Llama 3 70B."""
+"""The sizes of Llama 3 70B."""
 RUNS = 5
 
 
 def make_weights(device: str, ranks: int, layers: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What one rank holds."""
+    """Makes the weights that one rank holds."""
 
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=device).fill_(1)

@@ -1,6 +1,6 @@
-"""Which blocks need not be written to a disk, and how many hits does that cost?
+"""Finds which blocks need not be written to a disk, and how many hits that costs.
 
-Replays traces over a memory that evicts by recency and a disk below it that does so too. What is written, and the hits
+Replays traces over a memory and a disk below it that both evict by recency. Writes, and the hits
 of both together, are given as shares of what they are if every block is written as soon as it is stored:
 
 * `back`: a block is written when memory drops it, and if the disk has it not.
@@ -27,9 +27,9 @@ from benchmarks.eviction import list_traces
 from benchmarks.evictions.traces import Request
 
 MEMORY_PERCENTS = (2, 5, 10, 20)
-"""Of the distinct blocks."""
+"""The sizes of memory, in per cent of the distinct blocks."""
 DISK_TIMES = (2, 10)
-"""As large as memory."""
+"""The sizes of the disk, as multiples of memory."""
 LIKELY = 0.3
 KNOWN = 30
 """Blocks of a class, before it is judged."""
@@ -92,7 +92,7 @@ class Cache:
     written: int = 0
     read: int = 0
     hits: int = 0
-    """Of memory."""
+    """The hits of memory."""
 
     def __post_init__(self) -> None:
         self._memory: OrderedDict[int, Held] = OrderedDict()

@@ -1,1 +1,1 @@
-"""The connector on a real vLLM engine, beside the engine alone and other connectors; each engine is a process."""
+"""Measures the connector on a real vLLM engine, in turn with the engine alone and other connectors."""

@@ -76,7 +76,7 @@ class HookClock:
 
 
 def read_cpu(clock: HookClock, server: int) -> CpuSeconds:
-    """Of this process. `server`: the process number, 0 if there is none."""
+    """Returns the processor time of this process and of its server, whose process number is `server` (0: no server)."""
     return CpuSeconds(
         engine=time.process_time(),
         threads=sum(_thread_cpu(thread) for thread in _find_threads()),

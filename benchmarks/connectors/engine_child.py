@@ -21,7 +21,7 @@ from tests.vllm.engine import Engine, prepare_environment, start_engine
 
 KVOFFLOAD = "KVOffloadConnector"
 FIRST_TOKEN, LAST_TOKEN = 3, 511
-"""Of prompts; every model here knows them."""
+"""The range of tokens in prompts; every model here knows them."""
 QUIET_S = 0.5
 QUIET_CPU_S = 0.01
 MAX_LOOKS = 60
@@ -46,7 +46,7 @@ def make_prompt(seed: int, tokens: int) -> list[int]:
 
 
 class EngineCommands:
-    """What an engine is asked for. `clock` is about our own connector; all else is for any."""
+    """The commands that an engine's process obeys. `clock` measures our own connector alone."""
 
     def __init__(self, engine: Engine, clock: HookClock) -> None:
         self._engine = engine
@@ -133,7 +133,7 @@ class EngineCommands:
         return f"{type(worker.model_runner).__module__}, {mode.name}"
 
     def record_published(self) -> None:
-        """From now on."""
+        """Begins to record what the connector publishes."""
         from benchmarks.connectors.kept import PublishedRecords
 
         side = self._find_side()

@@ -59,7 +59,7 @@ def find_usable(rules: Sequence[GroupRule], alignment: int, served: Sequence[Ser
 
 
 class PublishedRecords:
-    """What a connector's scheduler side publishes and serves from now on. In the engine's process."""
+    """Records that a connector's scheduler side publishes and serves from now on, in the engine's process."""
 
     def __init__(self, side: Any) -> None:
         self._groups = side.parts.groups
@@ -101,7 +101,7 @@ def _split(names: bytes) -> Iterator[bytes]:
 
 
 def measure_kept(folder: Path, progress: Progress, *, conversations: int = CONVERSATIONS) -> Iterator[Result]:
-    """Models with windows and with states: bytes, and the hits that they brought beside those of an infinite cache."""
+    """Measures models with windows and states: bytes, and the hits that they brought, against an infinite cache."""
     for model in (GDN, SLIDING):
         progress(f"conversations with {model.name}")
         with run_engine(folder, model.name, kvoffload(memory="2GiB"), **ENGINE) as engine:

@@ -69,7 +69,7 @@ _ROWS: tuple[tuple[str, str, float | None, Callable[[Fit], float]], ...] = (
 
 
 def measure_scheduler(folder: Path, progress: Progress) -> Iterator[Result]:
-    """Real steps beside the same hooks driven hot."""
+    """Measures real steps, and in turn the same hooks in a hot loop."""
     progress("steps of an engine")
     with run_engine(folder, DENSE_86M.name, kvoffload(memory="2GiB"), **ENGINE) as engine:
         engine.ask("generate", 0, LONGEST, 2)
@@ -121,7 +121,7 @@ def count_full(computed: int, tokens: int) -> int:
 
 
 def measure_engine_steps(engine: Engine, clock: HookClock, *, seed: int, requests: int) -> list[Sample]:
-    """All requests arrive in the first steps, run beside each other and end. In the engine's process."""
+    """Measures, in the engine's process, requests that all arrive in the first steps, run together and end."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)

@@ -43,14 +43,14 @@ class FirstTokens:
 
     pair: Pair
     fastest_s: float
-    """Of `restored`: what is left when nobody else uses the machine, for engines that run minutes apart."""
+    """The fastest of `restored`, the time on an otherwise idle machine: it compares engines that run minutes apart."""
     cold_s: float
     own_tokens: int
     restored_tokens: int
 
 
 def measure_ttft(folder: Path, progress: Progress) -> Iterator[Result]:
-    """A row for each connector and prompt, and one for ours beside the best of the others."""
+    """Makes a row for each connector and prompt, and one that compares ours with the best of the others."""
     found: dict[tuple[str, int], FirstTokens] = {}
     for name, opened in ((OURS, _ours), (WHOLE, _ours_whole), ("ExampleConnector", _example), ("LMCache", _lmcache)):
         if name == "LMCache" and find_spec("lmcache") is None:

@@ -31,12 +31,12 @@ class Blocks:
     next_id: Iterator[int] = field(default_factory=count)
 
     def make(self, blocks: int) -> Request:
-        """A run of blocks that nobody had before."""
+        """Returns a run of blocks that no request has had."""
         return tuple(next(self.next_id) for _ in range(blocks))
 
 
 def _geometric(rng: random.Random, mean: float) -> int:
-    """At least 1."""
+    """Draws a whole number of at least 1."""
     return 1 + int(rng.expovariate(1 / max(mean - 1, 1e-9))) if mean > 1 else 1
 
 
@@ -160,7 +160,7 @@ class Questions:
 
 @dataclass(frozen=True, kw_only=True)
 class Scans:
-    """Conversations, and from time to time a row of long prompts that nobody asks for again."""
+    """Conversations, and from time to time a row of long prompts that do not come again."""
 
     requests: int = 4000
     every: int = 400

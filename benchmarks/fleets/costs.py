@@ -1,4 +1,4 @@
-"""What things cost, from a file in which every figure has its source."""
+"""Costs of reads, writes and prefill, from a file in which every figure has its source."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class FleetRun:
         )
         upcoming = next(arrivals, None)
         while upcoming is not None or self._events:
-            # What was due before is done first, so that wires see times that do not fall.
+            # Earlier events come first, so that wires see times that do not fall.
             if self._events and (upcoming is None or self._events[0][0] <= upcoming[0]):
                 now_s, _, act = heapq.heappop(self._events)
                 act(now_s)
@@ -160,7 +160,7 @@ class FleetRun:
         return ready_s
 
     def _cut_late(self, now_s: float, node: Node, rest: Blocks, found: Found) -> Found:
-        """What will have come by the deadline: reads come in the order of the prompt."""
+        """Cuts off the blocks that would come after the deadline: reads come in the order of the prompt."""
         while found.count and (wait_s := self._expect_s(now_s, node, found.parts)) > self._costs.deadline_s:
             count = min(int(found.count * self._costs.deadline_s / wait_s), found.count - 1)
             kept = [part.blocks[np.isin(part.blocks, rest[:count])] for part in found.parts]
@@ -189,7 +189,7 @@ class FleetRun:
         return sum(len(part.blocks) for part in parts if part.wire is not None) * self._block_bytes
 
     def _prefill_s(self, request: Request) -> float:
-        """At least one token."""
+        """Returns the seconds of computing a request's rest, which is at least one token."""
         begin = min(request.remote_end * self._work.block_tokens, request.tokens - 1)
         return self._costs.model.prefill_s(max(begin, 0), max(request.tokens, 1))
 
@@ -228,7 +228,7 @@ class FleetRun:
         end_s = max(node.link_out.write(now_s, size_bytes), part.wire.write(now_s, size_bytes))
         self.tally.written_bytes += size_bytes
         self.tally.batches += 1
-        # A memory that is gone by then belongs to nobody any more.
+        # A memory that is gone by then belongs to no node.
         self._at(end_s + self._place.latency_s, lambda _: self._take(part.memory, part.blocks))
 
     def _take(self, memory: native.ReplayMemory, blocks: Blocks) -> None:

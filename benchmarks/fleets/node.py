@@ -35,7 +35,7 @@ class Request:
     engine_end: int = 0
     memory_end: int = 0
     remote_end: int = 0
-    """What comes before is not computed."""
+    """The blocks before this one are not computed."""
 
 
 @dataclass(eq=False)

@@ -48,7 +48,7 @@ def draw_nodes(rows: Rows, path: Path) -> None:
 
 
 def draw_speeds(rows: Rows, path: Path) -> None:
-    """What a remote spares, over how fast a node computes."""
+    """Draws the time that a remote spares over the speed at which a node computes."""
     figure, (left, right) = _open(2)
     asked = [row for row in rows if row["question"] == "speeds"]
     value = {(row["line"], row["tflops"]): row for row in asked}

@@ -1,4 +1,4 @@
-"""What lies behind a node's memory: nothing, a store for all, homes by hash, or whatever other nodes have."""
+"""The kinds of remote behind a node's memory: none, a store for all, homes by hash, or the memory of other nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A prefix of what was asked for: `count` blocks, of which the parts are to be read."""
+    """The first `count` of the blocks that were asked for; `parts` are read from the remote."""
 
     count: int
     parts: list[Part]

@@ -55,7 +55,7 @@ class Bench:
     say: Callable[[Row], None]
 
     def fleet(self, nodes: int, *, total: float = MEMORY_SHARE, **terms: object) -> Fleet:
-        """All nodes together have that share of the distinct blocks; a store has as much beside them."""
+        """Returns a fleet whose nodes together hold that share of the distinct blocks; a store holds as much again."""
         distinct = self.work.trace.block_count
         whole = Fleet(
             nodes=nodes,
@@ -85,7 +85,7 @@ def ask_nodes(bench: Bench) -> Iterator[Row]:
 
 
 def ask_growth(bench: Bench) -> Iterator[Row]:
-    """As much memory as nodes."""
+    """Measures fleets whose memory grows with the number of nodes."""
     for nodes in NODES:
         for line in ("no remote", "no remote, prefix routing", "homes", "all peers asked", "one big pool"):
             total = MEMORY_SHARE * nodes / MIDDLE
@@ -165,7 +165,7 @@ def list_windows(tally: Tally, work: Workload) -> list[float]:
 
 
 def _describe(fleet: Fleet) -> Row:
-    """What it has that a fleet of the kind need not have."""
+    """Returns the fields that differ from their defaults."""
     told: Row = {}
     for field in dataclasses.fields(fleet):
         value = getattr(fleet, field.name)

@@ -1,4 +1,4 @@
-"""What a fleet is, and what a run of it counts."""
+"""The description of a fleet, and the counts of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fleet:
     place: str = "peer"
     store_blocks: int = 0
     home_share: float | None = None
-    """What of its memory a node sets aside for the fleet; None: the fleet's records lie among its own."""
+    """The share of its memory that a node sets aside for the fleet; None: the fleet's records lie among its own."""
     run_blocks: int = 1
     """Consecutive blocks with one home; 0: a whole prefix."""
     cuts_by_hash: bool = False
@@ -54,7 +54,7 @@ class Fleet:
 
 @dataclass(eq=False)
 class Tally:
-    """By request where it is an array; blocks elsewhere."""
+    """Counts of a run: arrays have one entry for each request, and other counts without a unit are blocks."""
 
     ttft_s: npt.NDArray[np.float64]
     engine_hits: npt.NDArray[np.int64]
@@ -72,11 +72,11 @@ class Tally:
     written_bytes: int = 0
     questions: int = 0
     batches: int = 0
-    """Of reads and writes: one to each end."""
+    """The number of batches of reads and writes, one to each end."""
     prefill_s: float = 0.0
     duration_s: float = 0.0
     served_bytes: list[int] = field(default_factory=list)
-    """By node: read from it by others."""
+    """The bytes that others read from each node."""
     held_blocks: list[int] = field(default_factory=list)
 
     @property

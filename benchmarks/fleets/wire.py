@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Wire:
-    """What is sent takes its time at this rate, in its order. One clock for all calls: times do not fall."""
+    """A link that sends bytes at this rate and in order. All calls use one clock: times do not fall."""
 
     bytes_per_s: float
     read_bytes: int = 0

@@ -30,7 +30,7 @@ class Workload:
     tokens: npt.NDArray[np.int64]
     blocks: list[Blocks]
     parents: npt.NDArray[np.int64]
-    """By block; -1: none."""
+    """The parent of each block; -1: none."""
     hashes: bytes
 
     def list_run_starts(self, run_blocks: int) -> Blocks:
@@ -77,7 +77,7 @@ def make_workload(requests: Iterable[TraceRequest], *, split: int = 1) -> Worklo
 
 
 def _split(request: TraceRequest, split: int) -> TraceRequest:
-    """Full blocks only: of a partly filled one nobody knows which parts others share."""
+    """Splits full blocks only, because the trace does not tell which parts of a partly filled one others share."""
     ids = tuple(block * split + part for block in request.full_blocks(BLOCK_TOKENS) for part in range(split))
     return replace(request, hash_ids=ids)
 

@@ -15,7 +15,7 @@ NVLINK_RATE = 300e9
 """Bytes a second that a rank sends: two thirds of the 450 GB/s of each direction."""
 ALL_REDUCES_PER_LAYER = 2
 STEP_S = 0.5e-3
-"""Each step takes this much beside its kernels: launches, sampling, the way of its outputs."""
+"""The time that each step takes in addition to its kernels: launches, sampling, sending its outputs."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class StepCost:
         self._layers = config["num_hidden_layers"]
 
     def seconds(self, shares: Sequence[Share], *, drafts: int = 0) -> float:
-        """Returns how long each stage takes for a step; 0 if nothing runs. `drafts` counts passes of a drafting layer
-        beside it. A stage has its part of the work and of the GPUs."""
+        """Returns how long each stage takes for a step; 0 if nothing runs. `drafts` counts the passes of a
+        drafting layer. A stage has its part of the work and of the GPUs."""
         if not shares:
             return 0.0
         model, tokens = self._model, sum(share.tokens for share in shares)

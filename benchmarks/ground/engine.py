@@ -37,7 +37,7 @@ MAX_STEPS = 200_000
 
 
 class NothingMovesError(RuntimeError):
-    """An engine goes on stepping and nobody gets anything."""
+    """An engine goes on stepping and no request gets a token."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Flight:
 
 @dataclass
 class Run:
-    """What came of some work."""
+    """The results of some work."""
 
     served: list[Served] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Run:
         return sum(len(one.ask.answer) for one in self.served)
 
     def append(self, run: Run) -> None:
-        """What follows it; times go on."""
+        """Adds a run that follows this one; its times go on from this one's end."""
         self.served += run.served
         self.steps += [replace(step, begun_s=step.begun_s + self.seconds) for step in run.steps]
         self.seconds += run.seconds
@@ -258,7 +258,7 @@ class VirtualEngine:
         shares = self._find_shares(output)
         drafts = self.config.terms.drafts if output.scheduled_spec_decode_tokens else 0
         seconds = self._cost.seconds(shares, drafts=drafts)
-        # What this step samples is known to the model alone, and told later.
+        # The tokens that this step samples are told later: until then the model alone knows them.
         result = self._sample(output)
         reports, machine = [], self.machine
         ends: list[float] = []

@@ -42,7 +42,7 @@ from benchmarks.ground.loaded import LoadedModel
 from benchmarks.ground.models import Model
 
 LAYOUT = KVCacheLayout.LBNHC
-"""What FlashAttention, FlashMLA and Triton on CUDA prefer."""
+"""The layout that FlashAttention, FlashMLA and Triton on CUDA prefer."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 """Drafts without layers of their own: what the scheduler and the connector see of them is their number."""
 MTP = {"method": "mtp"}

@@ -82,7 +82,7 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         self._per_block = [rule.block_size // kv_cache_config.hash_block_size for rule in self._rules]
         self._seen: dict[str, _Seen] = {}
         self._saved: list[Record] = []
-        """By the step that was planned last: they are there when its forward and the link are done."""
+        """The records that the last planned step saves: they are there when its forward and the link are done."""
         self._coming: list[tuple[float, list[Record]]] = []
         self._loads: list[tuple[str, int]] = []
 
@@ -164,7 +164,7 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         return self.pool.find_present(group, [bytes(name) for name in hashes[per_block - 1 :: per_block]])
 
     def _take_in(self) -> None:
-        """What has come to the pool by now."""
+        """Takes in the records that have come to the pool by now."""
         if self._saved:
             saved, self._saved = self._saved, []
             size = sum(self._bytes[record.group] for record in saved)

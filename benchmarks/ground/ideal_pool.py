@@ -1,4 +1,4 @@
-"""What a pool of some bytes can hold: records in the order of the default policy, as `kvoffload replay` keeps it. No
+"""A pool of some bytes that holds records in the order of the default policy, as `kvoffload replay` keeps it. It has no
 slots, leases or messages."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MEETING_S = 60.0
 
 @dataclass
 class Spent:
-    """Real nanoseconds that a thread was in a connector's hooks since somebody took them."""
+    """The real nanoseconds that a thread was in a connector's hooks since the last `take`."""
 
     cpu_ns: int = 0
     wall_ns: int = 0
@@ -32,7 +32,7 @@ class Spent:
 
 
 class Stopwatch:
-    """Of one thread's hooks; a hook that calls another is one call."""
+    """Times the hooks of one thread; a hook that calls another is one call."""
 
     def __init__(self) -> None:
         self.spent = Spent()

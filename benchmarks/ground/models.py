@@ -57,7 +57,7 @@ class Model:
     context_ranks: int = 1
     """Tensor ranks among which the tokens of a block are striped (decode context parallelism)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the engine beside these."""
+    """More arguments of the engine."""
 
     @property
     def cache_bytes(self) -> int:
@@ -163,7 +163,7 @@ DEEPSEEK_V3 = Model(
     gpu=H200,
     block_size=64,
 )
-"""On H200: its weights do not fit 8 x H100. Blocks of 64 tokens, as FlashMLA wants them."""
+"""The model runs on H200, since its weights do not fit 8 x H100. FlashMLA wants blocks of 64 tokens."""
 DEEPSEEK_V32 = replace(
     DEEPSEEK_V3,
     name="DeepSeek-V3.2",

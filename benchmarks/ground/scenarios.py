@@ -1,4 +1,4 @@
-"""What is asked of each model on the proving ground, and the figures that come of it, beside their goals."""
+"""The scenarios that each model runs on the proving ground, and their figures with goals."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ SHORT_TOKENS = 20_000
 AGENTS, TURNS = 4, 5
 """Sessions among conversations, and turns of each."""
 SESSIONS = 800
-"""Requests of conversations beside them, about."""
+"""About so many requests of conversations come among the sessions."""
 POOL_TOKENS_PER_REQUEST = 320
 """So large is the pool, for each of these requests: it has a twentieth of what they read."""
 AGENTS_SHARE = 1 / 3
 """Agents' sessions have so much of the pool at their ends: a little less than a server retains for one user."""
 SHARED_POOL = 256 * GIB
-"""Of conversations and agents: ours and the ideal one's."""
+"""The pool of conversations and agents, for our connector and for the ideal one."""
 
 
 @dataclass
 class Ground:
-    """What a run of the benchmark is told, and what its pictures are drawn from."""
+    """The options of a run of the benchmark, and the runs from which its pictures are drawn."""
 
     folder: Path
     trace: Path | None = None
     is_short: bool = False
     scenarios: Sequence[str] = ()
-    """Names of those that are wanted; none: all."""
+    """The names of the wanted scenarios; none: all."""
     runs: dict[str, Run] = field(default_factory=dict)
-    """Of our connector, by model: the conversations, or the scenario that there is."""
+    """The run of our connector for each model: conversations, or the only scenario that ran."""
 
     def find_trace(self) -> Path:
-        """The given one, or one that is made."""
+        """Returns the given trace, or makes one."""
         if self.trace is None:
             self.trace = self.folder / "conversations.jsonl"
             write_conversations(self.trace, requests=400)
@@ -79,7 +79,7 @@ class Ground:
 
 def measure_model(model: Model, ground: Ground, progress: Progress) -> Iterator[Result]:
     """Every scenario of one model."""
-    # What is asked for by name need not be quick.
+    # A scenario that is asked for by name need not be quick.
     for scenario in SHORT if ground.is_short and not ground.scenarios else ALL:
         if ground.scenarios and scenario.__name__ not in ground.scenarios:
             continue
@@ -128,7 +128,7 @@ def save_before_eviction(model: Model, ground: Ground) -> Iterator[Result]:
             per_prompt = _blocks_of(engine, step_tokens)
             blocks = engine.config.scheduler.num_blocks
             count = int(1.5 * blocks / per_prompt) + 8
-            # Long enough that saves are not behind the link's rate: what it cannot carry, nobody can save.
+            # Steps are so long that the link can carry all saves.
             asks = make_fresh(count, tokens=step_tokens, new_tokens=1, per_s=0)
             run = engine.serve(asks)
             ledger = PoolLedger(engine)
@@ -143,7 +143,7 @@ def save_before_eviction(model: Model, ground: Ground) -> Iterator[Result]:
 
 
 def keep_up(model: Model, ground: Ground) -> Iterator[Result]:
-    """256 requests running, and prompts of 100,000 tokens in chunks of 8k beside them."""
+    """256 requests running while prompts of 100,000 tokens come in chunks of 8k."""
     asks = make_fresh(256, tokens=1500, new_tokens=160, per_s=0, seed=3)
     asks += make_fresh(3, tokens=100_000, new_tokens=8, per_s=0.5, seed=4)
     for terms in (EngineTerms(), EngineTerms(runner=1)):
@@ -503,7 +503,7 @@ def _share(name: str, share: Share, goal: float, params: Params) -> Result:
 
 
 def _left(left: dict[str, int], params: Params) -> Result:
-    """What is left is told by its name."""
+    """Names everything that is left."""
     found: Params = {name: count for name, count in left.items() if count}
     return Result(
         name="left at the end",

@@ -1,4 +1,4 @@
-"""A real `kvoffload serve` beside a virtual engine, and what its engine's client still owes or is owed."""
+"""Runs a real `kvoffload serve` for a virtual engine, and counts what its client still owes or is owed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK_S = 0.0005
 
 @contextmanager
 def run_server(folder: Path, *, memory: str) -> Iterator[Path]:
-    """Its socket. Of its memory only the index has pages: nobody touches a record."""
+    """Runs a server and yields its socket. Only the index has pages of memory, because no record is touched."""
     socket = folder / "s"
     command = [sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", "0"]
     settings = {"server": socket, "memory": memory, "segment_size": SEGMENT_BYTES, "sparse_memory": "true"}
@@ -71,7 +71,7 @@ def ask_counts(client: Any) -> Any:
 
 
 def settle(client: Any) -> tuple[Any, int]:
-    """Until the server has had everything and nothing is asked of it: its counts, and the slots that are held ready."""
+    """Waits until the server has had everything and no request is open. Returns its counts and the slots held ready."""
     for _ in range(MAX_LOOKS):
         before = _count_stock(client)
         stats = ask_counts(client)
@@ -81,7 +81,7 @@ def settle(client: Any) -> tuple[Any, int]:
 
 
 def count_left(engine: Any) -> dict[str, int]:
-    """What is not given back though nobody runs: in the engine, in its connector, at the server."""
+    """Counts what is not given back though no request runs: in the engine, in its connector, at the server."""
     scheduler = engine.scheduler
     blocks = scheduler.kv_cache_manager.block_pool
     left = {

@@ -30,7 +30,7 @@ ROOM = 512 * GIB
 def open_ours(
     model: Model, terms: EngineTerms, *, pool_bytes: int = ROOM, settings: Mapping[str, Any] | None = None
 ) -> Iterator[VirtualEngine]:
-    """With a server of its own. Saves eagerly where the settings do not say otherwise."""
+    """Opens an engine with our connector and a server of its own. It saves eagerly by default."""
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory() as name, run_server(Path(name), memory=str(pool_bytes)) as socket:
         given = {"save_policy": "eager", "self_test": False, "server": str(socket), **PATIENT, **(settings or {})}

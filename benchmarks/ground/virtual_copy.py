@@ -17,11 +17,11 @@ from kvoffload.transfer.copy_engine import CLOSE_TIMEOUT_S, PLAN_LIMIT, CopyTick
 LINK_RATE = 50e9
 """Bytes a second and direction: what a PCIe 5 x16 link carries of its 63 GB/s."""
 PLAN_S = 20e-6
-"""Of a plan: its launch, the first piece that is gathered, and the event that tells its end."""
+"""The time of a plan in addition to its bytes: launch, the first gathered piece, and the event at its end."""
 STAGED_BYTES = 28 << 10
-"""Shorter runs of memory are gathered by kernels, beside the link; longer ones are a DMA each."""
+"""Kernels gather shorter runs of memory without time on the link; longer ones are a DMA each."""
 RUN_S = 50e-9
-"""Of a DMA, beside its bytes."""
+"""The time of a DMA in addition to that of its bytes."""
 ANY_DIGEST = 1
 
 
@@ -69,7 +69,7 @@ class VirtualCopyEngine:
         self._is_closed = False
         self._saved_bytes = 0
         self.all_saved_bytes = 0
-        """Of all saves that were submitted."""
+        """The bytes of all saves that were submitted."""
         self._waited_s = 0.0
 
     def take_saved(self) -> int:

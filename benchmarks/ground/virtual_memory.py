@@ -1,4 +1,4 @@
-"""An engine's KV tensors in their real shapes, with no pages behind them: nobody may touch their bytes."""
+"""An engine's KV tensors in their real shapes without memory behind them: their bytes may not be touched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAP_NORESERVE = 0x4000
 
 
 def map_tensors(cache: KVCacheConfig, layout: KVCacheLayout) -> dict[str, torch.Tensor]:
-    """As vLLM's `allocate_kv_cache` makes them. They take address space alone, which goes with the last of them."""
+    """Makes tensors as vLLM's `allocate_kv_cache` does. They take address space only, until the last of them goes."""
     (size,) = {tensor.size for tensor in cache.kv_cache_tensors}
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     memory = torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.int8)

@@ -1,4 +1,4 @@
-"""What is asked of an engine: requests with their tokens and the answers that they will get. All from seeds."""
+"""The requests of an engine, with their tokens and the answers that they will get, all made from seeds."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def read_conversations(trace: Path, *, limit: int) -> list[Ask]:
     part, text = max(len(requests) // limit, 1), _TraceText()
     asks = []
     for number, request in enumerate(requests):
-        # What all conversations begin with is in their first block; what tells them apart is in the second.
+        # All conversations have the same first block; the second one tells them apart.
         root = request.hash_ids[min(1, len(request.hash_ids) - 1)] if request.hash_ids else 0
         if random.Random(root).randrange(part):
             continue
@@ -211,7 +211,7 @@ def write_conversations(file: Path, *, requests: int, per_s: float = 3.3, seed: 
 
 
 def count_tokens(asks: Sequence[Ask]) -> int:
-    """Of all prompts."""
+    """Counts the tokens of all prompts."""
     return sum(len(ask.prompt) for ask in asks)
 
 

@@ -21,7 +21,17 @@ from kvoffload.protocol.shape import Shape
 from tests.house.prose import Text, find_texts
 from tests.house.tree import read_texts
 
-PLACES = ("kvoffload", "native", "docs", "examples", "tests", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+PLACES = (
+    "kvoffload",
+    "native",
+    "benchmarks",
+    "docs",
+    "examples",
+    "tests",
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+)
 MOST_IN_ALL = 0.01
 MOST_IN_A_ROOM = 0.02
 

@@ -21,7 +21,7 @@ _READER = ZmtpReader(frame_bytes=1)
 _READER.feed(memoryview(GREETING))
 _READER.take()
 READY = _READER.take_reply()
-"""What a server's end says when it has been greeted."""
+"""The answer of a server's end to a greeting."""
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Whatever a user of one domain does, a client of another has all its blocks and their bytes, and the server lives.
+"""No act of a user of one domain costs a client of another its blocks or their bytes, or ends the server.
 
-Which messages there are, and what is false about them, comes from the protocol's catalogue alone.
+The messages, and what is false about them, come from the protocol's catalogue alone.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def test_the_hostile_user_has_a_domain_of_its_own(scene: Scene, hostile: Hostile
 
 @pytest.mark.parametrize("message", [Acquire, AcquireEntries, Credits, Explain, Inspect, Mark, Register, Stats])
 def test_what_is_not_forged_is_served(scene: Scene, hostile: HostileProcess, message: type[Message]) -> None:
-    """Else what is forged would be refused for another reason."""
+    """If these were refused, forged messages would be refused for another reason."""
     right = next(forge_in_turn([message], scene.known))
-    # Who is not answered soon joins anew: on a busy machine that may be anybody.
+    # A client that is not answered soon joins again: on a busy machine that may happen to any client.
     channel = message.channels[0].value
     assert any(hostile.say([(channel, right)])["served"] for _ in range(20))
 
@@ -113,7 +113,7 @@ def test_nothing_that_a_user_does_takes_anything(scene: Scene, hostile: HostileP
 
 
 def test_nothing_that_a_user_does_together_takes_anything(scene: Scene) -> None:
-    """By a process that begins anew, and one that is killed in the middle of it."""
+    """The hostile process begins again, and another is killed in the middle of its acts."""
     for _ in range(2):
         with scene.hostile() as hostile:
             for _ in range(CYCLES):
@@ -132,7 +132,7 @@ def test_the_index_cannot_be_written_to_in_any_way(hostile: HostileProcess) -> N
 
 
 def test_an_honest_client_sees_what_is_taken_from_it() -> None:
-    """Else all of this would show nothing."""
+    """Without this the other tests would show nothing."""
     with open_scene() as scene:
         assert scene.check() == ALL
         scene.tell_honest("spoil")

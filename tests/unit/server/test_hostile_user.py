@@ -1,4 +1,4 @@
-"""Whoever may open the socket takes neither the server's memory nor its descriptors, and ends nothing."""
+"""A user who may open the socket takes neither the server's memory nor its descriptors, and ends nothing."""
 
 from __future__ import annotations
 
