@@ -21,6 +21,7 @@ for _name in [name for name in os.environ if name.startswith("VLLM_")]:
 os.environ.update({"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"})
 os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
 
+from benchmarks.ground.flagships import FLAGSHIPS  # noqa: E402
 from benchmarks.ground.models import MODELS  # noqa: E402
 from benchmarks.ground.pictures import draw_run  # noqa: E402
 from benchmarks.ground.scenarios import Ground, measure_model  # noqa: E402
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, help="a folder for a picture of each model")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
-    known = {model.name: model for model in MODELS}
+    known = {model.name: model for model in (*MODELS, *FLAGSHIPS)}
     chosen = options.models.split(",") if options.models else SHORT_MODELS if options.short else tuple(known)
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"no model is called {', '.join(unknown)}; known are {', '.join(known)}")

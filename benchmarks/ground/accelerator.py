@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.ground.models import Model
-from kvoffload.plan.model_shape import Keeps, ShapeTerms, read_shape
+from kvoffload.connector.engine.layer_shapes import describe_spec
+from kvoffload.plan.exact import read_rows
+from kvoffload.plan.model_shape import Keeps, ModelShape, ShapeTerms, read_shape
 from kvoffload.plan.sizing import size_model
 
 ALL_REDUCE_S = 10e-6
@@ -26,13 +28,25 @@ class Share:
     context: int
 
 
+def read_layers(model: Model) -> ModelShape:
+    """Returns the layers of a model, of all ranks together: by its config, or by the specs of its own caches."""
+    if model.make_layers is None:
+        return read_shape(model.config, ShapeTerms(kv_dtype=model.kv_dtype, ranks=model.tensor_ranks))
+    alone = dict(model.make_layers(replace(model, ranks=1, stages=1, context_ranks=1)))
+    rows = [row for spec in alone.values() if (row := describe_spec(spec)) is not None]
+    layers = [
+        replace(layer, copies=1 if layer.keeps is Keeps.STATE else max(model.tensor_ranks // row.get("heads", 1), 1))
+        for row, layer in zip(rows, read_rows(rows, 1), strict=True)
+    ]
+    return ModelShape(model_type=model.name, layers=layers, max_tokens=model.max_model_len)
+
+
 class StepCost:
     """Computes how long the steps of one model take."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        terms = ShapeTerms(kv_dtype=model.kv_dtype, ranks=model.tensor_ranks)
-        shape = read_shape(model.config, terms)
+        shape = read_layers(model)
         self._sizing = size_model(shape)
         config = model.config
         queries = config["num_attention_heads"]

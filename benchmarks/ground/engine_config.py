@@ -36,13 +36,10 @@ from vllm.v1.kv_cache_interface import (
     SparseCacheRole,
     get_kv_quant_mode,
 )
-from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from benchmarks.ground.loaded import LoadedModel
 from benchmarks.ground.models import Model
 
-LAYOUT = KVCacheLayout.LBNHC
-"""The layout that FlashAttention, FlashMLA and Triton on CUDA prefer."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 """Drafts without layers of their own: what the scheduler and the connector see of them is their number."""
 MTP = {"method": "mtp"}
@@ -92,16 +89,19 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
     """Makes a configuration as `EngineCore` makes it, and writes the model's config into `folder`."""
     vllm = _make_vllm_config(model, terms, folder)
     specs = make_layer_specs(model, vllm)
+    vllm.cache_config.mamba_block_size = max(
+        (spec.block_size for spec in specs.values() if isinstance(spec, MambaSpec)), default=None
+    )
     loaded = LoadedModel(model, specs)
     vllm.compilation_config.static_forward_context.update(loaded.layers)
     parts = [part for part in _divide(specs, model.stages) for _ in range(model.tensor_ranks)]
     workers = get_kv_cache_configs(vllm, parts, [model.cache_bytes] * model.ranks)
     for worker in workers:
-        worker.kv_cache_layout = LAYOUT.name
+        worker.kv_cache_layout = model.layout
     scheduler = generate_scheduler_kv_cache_config(workers)
     vllm.cache_config.num_gpu_blocks = scheduler.num_blocks
-    sizes = [group.kv_cache_spec.block_size for group in scheduler.kv_cache_groups]
-    vllm.cache_config.block_size = min(sizes)
+    specs_of_groups = [group.kv_cache_spec for group in scheduler.kv_cache_groups]
+    vllm.cache_config.block_size = min(spec.block_size for spec in specs_of_groups if spec.prefix_cacheable)
     block_size, hash_block_size = resolve_kv_cache_block_sizes(scheduler, vllm)
     alignment = resolve_cache_hit_alignment_tokens(scheduler, vllm, block_size, hash_block_size)
     for cache in (*workers, scheduler):
@@ -113,6 +113,8 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
 
 def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
     """Makes the spec of each layer of one rank, as vLLM's own layers make it."""
+    if model.make_layers is not None:
+        return dict(model.make_layers(model))
     makers = _SpecMakers(model, vllm)
     kinds = _list_kinds(model.config)
     if drafts_by_layer(vllm):
@@ -138,7 +140,7 @@ def count_distinct_bytes(config: EngineConfig) -> list[int]:
 def _count_block_bytes(spec: KVCacheSpec, block_size: int) -> int:
     if isinstance(spec, MambaSpec):
         return replace(spec, page_size_padded=None).page_size_bytes
-    return int(spec.real_page_size_bytes) // spec.block_size * block_size
+    return int(spec.real_page_size_bytes) * block_size // spec.block_size
 
 
 def _divide(specs: Mapping[str, KVCacheSpec], stages: int) -> list[dict[str, KVCacheSpec]]:
@@ -199,7 +201,7 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
     vllm.scheduler_config.max_num_batched_tokens = terms.step_tokens
     vllm.cache_config.block_size = model.block_size
     vllm.cache_config.mamba_ssm_cache_dtype = "auto"
-    vllm.cache_config.kv_cache_layout = LAYOUT.name
+    vllm.cache_config.kv_cache_layout = model.layout
     return vllm
 
 
@@ -310,6 +312,4 @@ class _SpecMakers:
             return kernel
         state = self._make_state(padded=None).page_size_bytes
         token = self._make_full(1).page_size_bytes
-        size = -(-state // (token * kernel)) * kernel
-        self._vllm.cache_config.mamba_block_size = size
-        return size
+        return -(-state // (token * kernel)) * kernel

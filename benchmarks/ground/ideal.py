@@ -16,7 +16,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from benchmarks.ground.engine_config import LAYOUT
 from benchmarks.ground.ideal_pool import IdealPool, Record
 from benchmarks.ground.machine import MACHINES
 from benchmarks.ground.virtual_copy import LINK_RATE
@@ -24,7 +23,7 @@ from benchmarks.ground.virtual_memory import map_tensors
 from kvoffload.cache import GroupRule, needed_blocks
 from kvoffload.cache.boundary import find_reach
 from kvoffload.connector.engine import vllm_compat
-from kvoffload.connector.engine.geometry import EngineCache, describe_cache
+from kvoffload.connector.engine.geometry import EngineCache, describe_cache, table_of
 from kvoffload.kvspec import ReuseRule
 
 
@@ -62,23 +61,27 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._machine.cache is not None
         cache = EngineCache(
             config=self._machine.cache,
-            tensors=map_tensors(self._machine.cache, LAYOUT),
+            tensors=map_tensors(self._machine.cache),
             sharing={},
-            layout=LAYOUT.name,
+            layout=self._machine.cache.kv_cache_layout,
             hash_block_size=kv_cache_config.hash_block_size,
             context_ranks=vllm_config.parallel_config.decode_context_parallel_size,
         )
-        groups = describe_cache(cache).groups
+        # Groups that the engine rebuilds have no records.
+        groups = [group for group in describe_cache(cache).groups if group.record_bytes]
+        tables = [table_of(group.name) for group in groups]
+        self._groups = {table: number for number, table in enumerate(tables)}
         self._rules = [
             GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window) for group in groups
         ]
         self._bytes = [group.record_bytes for group in groups]
         self.pool = IdealPool(
             self._rules,
-            self._machine.record_bytes,
+            [self._machine.record_bytes[table] for table in tables],
             capacity_bytes=transfer.kv_connector_extra_config["pool_bytes"],
         )
         self._alignment = vllm_compat.hit_alignment(vllm_config, kv_cache_config)
+        self._replayed = vllm_compat.replayed_tokens(kv_cache_config)
         self._per_block = [rule.block_size // kv_cache_config.hash_block_size for rule in self._rules]
         self._seen: dict[str, _Seen] = {}
         self._saved: list[Record] = []
@@ -101,7 +104,9 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         limit = (request.num_tokens - 1) // self._alignment * self._alignment
         present = [self._find_present(request.block_hashes, group) for group in range(len(self._rules))]
         reach = find_reach(self._rules, present, local=num_computed_tokens, limit=limit, alignment=self._alignment)
-        return reach - num_computed_tokens, reach > num_computed_tokens and not self._in_step
+        if reach <= max(num_computed_tokens, self._replayed):
+            return 0, False
+        return reach - num_computed_tokens, not self._in_step
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if not num_external_tokens:
@@ -131,9 +136,11 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         for request_id, offers in (state.boundary_state_offloads if state is not None else {}).items():
             hashes = self._seen[request_id].request.block_hashes
             for table, _, boundary in offers:
-                size = self._rules[table].block_size
+                if (group := self._groups.get(table)) is None:
+                    continue
+                size = self._rules[group].block_size
                 if boundary % size == 0 and boundary <= len(hashes) * self._hash_size:
-                    self._saved += self._list_records(hashes, table, range(boundary // size - 1, boundary // size))
+                    self._saved += self._list_records(hashes, group, range(boundary // size - 1, boundary // size))
         loads, self._loads = tuple(self._loads), []
         return IdealPlan(loads)
 

@@ -20,7 +20,7 @@ class LoadedModel(torch.nn.Module):
     def __init__(self, model: Model, specs: Mapping[str, KVCacheSpec]) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-        self.blocks = torch.nn.ModuleList(_make_block(model, spec) for spec in specs.values())
+        self.blocks = torch.nn.ModuleList(_make_block(model, *layer) for layer in specs.items())
         self.layers: dict[str, Any] = {name: block.attn for name, block in zip(specs, self.blocks, strict=True)}
         """These are the attention layers, by the names of their caches."""
         for module in self.modules():
@@ -34,10 +34,11 @@ class _Backend:
         return "VIRTUAL"
 
 
-def _make_block(model: Model, spec: KVCacheSpec) -> torch.nn.Module:
+def _make_block(model: Model, name: str, spec: KVCacheSpec) -> torch.nn.Module:
     block = torch.nn.Module()
     is_index = isinstance(spec, MLAAttentionSpec) and spec.cache_role is SparseCacheRole.INDEXER
-    if isinstance(spec, MambaSpec) or is_index:
+    # A cache beside an attention layer has a module of its own in vLLM.
+    if isinstance(spec, MambaSpec) or is_index or name.endswith("_cache"):
         block.attn = _make(torch.nn.Module, kv_cache_dtype=model.kv_dtype)
         return block
     is_latent = isinstance(spec, MLAAttentionSpec)

@@ -5,7 +5,7 @@ Configs are the fields of the published `config.json` that decide about the cach
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,10 @@ class Model:
     """Tensor ranks among which the tokens of a block are striped (decode context parallelism)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of the engine."""
+    layout: str = "LBNHC"
+    """The order of a block's dimensions in memory, by vLLM's name: the one that the model's kernels prefer."""
+    make_layers: Callable[[Model], Iterable[tuple[str, Any]]] | None = None
+    """Makes the names and vLLM's specs of all caches of one rank. None: they follow from the config."""
 
     @property
     def cache_bytes(self) -> int:

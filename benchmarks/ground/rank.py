@@ -17,7 +17,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
-from benchmarks.ground.engine_config import LAYOUT, EngineConfig
+from benchmarks.ground.engine_config import EngineConfig
 from benchmarks.ground.virtual_memory import map_tensors
 
 ATTENTION: dict[str, Any] = {"layers": "what attention needs to know of a batch"}
@@ -41,7 +41,7 @@ class Rank:
     def register(self) -> None:
         """As the model runner does; all ranks at once, each in its turn."""
         self._become_current()
-        self._hooks = ActiveKVConnector(self._vllm, map_tensors(self._config.stages[self._stage], LAYOUT))
+        self._hooks = ActiveKVConnector(self._vllm, map_tensors(self._config.stages[self._stage]))
 
     def step(self, output: SchedulerOutput, launch: Callable[[], None]) -> KVConnectorOutput:
         """`launch`: the forward, which goes on when this returns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +44,8 @@ PARTS = 4
 """Conversations are cut into so many; between them the engine's own cache is reset."""
 POOL_SHARE = 1 / 10
 """A pool that is too small has so much of all that conversations have computed."""
+OTHER_SHARES = (1 / 20, 1 / 5, 1 / 2)
+"""The pools of a sweep: one size alone may suit a policy by chance."""
 SHORT_TOKENS = 20_000
 AGENTS, TURNS = 4, 5
 """Sessions among conversations, and turns of each."""
@@ -253,6 +255,15 @@ def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
 
 def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
     """Conversations with ten times what the pool can hold, at 0.6; the engine forgets its own cache seven times."""
+    yield from _outgrow(model, ground, [POOL_SHARE])
+
+
+def sweep_pools(model: Model, ground: Ground) -> Iterator[Result]:
+    """The same conversations with 20, 5 and 2 times what the pool can hold."""
+    yield from _outgrow(model, ground, OTHER_SHARES)
+
+
+def _outgrow(model: Model, ground: Ground, shares: Iterable[float]) -> Iterator[Result]:
     # Many short ones: of a few long ones chance decides which are there.
     asks = [ask for ask in read_conversations(ground.find_trace(), limit=480) if ask.tokens <= SHORT_TOKENS]
     parts = cut(come_at(asks, tokens_per_s=LOADS[1] * StepCost(model).prefill_rate()), 2 * PARTS)
@@ -260,11 +271,12 @@ def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
         all_hits = _count_hits(_serve_parts(engine, parts))
         connector: Any = engine.scheduler.connector
         all_bytes = connector.pool.used_bytes
-    # In whole segments: that is what a server takes.
-    pool_bytes = max(round(all_bytes * POOL_SHARE / SEGMENT_BYTES), 1) * SEGMENT_BYTES
-    params: Params = {"model": model.name, "scenario": "small pool", "requests": len(asks), "all_hits": all_hits}
-    params |= {"pool_mib": pool_bytes // MIB, "all_mib": all_bytes // MIB}
-    yield from _serve_beside_ideal(model, ground, parts, params, pool_bytes=pool_bytes)
+    for share in shares:
+        # In whole segments: that is what a server takes.
+        pool_bytes = max(round(all_bytes * share / SEGMENT_BYTES), 1) * SEGMENT_BYTES
+        params: Params = {"model": model.name, "scenario": "small pool", "requests": len(asks), "all_hits": all_hits}
+        params |= {"pool_mib": pool_bytes // MIB, "all_mib": all_bytes // MIB, "share": share}
+        yield from _serve_beside_ideal(model, ground, parts, params, pool_bytes=pool_bytes)
 
 
 def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
@@ -378,6 +390,7 @@ ALL: Sequence[Scenario] = (
     divide,
     serve_conversations,
     outgrow_pool,
+    sweep_pools,
     serve_agents,
     keep_sessions,
     compute_all,

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import vllm
 
+from benchmarks.ground.engine_config import EngineTerms, make_config
+from benchmarks.ground.flagships import FLAGSHIPS
+from benchmarks.ground.models import Model
 from kvoffload.errors import ConfigError
 from kvoffload.plan.exact import ask_vllm
 from kvoffload.plan.model_shape import Keeps, LayerShape, ShapeTerms, read_shape
-from tests.kit.plan.asked import ask_all, ask_registry
+from tests.kit.plan.asked import Group, ask_all, ask_registry, describe_group
 from tests.kit.plan.gallery import GALLERY
 from tests.kit.plan.page import PAGE, render_page
 from tests.vllm.contract import find_version
@@ -60,6 +65,18 @@ def test_what_the_config_alone_says_is_what_vllm_says_or_it_points_to_vllm(name:
             read_shape(config, ShapeTerms())
     else:
         assert count(read_shape(config, ShapeTerms()).layers) == count(ask_all()[name].layers)
+
+
+@pytest.mark.parametrize("model", FLAGSHIPS, ids=lambda model: model.name)
+def test_the_proving_ground_makes_the_groups_that_vllms_classes_make(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    alone = replace(model, ranks=1, weight_bytes=0)
+    cache = make_config(alone, EngineTerms(), tmp_path).worker
+    made = [Group(**describe_group(cache, index)) for index in range(len(cache.kv_cache_groups))]
+    expected = ask_all()[model.name].groups
+    assert [replace(group, specs=tuple(group.specs)) for group in made] == expected
 
 
 def test_a_process_for_one_model_gives_the_answer_of_the_one_for_all() -> None:
