@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from dataclasses import replace
-from math import ceil, gcd
+from math import ceil, gcd, lcm
 from typing import TYPE_CHECKING, Any
 
 from kvoffload.connector.engine import vllm_compat
@@ -20,7 +20,7 @@ from kvoffload.connector.scheduler_parts import SchedulerTerms
 from kvoffload.connector.worker_side import WorkerTerms
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
-from kvoffload.kvspec import HeadUnits
+from kvoffload.kvspec import HeadUnits, ReuseRule
 from kvoffload.private_files import PrivateFiles
 from kvoffload.protocol import Role
 from kvoffload.units import describe_size
@@ -198,6 +198,7 @@ class EngineStart:
         unkept = describe_unkept(self._cache)
         if unkept:
             logger.info("kvoffload does not keep %s; what it keeps is of use without", unkept)
+        self._warn_of_rare_hits([group.rule for group in engine.groups])
         settings = self._settings
         is_apart = self._transfer.kv_role != "kv_both"
         if is_apart and not (settings.server or settings.linger or settings.valkey or settings.s3 or settings.mooncake):
@@ -211,6 +212,20 @@ class EngineStart:
                 "kvoffload's memory is %.0f%% of the engines' own caches: little will be found "
                 "in it that they do not have; set `memory` to more, or give this process more",
                 100 * share,
+            )
+
+    def _warn_of_rare_hits(self, rules: Sequence[GroupRule]) -> None:
+        """Warns if hits can end at few of the places at which the engine stores its recurrent states. With decode
+        context parallelism a block of attention has the tokens of several ranks, and one of states has not."""
+        states = [rule.block_size for rule in rules if rule.reuse is ReuseRule.EXACT_BOUNDARY]
+        unit = lcm(*(rule.block_size for rule in rules))
+        if states and unit > max(states):
+            logger.warning(
+                "kvoffload will find little of this engine's cache again: hits end at multiples of %d tokens, and the "
+                "engine stores its recurrent states at multiples of %d; with --decode-context-parallel-size 1 they "
+                "would be the same",
+                unit,
+                max(states),
             )
 
     def _cached_bytes(self, rank_bytes: int) -> int:

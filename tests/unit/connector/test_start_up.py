@@ -411,3 +411,17 @@ def test_slots_are_held_ready_for_all_that_the_steps_under_way_can_fill() -> Non
     assert windows >= 8 * 257
     assert states >= 2 * 8
     assert plan_stock(groups, step_tokens=8192, steps_under_way=2) == (2 * prefix, 2 * windows, 2 * states)
+
+
+@pytest.mark.parametrize(("block_size", "is_told"), [(8, False), (4, False), (64, True)])
+def test_hits_that_can_end_at_few_states_are_a_warning(
+    caplog: pytest.LogCaptureFixture, block_size: int, is_told: bool
+) -> None:
+    start = make_start()
+    start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
+    terms = start.scheduler_terms()
+    groups = (group_facts(0, block_size=block_size), group_facts(1, ReuseRule.EXACT_BOUNDARY, block_size=8))
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts(groups=groups)}, terms.sharing), None)
+    told = [record.getMessage() for record in caplog.records if "little of this engine's cache" in record.getMessage()]
+    assert len(told) == is_told
+    assert not is_told or "multiples of 64 tokens" in told[0]
