@@ -59,6 +59,9 @@ class Found:
     """Milliseconds of each acquire, as `Honest.timing` counts them."""
     marks: list[tuple[float, float]] = field(default_factory=list)
     """Milliseconds until a mark was answered, likewise."""
+    loops: list[tuple[float, float]] = field(default_factory=list)
+    """Milliseconds that the server's loop ran on a processor until then: the rest it waited for other threads, for the
+    kernel or for a processor."""
     greetings: list[tuple[float, float]] = field(default_factory=list)
     """Milliseconds until a new process had joined."""
     wrong: list[tuple[float, str]] = field(default_factory=list)
@@ -73,11 +76,16 @@ def bytes_of(seed: int, at: int, size: int) -> Any:
     return (np.arange(size // 8, dtype=np.uint64) + np.uint64(seed << 40 | at << 24)).view(np.uint8)
 
 
-def read_run_delay_ms(pid: int) -> float:
-    """For how long a process's first thread was ready to run and had no processor, since it was started."""
+def read_schedule_ms(pid: int) -> tuple[float, float]:
+    """Returns for how long a process's first thread has run, and for how long it was ready and had no processor."""
     with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e6
-    return 0.0
+        ran, waited, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        return int(ran) / 1e6, int(waited) / 1e6
+    return 0.0, 0.0
+
+
+def read_run_delay_ms(pid: int) -> float:
+    return read_schedule_ms(pid)[1]
 
 
 class Honest:
@@ -165,8 +173,11 @@ class Honest:
 
     def mark(self) -> None:
         client = self.join()
-        with self.timing(self.found.marks, os.getpid(), client.lifeline.credentials().pid):
+        server = client.lifeline.credentials().pid
+        begun, ran_ms = time.monotonic(), read_schedule_ms(server)[0]
+        with self.timing(self.found.marks, os.getpid(), server):
             client.ask(Mark())
+        self.found.loops.append((begun, read_schedule_ms(server)[0] - ran_ms))
 
     @contextlib.contextmanager
     def timing(self, times: list[tuple[float, float]], *pids: int) -> Iterator[None]:
