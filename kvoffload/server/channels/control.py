@@ -33,7 +33,7 @@ QUEUED_FRAMES = 1024
 """Number of frames that one connection may leave unread. A connection with more is closed."""
 FRAMES_AT_ONCE = 64
 READS_AT_ONCE = 16
-"""Number of connections that are read at once, each at most CHUNK_BYTES."""
+"""Number of connections of one user that are read at once, each at most CHUNK_BYTES."""
 ACCEPTS_AT_ONCE = 16
 BACKLOG = 128
 CHUNK_BYTES = 64 << 10
@@ -109,6 +109,8 @@ class ControlSocket:
         self._has_warned = False
         """Whether the log says that no connection can be let in. One that is let in resets this."""
         self._poll = select.epoll()
+        self._first = 0
+        """The place, among the connections that are ready, at which the next look begins."""
         self._more = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._more, _READS)
         self._listen_again()
@@ -230,10 +232,17 @@ class ControlSocket:
 
     def look(self) -> None:
         """Reads what some connections have sent. To be called once in each turn of the loop, so that connections that
-        have sent more than can be served hide no others."""
-        for file, flags in self._poll.poll(0, READS_AT_ONCE):
+        have sent more than can be served hide no others. The connections of one user hide none of another."""
+        looked: Counter[int] = Counter()
+        found = self._poll.poll(0, len(self._by_file) + 2)
+        # The kernel lists those first that were ready first, however often they were looked at since.
+        self._first = (self._first + READS_AT_ONCE) % max(len(found), 1)
+        for file, flags in found[self._first :] + found[: self._first]:
             one = self._by_file.get(file)
             if one is not None:
+                looked[one.uid] += 1
+                if looked[one.uid] > READS_AT_ONCE:
+                    continue
                 if flags & select.EPOLLOUT:
                     self._flush(one)
                 if flags & (_READS | _GONE) and one.key in self._by_key:

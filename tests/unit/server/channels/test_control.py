@@ -18,7 +18,7 @@ from kvoffload.errors import ConfigError
 from kvoffload.packets import Credentials, PacketSocket
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.channels import control as control_module
-from kvoffload.server.channels.control import FRAMES_AT_ONCE, QUEUED_FRAMES, ControlLimits, ControlSocket
+from kvoffload.server.channels.control import FRAMES_AT_ONCE, QUEUED_FRAMES, READS_AT_ONCE, ControlLimits, ControlSocket
 from kvoffload.units import KIB, MIB
 from kvoffload.zmtp import pack_head
 from tests.kit.server.hostile_user import HELLO_GREETING
@@ -193,6 +193,18 @@ def test_whoever_says_much_is_served_a_part_and_then_the_others(setting: Setting
     setting.control.leave()
     assert len(came) + len(setting.let_in()) == 1001
     del many, other
+
+
+def test_connections_of_one_user_hide_none_of_another(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look reads all that the second user has sent, however many connections of the first one are ready before."""
+    many = [setting.join(uid=1, monkeypatch=monkeypatch)[1] for _ in range(3 * READS_AT_ONCE)]
+    key, end = setting.join(uid=2, monkeypatch=monkeypatch)
+    setting.let_in()
+    for one in (*many, end):
+        one.sendall(pack_head(4) + b"more")
+    setting.control.look()
+    came = dict(filter(None, (setting.control.receive() for _ in range(3))))
+    assert came.get(key) == b"more"
 
 
 def test_users_take_turns_however_many_connections_one_has(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
