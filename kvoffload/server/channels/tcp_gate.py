@@ -32,11 +32,12 @@ MAX_OF_ONE_HOST = 16
 MAX_UNPROVEN = 128
 """Number of connections that have not shown a key yet. For one more, the oldest is closed of the user or address that
 has most of them."""
-ACCEPTS_AT_ONCE = 8
+ACCEPTS_AT_ONCE = 32
 """Connections accepted before others have their turn."""
 CHUNK_BYTES = 64 << 10
 """Bytes read in one direction and not yet written. Until they are written, nothing more is read."""
-BACKLOG = 64
+BACKLOG = 512
+"""Connections that wait to be accepted. Beyond it the kernel drops them, and their clients try again after a second."""
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -239,6 +240,17 @@ def test_version_6_is_version_6_alone(tmp_path: Path) -> None:
     gate.close()
     with pytest.raises(ConfigError, match="Invalid argument"):
         TcpGate(TcpAddress("::ffff:127.0.0.1", 0), tmp_path / "inner", Loop())
+
+
+def test_many_connections_at_once_wait_and_none_has_to_try_again(gate: Gate) -> None:
+    """The kernel ends the handshake of a connection for which there is room at once, before the loop has a turn."""
+    poller = select.poll()
+    for _ in range(4 * MAX_UNPROVEN - 1):
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        gate.opened.append(made)
+        made.connect_ex(("127.0.0.1", gate.gate.address.port))
+        poller.register(made, select.POLLOUT)
+    assert [flags for _, flags in poller.poll(0)] == [select.POLLOUT] * (4 * MAX_UNPROVEN - 1)
 
 
 def test_a_few_are_accepted_before_others_have_their_turn(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
