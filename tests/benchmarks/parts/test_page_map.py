@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.bench import page_map
-from kvoffload.bench.page_map import PageMapBenchmark, make_geometry
+from benchmarks.parts import page_map
+from benchmarks.parts.page_map import PageMapBenchmark, make_geometry
 from kvoffload.kvspec import build_page_map
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.bench import block_hash
-from kvoffload.bench.block_hash import BlockHashBenchmark
+from benchmarks.parts import block_hash
+from benchmarks.parts.block_hash import BlockHashBenchmark
 
 
 def test_one_line_per_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
