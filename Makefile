@@ -27,7 +27,8 @@ CORE_TESTS := $(addprefix tests/vllm/test_,contract.py faults.py restart.py) \
 # Of the unit tests, what takes longest by its nature: benchmarks, other stores, browsers, hostile users, peers on a bad
 # network, vLLM in another process. `make test` leaves them to `make check`.
 LONG_UNIT_TESTS := $(addprefix tests/unit/bench/test_,calls.py child.py mooncake.py outage.py peer.py promoter.py \
-                     record_mover.py requests.py s3.py served.py served_peer.py tiered.py valkey.py web.py) \
+                     record_mover.py requests.py s3.py served.py served_peer.py tiered.py valkey.py) \
+                   tests/benchmarks/parts/test_web.py \
                    $(addprefix tests/unit/tiers/test_,mooncake.py s3.py valkey.py valkey_faults.py valkey_nodes.py) \
                    $(addprefix tests/unit/server/test_,hostile_domain.py nonsense.py peers_apart.py) \
                    tests/unit/connector/test_engine_log.py tests/unit/web/test_fuzz.py tests/unit/web/test_page.py
@@ -169,7 +170,7 @@ engine-rest: setup
 
 other-test: setup test-driver
 	$(call say,check: the rest in Python)
-	@$(PYTEST) tests --ignore tests/unit --ignore tests/vllm
+	@$(PYTEST) tests --ignore tests/unit --ignore tests/vllm $(addprefix --ignore ,$(filter tests/benchmarks/%,$(LONG_UNIT_TESTS)))
 
 # ---- gates ----
 

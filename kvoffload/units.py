@@ -24,7 +24,6 @@ SIZE_UNITS = {
 DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 SIZE_FORM = "a number of bytes or a size such as 512MiB, 64GiB or 1.5TiB"
-DURATION_FORM = "a duration with its unit such as 500us, 250ms, 5s, 10min or 1h"
 
 _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 

@@ -6,7 +6,6 @@ Each limit is the plainest code that does the unavoidable work, and has a floor:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,12 +40,6 @@ class Limit:
         return rate
 
 
-def limit_copy(size_bytes: int) -> Limit:
-    """One memcpy between two buffers that were written before."""
-    source, target = np.full(size_bytes, 1, np.uint8), np.full(size_bytes, 2, np.uint8)
-    return Limit("memcpy", lambda: np.copyto(target, source), size_bytes, "B", 1e9)
-
-
 @contextmanager
 def limit_copy_by_threads(
     source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8], *, threads: int, streams: bool
@@ -69,17 +62,6 @@ def limit_copy_by_threads(
 def limit_read(data: npt.NDArray[np.uint64]) -> Limit:
     """One pass over a buffer by this machine's widest loads, which combines the words and keeps nothing."""
     return Limit("read", lambda: native.read_bytes(data.data), data.nbytes, "B", 1e9)
-
-
-def limit_sha256(size_bytes: int) -> Limit:
-    """OpenSSL's SHA-256 of one buffer of the same bytes: no chain, no block borders, no padding per block."""
-    data = np.full(size_bytes, 7, np.uint8).tobytes()
-    return Limit("sha256", lambda: hashlib.sha256(data).digest(), size_bytes, "B", 1e8)
-
-
-def limit_read_runs(runs: list[tuple[int, int, int]]) -> Limit:
-    """One plain pass over declared runs that adds their lengths: whatever plans them must at least look at each."""
-    return Limit("read runs", lambda: sum(length for _, _, length in runs), len(runs), "runs", 1e6)
 
 
 def limit_line_walk(walk: native.LineWalk, *, batches: int, hashes: int, amount: int, counts_up: bool = False) -> Limit:

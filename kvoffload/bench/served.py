@@ -25,7 +25,6 @@ from kvoffload.units import MIB
 
 BLOCK_TOKENS = 16
 JOIN_S = 120.0
-SAVE_TRIES = 100
 PATIENT = LinkTerms(acquire_deadline_s=10.0, call_deadline_s=60.0)
 """Waits for what is slow, so that it is measured."""
 

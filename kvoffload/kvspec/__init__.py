@@ -11,7 +11,6 @@ from kvoffload.kvspec.dtype import (
     ResolvedDtype,
     find_scheme,
     resolve_kv_dtype,
-    resolve_layer_dtypes,
 )
 from kvoffload.kvspec.geometry import KVGeometry, ScaleView
 from kvoffload.kvspec.group import GroupSpec, ReuseRule
@@ -97,7 +96,6 @@ __all__ = [
     "recurrent_layer",
     "resolve_block_dim",
     "resolve_kv_dtype",
-    "resolve_layer_dtypes",
     "restride_block_major",
     "run_self_test",
     "tensor_dims",

@@ -6,7 +6,7 @@ configuration while doing so. Nothing here changes what it is given.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -178,31 +178,6 @@ def resolve_kv_dtype(
         name, source = model_dtype, DtypeSource.MODEL
     row = find_kv_dtype(name, where=layer, allowed=allowed)
     return ResolvedDtype(name=row.name, bits=row.bits, quantisation=row.quantisation, source=source)
-
-
-def resolve_layer_dtypes(
-    explicit: str,
-    *,
-    model_dtype: str,
-    layers: Mapping[str, str] | Sequence[str],
-    scheme: Mapping[str, object] | str | None = None,
-    skip_layers: Collection[str] = (),
-    allowed: Collection[str] | None = None,
-) -> dict[str, ResolvedDtype]:
-    """The dtype of every layer by name. `layers` maps names to kinds, or is a list of names."""
-    kinds = layers if isinstance(layers, Mapping) else dict.fromkeys(layers, "")
-    return {
-        name: resolve_kv_dtype(
-            explicit,
-            model_dtype=model_dtype,
-            scheme=scheme,
-            layer=name,
-            kind=kind,
-            skip_layers=skip_layers,
-            allowed=allowed,
-        )
-        for name, kind in kinds.items()
-    }
 
 
 def is_skipped(layer: str, *, kind: str, skip_layers: Collection[str]) -> bool:

@@ -24,7 +24,6 @@ from kvoffload.units import MIB
 
 MAGIC: Final = b"KVOI"
 VERSION: Final = 1
-PACK_NAME_BYTES: Final = 16
 INDEX_LIMIT: Final = 1 << 22
 """The most records that are remembered, of all spaces together: 20 bytes of memory each."""
 READ_BYTES: Final = 8 * MIB

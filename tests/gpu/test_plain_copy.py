@@ -7,9 +7,9 @@ import torch
 
 from kvoffload import native
 from kvoffload.kvspec import Registration, build_page_map, run_self_test
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import allocate, qwen3next
 from tests.kit.transfer.gpu_copies import CASES, make_geometry
+from tests.kit.transfer.plain_copy import PlainCopy
 
 pytestmark = [
     pytest.mark.gpu,

@@ -42,6 +42,7 @@ def test_the_tree_keeps_its_contracts(copy: Path) -> None:
         ("kvoffload/config/sources.py", "import kvoffload.metrics.catalog"),
         ("kvoffload/kvspec/planted.py", "import pydantic"),
         ("kvoffload/bench/planted.py", "import kvoffload.connector.plugin"),
+        ("kvoffload/bench/planted.py", "from benchmarks.parts import arena"),
         ("kvoffload/transfer/planted.py", "import vllm"),
         ("kvoffload/server/planted.py", "import torch"),
         ("kvoffload/server/planted.py", "import time"),

@@ -277,7 +277,7 @@ def block_digests(_worker: Any, group: int, blocks: Sequence[int]) -> Json:
     """SHA-256 of what the group's blocks hold in the engine's cache now, as a record of each would be."""
     import torch
 
-    from kvoffload.transfer.plain_copy import PlainCopy
+    from tests.kit.transfer.plain_copy import PlainCopy
 
     side = worker_side()
     assert side.records is not None

@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import (
 
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.kvspec import KVGeometry, PageMap, Registration, run_self_test
-from kvoffload.transfer.plain_copy import PlainCopy
+from tests.kit.transfer.plain_copy import PlainCopy
 
 Tensors = dict[str, torch.Tensor]
 

@@ -18,10 +18,10 @@ from kvoffload.cache import needed_blocks
 from kvoffload.connector.common.step_plan import StepPlan, WorkerReport
 from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
 from kvoffload.kvspec import ReuseRule
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.connector.engine_configs import make_tensors
 from tests.kit.connector.local_client import LocalClient, LocalPlaces
 from tests.kit.connector.scripted import Group, ScriptedEngine
+from tests.kit.transfer.plain_copy import PlainCopy
 
 MAX_RUNNING = 6
 MAX_CHUNK = 24

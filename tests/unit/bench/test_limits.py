@@ -10,15 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload import native
-from kvoffload.bench.limits import (
-    Limit,
-    limit_copy,
-    limit_copy_by_threads,
-    limit_line_walk,
-    limit_read,
-    limit_read_runs,
-    limit_sha256,
-)
+from kvoffload.bench.limits import Limit, limit_copy_by_threads, limit_line_walk, limit_read
 from kvoffload.errors import BenchmarkError
 
 
@@ -27,10 +19,7 @@ def make_pair(size_bytes: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.ui
 
 
 LIMITS: dict[str, Callable[[], Limit]] = {
-    "copy": lambda: limit_copy(4096),
     "read": lambda: limit_read(np.ones(512, np.uint64)),
-    "sha256": lambda: limit_sha256(4096),
-    "runs": lambda: limit_read_runs([(0, 4, 2), (8, 4, 2)]),
     "walk": lambda: limit_line_walk(native.LineWalk(100), batches=2, hashes=10, amount=20),
 }
 
@@ -45,10 +34,6 @@ def check_floor(limit: Limit) -> None:
     assert limit.rate(limit.amount / limit.floor / 2) == pytest.approx(limit.floor * 2)
     with pytest.raises(BenchmarkError, match="below its floor"):
         limit.rate(limit.amount / limit.floor * 1.01)
-
-
-def test_reading_runs_reads_them_all() -> None:
-    assert limit_read_runs([(0, 4, 2), (8, 4, 3)]).call() == 5
 
 
 def test_reading_reads_them_all() -> None:

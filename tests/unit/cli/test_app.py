@@ -28,7 +28,7 @@ def test_version() -> None:
         (["config", "show", "--config", "/nonexistent.toml"], "No such file"),
         (["config", "show", "--engine-config", "[1]"], "allowed is a JSON object"),
         (["config", "show", "--engine-config", "{"], "allowed is a JSON object"),
-        (["bench", "hahs"], "did you mean 'hash'?"),
+        (["bench", "valky"], "did you mean 'valkey'?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:

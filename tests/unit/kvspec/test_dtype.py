@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from kvoffload.errors import DtypeError
-from kvoffload.kvspec import DtypeSource, Quantisation, find_scheme, resolve_kv_dtype, resolve_layer_dtypes
+from kvoffload.kvspec import DtypeSource, Quantisation, find_scheme, resolve_kv_dtype
 from kvoffload.kvspec.dtype import KV_DTYPES, canonical_dtype, find_kv_dtype, is_skipped
 
 FP8_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
@@ -28,9 +28,8 @@ def test_the_configuration_handed_in_is_never_changed() -> None:
     config = {"quant_method": "compressed-tensors", "kv_cache_scheme": dict(FP8_SCHEME)}
     before = copy.deepcopy(config)
     skip = ["0"]
-    resolve_layer_dtypes(
-        "auto", model_dtype="bfloat16", layers=["layers.0", "layers.1"], scheme=find_scheme(config), skip_layers=skip
-    )
+    for layer in ("layers.0", "layers.1"):
+        resolve_kv_dtype("auto", model_dtype="bfloat16", layer=layer, scheme=find_scheme(config), skip_layers=skip)
     assert config == before
     assert skip == ["0"]
 
@@ -92,12 +91,13 @@ def test_a_skip_list_names_layers_by_number_kind_or_name(layer: str, kind: str, 
 
 
 def test_skipped_layers_give_one_cache_mixed_pages() -> None:
-    resolved = resolve_layer_dtypes(
-        "fp8",
-        model_dtype="bfloat16",
-        layers={"layers.0": "full_attention", "layers.1": "sliding_window", "layers.2": "full_attention"},
-        skip_layers=["sliding_window", "2"],
-    )
+    kinds = {"layers.0": "full_attention", "layers.1": "sliding_window", "layers.2": "full_attention"}
+    resolved = {
+        layer: resolve_kv_dtype(
+            "fp8", model_dtype="bfloat16", layer=layer, kind=kind, skip_layers=["sliding_window", "2"]
+        )
+        for layer, kind in kinds.items()
+    }
     assert [(name, dtype.name, dtype.source) for name, dtype in resolved.items()] == [
         ("layers.0", "fp8_e4m3", DtypeSource.EXPLICIT),
         ("layers.1", "bfloat16", DtypeSource.SKIPPED),

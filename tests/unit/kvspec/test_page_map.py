@@ -29,8 +29,8 @@ from kvoffload.kvspec import (
     read_facts,
     tensor_dims,
 )
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import attention, dense, in_layout, one_group, qwen3next
+from tests.kit.transfer.plain_copy import PlainCopy
 
 MATRIX = list(product((2, 3, 64), (1, 2, 3), (2, 16), sorted(LAYOUTS), (1, 2)))
 

@@ -34,8 +34,8 @@ from kvoffload.kvspec import (
     place_strided,
     recurrent_layer,
 )
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import Tensors, allocate, attention, dense, one_group, qwen3next
+from tests.kit.transfer.plain_copy import PlainCopy
 
 
 def scales_beside(num_blocks: int) -> KVGeometry:

@@ -11,9 +11,9 @@ from hypothesis import given
 
 from kvoffload.errors import BlockCountError, SelfTestError
 from kvoffload.kvspec import KVGeometry, Registration, build_page_map, run_self_test
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import allocate, dense, in_layout, qwen3next
 from tests.kit.kvspec.strategies import at_least, geometries
+from tests.kit.transfer.plain_copy import PlainCopy
 
 
 @dataclass

@@ -29,8 +29,8 @@ from kvoffload.kvspec import (
     prove_complete,
     tensor_dims,
 )
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import attention, dense, one_group, qwen3next
+from tests.kit.transfer.plain_copy import PlainCopy
 
 HEAD_SIZE = 128
 

@@ -12,9 +12,9 @@ from kvoffload.errors import StorageError, UnsupportedError
 from kvoffload.kvspec import Registration, prove_complete
 from kvoffload.sglang.host_pools import LAYOUTS, describe_host_pool
 from kvoffload.sglang.pools import describe_pool
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.sglang.host_pools import PAGES, HostPool, MHATokenToKVPoolHost, MLATokenToKVPoolHost, fill_host
 from tests.kit.sglang.pools import PAGE, MHATokenToKVPool, MLATokenToKVPool, buffers_of, rows_of
+from tests.kit.transfer.plain_copy import PlainCopy
 
 KINDS = {"mha": (MHATokenToKVPoolHost, MHATokenToKVPool), "mla": (MLATokenToKVPoolHost, MLATokenToKVPool)}
 

@@ -17,11 +17,11 @@ from kvoffload import native
 from kvoffload.errors import NativeError, RegistrationError, StorageError, UnsupportedError
 from kvoffload.kvspec import LAYOUTS, KVGeometry, PageMap, Registration, build_page_map
 from kvoffload.transfer import CopyDirection, CopyItems, FinishedCopy, HostEngine
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import allocate, dense, in_layout, qwen3next
 from tests.kit.kvspec.strategies import at_least, geometries
 from tests.kit.processors import ALL_CPUS, bound_to, needs_two_cpus, thread_cpus
 from tests.kit.transfer.memory import new_records, random_memory
+from tests.kit.transfer.plain_copy import PlainCopy
 
 TIMEOUT_S = 60.0
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from kvoffload.errors import BlockCountError, KVOffloadError, RegistrationError, StorageError, UnsupportedError
 from kvoffload.kvspec import KVGeometry, PageMap, build_page_map
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.kvspec.builders import dense, qwen3next
 from tests.kit.kvspec.strategies import at_least, geometries
 from tests.kit.transfer.memory import new_records, random_memory
+from tests.kit.transfer.plain_copy import PlainCopy
 
 
 def read_record(page_map: PageMap, memory: dict[str, torch.Tensor], group: int, block: int) -> list[int]:

@@ -32,7 +32,6 @@ from kvoffload.errors import (
     UnknownLayerError,
 )
 from kvoffload.kvspec import LayerKind, Quantisation, Registration, ReuseRule
-from kvoffload.transfer.plain_copy import PlainCopy
 from tests.kit.connector.engine_configs import (
     TOKEN_BYTES,
     chunked,
@@ -46,6 +45,7 @@ from tests.kit.connector.engine_configs import (
     ring,
     window,
 )
+from tests.kit.transfer.plain_copy import PlainCopy
 
 PAGE = 4 * TOKEN_BYTES
 

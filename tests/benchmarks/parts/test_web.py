@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.bench import BENCHMARKS, web
+from benchmarks.parts import web
 from kvoffload.errors import BenchmarkError
 
 
 def test_a_row_has_acquires_with_and_without_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "ROUND_S", 0.05)
     monkeypatch.setattr(web, "ROUNDS", 2)
-    (benchmark,) = [one for one in BENCHMARKS if one.name == "web"]
     steps: list[str] = []
-    [row] = benchmark.run(steps.append)
+    [row] = web.WebBenchmark().run(steps.append)
     assert steps == ["acquires beside readers"]
     assert row.value > 0
     assert row.limit > 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.parts import arena
+from benchmarks.parts.arena import ArenaBenchmark, choose_pool_bytes
 from kvoffload import native
-from kvoffload.bench import arena
-from kvoffload.bench.arena import ArenaBenchmark, choose_pool_bytes
 from kvoffload.errors import BenchmarkError
 from kvoffload.units import GIB, MIB
 

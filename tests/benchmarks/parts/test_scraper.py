@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from kvoffload.bench.child import Child
+from benchmarks.parts.scraper import start_scraper
 
 
 def test_it_reads_and_says_how_long_that_took() -> None:
@@ -23,7 +23,7 @@ def test_it_reads_and_says_how_long_that_took() -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        with Child("kvoffload.bench.scraper", f"http://127.0.0.1:{server.server_port}") as reader:
+        with start_scraper(f"http://127.0.0.1:{server.server_port}") as reader:
             taken = reader.ask("scrape", 0.1, 0.001)
         server.shutdown()
         serving.join()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
 
 from kvoffload.bench.base import Progress, Result
-from kvoffload.bench.limits import limit_sha256
+from kvoffload.bench.limits import Limit
 from kvoffload.bench.measure import measure_pair
 from kvoffload.keys.block_hash import BlockHasher
 
@@ -39,3 +40,9 @@ class BlockHashBenchmark:
                 goal=None,
                 params={"block_size": block_size, "tokens": PROMPT_TOKENS, "algorithm": hasher.algorithm},
             )
+
+
+def limit_sha256(size_bytes: int) -> Limit:
+    """OpenSSL's SHA-256 of one buffer of the same bytes: no chain, no block borders, no padding per block."""
+    data = np.full(size_bytes, 7, np.uint8).tobytes()
+    return Limit("sha256", lambda: hashlib.sha256(data).digest(), size_bytes, "B", 1e8)

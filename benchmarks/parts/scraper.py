@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 import urllib.request
+from pathlib import Path
 
-from kvoffload.bench.child import answer_commands, say_ready
+from kvoffload.bench.child import Child, answer_commands, say_ready
 
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 10.0
+
+
+def start_scraper(address: str) -> Child:
+    """Starts the process, which finds this module in the clone."""
+    return Child(__name__, address, enter=("env", f"PYTHONPATH={ROOT}"))
 
 
 def scrape(address: str, seconds: float, every_s: float) -> list[float]:

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.parts import index
+from benchmarks.parts.index import IndexBenchmark
 from kvoffload import native
-from kvoffload.bench import index
 from kvoffload.bench.base import Result
-from kvoffload.bench.index import IndexBenchmark
 from kvoffload.errors import BenchmarkError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
-from kvoffload.bench.limits import limit_read_runs
+from kvoffload.bench.limits import Limit
 from kvoffload.bench.measure import measure_pair
 from kvoffload.kvspec import Allocation, GroupSpec, KVGeometry, attention_layer, build_page_map, place_strided
 
@@ -63,3 +63,8 @@ def make_geometry(num_blocks: int) -> KVGeometry:
         allocations=(Allocation(name="kv", size_bytes=offset),),
         placements=tuple(placements),
     )
+
+
+def limit_read_runs(runs: list[tuple[int, int, int]]) -> Limit:
+    """One plain pass over declared runs that adds their lengths: whatever plans them must at least look at each."""
+    return Limit("read runs", lambda: sum(length for _, _, length in runs), len(runs), "runs", 1e6)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.bench import page_map
-from kvoffload.bench.page_map import PageMapBenchmark, make_geometry
+from benchmarks.parts import page_map
+from benchmarks.parts.page_map import PageMapBenchmark, limit_read_runs, make_geometry
+from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import build_page_map
 
 
@@ -20,3 +21,10 @@ def test_one_line_per_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     results = list(PageMapBenchmark().run(lambda step: None))
     assert [result.params["num_blocks"] for result in results] == [2, 5]
     assert all(result.goal is not None and result.value > 0 for result in results)
+
+
+def test_the_limit_reads_all_runs_and_has_a_floor() -> None:
+    limit = limit_read_runs([(0, 4, 2), (8, 4, 3)])
+    assert limit.call() == 5
+    with pytest.raises(BenchmarkError, match="below its floor"):
+        limit.rate(limit.amount / limit.floor * 1.01)

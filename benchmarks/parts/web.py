@@ -11,17 +11,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.parts.scraper import start_scraper
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
+from kvoffload.bench.calls import time_acquires
 from kvoffload.bench.child import Child
 from kvoffload.bench.measure import summarize_pairs
+from kvoffload.bench.served import join, make_chain, save_chain
+from kvoffload.client import Client
 from kvoffload.errors import BenchmarkError
-
-if TYPE_CHECKING:
-    from kvoffload.client import Client
 
 BLOCKS = 64
 CALLS = 10
@@ -40,14 +40,12 @@ class WebBenchmark:
 
     def run(self, progress: Progress) -> Iterator[Result]:
         """Microseconds of an acquire; the limit is the same without readers."""
-        from kvoffload.bench.served import join, make_chain, save_chain
-
         with tempfile.TemporaryDirectory() as folder:
             server = Path(folder, "server")
             with Child("kvoffload.bench.served", server, MEMORY_MIB, 0), join(server, "web") as client:
                 chain = make_chain(BLOCKS)
                 save_chain(client, chain)
-                with serve_web(server) as address, Child("kvoffload.bench.scraper", address) as reader:
+                with serve_web(server) as address, start_scraper(address) as reader:
                     progress("acquires beside readers")
                     reader.ask("scrape", ROUND_S, EVERY_S)
                     busy, alone, readings = [], [], []
@@ -75,8 +73,6 @@ class WebBenchmark:
 
 def _time_slowest(client: Client, chain: bytes) -> float:
     """The 99th percentile of a round."""
-    from kvoffload.bench.calls import time_acquires
-
     seconds: list[float] = []
     end = time.perf_counter() + ROUND_S
     while time.perf_counter() < end:

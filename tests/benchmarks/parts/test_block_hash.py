@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.bench import block_hash
-from kvoffload.bench.block_hash import BlockHashBenchmark
+from benchmarks.parts import block_hash
+from benchmarks.parts.block_hash import BlockHashBenchmark, limit_sha256
+from kvoffload.errors import BenchmarkError
 
 
 def test_one_line_per_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,3 +16,10 @@ def test_one_line_per_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [result.params["block_size"] for result in results] == [16, 64, 256]
     assert len(steps) == 3
     assert all(result.value > 0 and result.limit > 0 for result in results)
+
+
+def test_the_limit_has_a_floor() -> None:
+    limit = limit_sha256(4096)
+    limit.call()
+    with pytest.raises(BenchmarkError, match="below its floor"):
+        limit.rate(limit.amount / limit.floor * 1.01)

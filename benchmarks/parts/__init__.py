@@ -1,0 +1,1 @@
+"""Single parts of kvoffload measured alone, each next to the limit that it should approach."""
