@@ -16,7 +16,7 @@ from kvoffload.protocol.shape import name_of
 
 _Kind = TypeVar("_Kind", bound=ServerMessage)
 _IS_IT_THERE = "see whether the cache server runs"
-_AS_OPERATOR = "ask as the server's user, or with its operator's token"
+AS_OPERATOR = "ask as the server's user, or with its operator's token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class ServerInsight:
 def expect(answer: ServerMessage | None, kind: type[_Kind], call: str, *, is_refusable: bool = True) -> _Kind:
     """Returns the answer if it is of the kind that the call brings. ServerError: it is not."""
     if not isinstance(answer, kind):
-        remedy = _AS_OPERATOR if is_refusable and isinstance(answer, Error) else _IS_IT_THERE
+        remedy = AS_OPERATOR if is_refusable and isinstance(answer, Error) else _IS_IT_THERE
         raise ServerError(f"{call}: {_describe_fault(answer)}", remedy=remedy)
     return answer
 
@@ -99,7 +99,7 @@ def read_found(message: Request, answer: ServerMessage | None) -> Reply:
     if not isinstance(answer, Reply) or isinstance(answer, Error):
         # A refusal begins with the call's name on the wire, which means nothing to a user who typed a command.
         line = _describe_fault(answer).removeprefix(f"{name_of(type(message))}: ")
-        raise ServerError(line, remedy=_AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE)
+        raise ServerError(line, remedy=AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE)
     return answer
 
 

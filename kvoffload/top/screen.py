@@ -25,6 +25,7 @@ def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
             (f"kvoffload  {where}", "bold"),
             f"  {plural(view.stats.sessions, 'process', 'es')}, {plural(view.stats.namespaces, 'identit', 'ies', 'y')}",
         ),
+        *(_draw_differing(line) for line in sample.differing or ()),
         _draw_memory(view),
         _draw_requests(view),
         *([] if view.insight is None else [_draw_prompts(view, view.insight)]),
@@ -78,6 +79,11 @@ def _draw_prompts(view: View, insight: ServerInsight) -> Text:
     line = ", ".join(f"{number(count)} {_say(name)}" for count, name in rows) or "nothing was asked yet"
     ceiling = "" if insight.ceiling is None else f"; with endless memory: {insight.ceiling:.1%} of blocks"
     return Text(f"tokens    {'a second' if per_second else 'so far'}: {line}{ceiling}")
+
+
+def _draw_differing(line: str) -> Text:
+    """Draws a pair of engines that share no blocks, and the settings that differ."""
+    return Text.assemble(("engines   share no blocks: ", "red"), line, overflow="fold")
 
 
 def _draw_curve(insight: ServerInsight) -> Text:

@@ -87,6 +87,12 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
             yield distribution(name, timing.counts, timing.sum_s, **({label: timing.label} if label else {}))
 
 
+def read_differing(differing: tuple[str, ...] | None) -> Iterator[Reading]:
+    """Reads how many pairs of engines share no blocks because a setting differs, if the server told it."""
+    if differing is not None:
+        yield reading("kvoffload_differing_engines", len(differing))
+
+
 def read_ignored(ignored: Mapping[str, int]) -> Iterator[Reading]:
     """Reads what was ignored of hints over HTTP, by why."""
     for reason, count in ignored.items():

@@ -42,6 +42,12 @@ def test_what_matters_is_said() -> None:
         assert part in text, part
 
 
+def test_engines_that_share_no_blocks_are_told_with_the_setting_that_differs() -> None:
+    sample = Sample(time_s=0.0, stats=stats(), differing=("Qwen3: hash_block_tokens 64 and 128",))
+    assert "engines   share no blocks: Qwen3: hash_block_tokens 64 and 128" in show(sample)
+    assert "share no blocks" not in show(Sample(time_s=0.0, stats=stats(), differing=None))
+
+
 def test_what_became_of_prompts_is_said_a_second_and_the_most_frequent_first() -> None:
     before = Sample(time_s=0.0, stats=stats(), insight=INSIGHT)
     later = replace(INSIGHT, outcomes={**INSIGHT.outcomes, "hit_memory": 700, "evicted": 350})
