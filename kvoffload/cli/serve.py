@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections import ChainMap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -150,6 +151,8 @@ def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | No
     start sooner as they import nothing that only these need."""
     if not (config.peers or any(getattr(settings, name) for name in BELOW)):
         return None, {}
+    if settings.s3 and find_spec("obstore") is None:
+        raise ConfigError("setting 's3' needs obstore, which is not installed", remedy="pip install obstore")
     from kvoffload.cli.below import choose_tiers
     from kvoffload.cli.fleet import plan_fleet
 

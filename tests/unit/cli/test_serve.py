@@ -23,6 +23,7 @@ from kvoffload.cli.serve import (
     choose_remote,
     find_group,
     make_terms,
+    plan_below,
     tell_starter,
 )
 from kvoffload.config.sources import TEST_VARIABLE, Settings, load_settings
@@ -63,6 +64,12 @@ def test_memory_that_there_is_not_is_refused_before_anything_is_announced(tmp_pa
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"kvoffload: 512TiB of memory are wanted, there are [0-9.]+[GT]iB in all; .*\n", done.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_without_the_library_for_it_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs obstore, which is not installed; pip install obstore"):
+        plan_below(load_settings(flags={"s3": "s3://cache/kv"}).settings, ServerConfig())
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])
