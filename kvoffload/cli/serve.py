@@ -28,6 +28,7 @@ from kvoffload.config.sources import (
     read_toml,
 )
 from kvoffload.config.tcp_address import parse_tcp_address
+from kvoffload.config.types import split_folders
 from kvoffload.cpus import count_cpus
 from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
@@ -136,6 +137,8 @@ def serve(
         places = [tier.place.describe() for below in plan.tiers.values() for tier in below]
         below = f", {' and '.join(places)} behind it" if places else ""
         typer.echo(f"kvoffload serves {format_size(memory_bytes)} on {where}, process {os.getpid()}{below}")
+        for folder in filter(lambda one: not Path(one).is_dir(), split_folders(settings.disk)):
+            typer.echo(f"there is no folder {folder} yet: nothing is on that disk until you make it, or correct `disk`")
         if private is not None:
             tell_starter(FileLock(files.start_lock, private[0]), private[1])
         server.run(teller.look)

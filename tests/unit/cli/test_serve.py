@@ -72,6 +72,23 @@ def test_a_bucket_without_the_library_for_it_is_refused_at_the_start(monkeypatch
         plan_below(load_settings(flags={"s3": "s3://cache/kv"}).settings, ServerConfig())
 
 
+def test_a_folder_that_is_not_there_is_told_where_the_server_says_what_it_serves(tmp_path: Path) -> None:
+    mistyped, command = tmp_path / "dsik", [sys.executable, "-m", "kvoffload", "serve"]
+    settings = (f"server={tmp_path / 's'}", *SMALL, f"disk={mistyped}", "disk_size=1GiB")
+    with subprocess.Popen(
+        [*command, *(word for setting in settings for word in ("--set", setting))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("kvoffload serves 128MiB")
+            assert server.stdout.readline().startswith(f"there is no folder {mistyped} yet")
+        finally:
+            server.kill()
+
+
 @pytest.mark.parametrize("is_abstract", [False, True])
 def test_it_says_once_that_it_is_ready_and_tells_the_service_manager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
