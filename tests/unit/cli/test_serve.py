@@ -66,6 +66,22 @@ def test_memory_that_there_is_not_is_refused_before_anything_is_announced(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["serve", "--memory=64GiB"], "say --set memory=64GiB"),
+        (["serve", "--disk-size", "1TiB"], "say --set disk_size=VALUE"),
+        (["top", "--server", "kv.sock"], "say --set server=VALUE"),
+    ],
+)
+def test_a_setting_that_is_given_as_an_option_is_refused_with_the_words_that_were_meant(
+    words: list[str], remedy: str
+) -> None:
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert remedy in done.stderr
+
+
 def test_a_bucket_without_the_library_for_it_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs obstore, which is not installed; pip install obstore"):
