@@ -19,7 +19,10 @@ _TENANTS = 8
 
 def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
     if view is None:
-        return Text.assemble((f"kvoffload  {where}\n", "bold"), ("no answer: ", "red"), sample.fault or "not yet")
+        hint = f"; `kvoffload serve --set server={where}` starts one" if sample.fault.endswith("is not there") else ""
+        return Text.assemble(
+            (f"kvoffload  {where}\n", "bold"), ("no answer: ", "red"), sample.fault or "not yet", hint, overflow="fold"
+        )
     return Group(
         Text.assemble(
             (f"kvoffload  {where}", "bold"),

@@ -42,6 +42,12 @@ def test_what_matters_is_said() -> None:
         assert part in text, part
 
 
+def test_without_a_server_the_command_that_starts_one_is_named() -> None:
+    text = show(Sample(time_s=0.0, stats=None, fault="kv.sock is not there"))
+    assert "`kvoffload serve --set server=kv.sock` starts one" in text
+    assert "starts one" not in show(Sample(time_s=0.0, stats=None, fault="kv.sock is no socket"))
+
+
 def test_engines_that_share_no_blocks_are_told_with_the_setting_that_differs() -> None:
     sample = Sample(time_s=0.0, stats=stats(), differing=("Qwen3: hash_block_tokens 64 and 128",))
     assert "engines   share no blocks: Qwen3: hash_block_tokens 64 and 128" in show(sample)
