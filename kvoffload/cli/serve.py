@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvoffload.cache import CacheTerms, HugePages
+from kvoffload.cache import CacheTerms, HugePages, refuse_memory
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config.secrets import mask_secrets
 from kvoffload.config.sources import (
@@ -30,13 +30,13 @@ from kvoffload.config.sources import (
 from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.config.types import split_folders
 from kvoffload.cpus import count_cpus
-from kvoffload.errors import CacheMemoryError, ConfigError
+from kvoffload.errors import ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair_for
 from kvoffload.native import memory_headroom_bytes, memory_total_bytes
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.config import ServerConfig, read_server_config
-from kvoffload.units import GIB, MIB, describe_size, format_size
+from kvoffload.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
@@ -238,12 +238,7 @@ def choose_memory_bytes(settings: Settings, *, engine_bytes: int = 0) -> int:
 def check_memory(memory_bytes: int) -> None:
     """Raises CacheMemoryError where the machine, or our cgroup, will never have so much. Memory that other
     processes use now counts as free, because they may give it back."""
-    total_bytes = memory_total_bytes()
-    if memory_bytes > total_bytes:
-        raise CacheMemoryError(
-            f"{format_size(memory_bytes)} of memory are wanted, there are {describe_size(total_bytes)} in all",
-            remedy="set `memory` to less, or to auto",
-        )
+    refuse_memory(memory_bytes, memory_total_bytes())
 
 
 def make_terms(settings: Settings, memory_bytes: int) -> CacheTerms:
