@@ -79,6 +79,13 @@ class ServerInsight:
         return max(0.0, 1 - self.distinct_blocks / self.asked_blocks)
 
     @property
+    def told_ceiling(self) -> float | None:
+        """Returns the same share, or None where more was hit than that. Then blocks are there from before the counts
+        began, as after an adoption, and the share says nothing yet."""
+        is_met = self.ceiling is not None and self.ceiling >= (self.hit_rate or 0.0)
+        return self.ceiling if is_met else None
+
+    @property
     def hit_rate(self) -> float | None:
         """Returns the share of hits of the tokens asked for; None: there were none."""
         asked = sum(self.outcomes.values())

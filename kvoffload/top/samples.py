@@ -180,7 +180,7 @@ def _describe_prompts(insight: ServerInsight, per_second: Mapping[str, float]) -
         "totals": dict(insight.outcomes),
         "per_second": dict(per_second),
         "hit_rate": insight.hit_rate,
-        "hit_ceiling": insight.ceiling,
+        "hit_ceiling": insight.told_ceiling,
         "hit_rate_by_memory": {f"{memory:g}": share for memory, share in insight.curve.hit_rates.items()},
         "asked_blocks": insight.asked_blocks,
         "distinct_blocks": insight.distinct_blocks,

@@ -80,7 +80,7 @@ def _draw_prompts(view: View, insight: ServerInsight) -> Text:
     shown = view.outcomes if per_second else insight.outcomes
     rows = sorted(((count, name) for name, count in shown.items() if count), reverse=True)[:_OUTCOMES]
     line = ", ".join(f"{number(count)} {_say(name)}" for count, name in rows) or "nothing was asked yet"
-    ceiling = "" if insight.ceiling is None else f"; with endless memory: {insight.ceiling:.1%} of blocks"
+    ceiling = "" if insight.told_ceiling is None else f"; with endless memory: {insight.told_ceiling:.1%} of blocks"
     return Text(f"tokens    {'a second' if per_second else 'so far'}: {line}{ceiling}")
 
 

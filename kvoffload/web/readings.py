@@ -69,8 +69,8 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
     yield reading("kvoffload_asked_blocks_total", insight.asked_blocks)
     yield reading("kvoffload_distinct_blocks", insight.distinct_blocks)
     yield reading("kvoffload_engines_saved_seconds_total", insight.saved_s)
-    if insight.ceiling is not None:
-        yield reading("kvoffload_hit_ceiling_ratio", insight.ceiling)
+    if insight.told_ceiling is not None:
+        yield reading("kvoffload_hit_ceiling_ratio", insight.told_ceiling)
     for memory, share in insight.curve.hit_rates.items():
         yield reading("kvoffload_memory_hit_ratio", share, memory=f"{memory:g}")
     for hint, count in insight.hints.items():

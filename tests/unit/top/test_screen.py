@@ -61,6 +61,13 @@ def test_what_became_of_prompts_is_said_a_second_and_the_most_frequent_first() -
     assert "tokens    a second: 150 evicted, 50 from memory; with endless memory: 75.0% of blocks" in text
 
 
+def test_an_endless_memory_that_would_hit_less_than_was_hit_is_not_told() -> None:
+    adopted = replace(INSIGHT, asked_blocks=200, distinct_blocks=200)
+    text = show(Sample(time_s=0.0, stats=stats(), insight=adopted), width=140)
+    assert "600 from memory" in text
+    assert "endless memory" not in text
+
+
 def test_what_became_of_prompts_is_said_so_far_where_nothing_is_asked() -> None:
     idle = show(Sample(time_s=0.0, stats=stats(), insight=INSIGHT), width=140)
     assert "tokens    so far: 600 from memory, 250 never seen, 100 from slower tiers, 50 evicted" in idle
