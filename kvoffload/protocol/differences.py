@@ -1,4 +1,4 @@
-"""Tells the parts in which two identities differ, and whether only a setting keeps two engines from sharing blocks."""
+"""Compares two identities: the parts in which they differ, and whether that is only a setting of the engines."""
 
 from __future__ import annotations
 
