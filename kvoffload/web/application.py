@@ -181,8 +181,9 @@ class Application:
         seen = await self._watcher.look()
         is_open = "application/openmetrics-text" in request.head.headers.get("accept", "")
         told = () if seen.insight is None else read_insight(seen.insight)
+        differing = () if seen.stats is None else read_differing(seen.differing)
         ignored = read_ignored(self._hints.ignored)
-        body = expose([*read_stats(seen.stats), *told, *read_differing(seen.differing), *ignored], is_open=is_open)
+        body = expose([*read_stats(seen.stats), *told, *differing, *ignored], is_open=is_open)
         return Response(body=body, content_type=OPEN_TYPE if is_open else PLAIN_TYPE)
 
     async def _stats(self, _request: Request) -> Response:
