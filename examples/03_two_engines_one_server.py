@@ -9,7 +9,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit("this example needs torch: pip install torch")
 from mini_engine.engine import Engine, Request
 from mini_engine.kv_cache import CacheConfig
 from mini_engine.model import LAYER_SETS, ModelConfig

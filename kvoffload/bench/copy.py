@@ -14,6 +14,7 @@ from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.copied_blocks import LAYERS, finish, make_geometry, scatter_items
 from kvoffload.bench.limits import Limit, limit_copy_by_threads
 from kvoffload.bench.measure import measure_pair, measure_timed_pair, time_calls
+from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import KVGeometry, build_page_map
 from kvoffload.transfer import CopyDirection, CopyItems, HostEngine
 
@@ -25,6 +26,7 @@ POOL_BYTES = 512 << 20
 SUBMIT_BLOCKS = 1_000
 SUBMIT_PAGE_BYTES = 256
 SUBMIT_GOAL_S = 300e-6
+INSTALL_TORCH = "pip install torch, or run this in the engine's Python"
 
 
 class CopyBenchmark:
@@ -42,7 +44,10 @@ class CopyBenchmark:
 
         Where torch sees a GPU, its rows follow.
         """
-        import torch
+        try:
+            import torch
+        except ImportError:
+            raise BenchmarkError("torch is not installed, with which pages are copied", remedy=INSTALL_TORCH) from None
 
         for page_bytes in PAGE_BYTES:
             pool = make_pool(page_bytes, POOL_BYTES)

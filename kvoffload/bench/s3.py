@@ -98,7 +98,7 @@ def serve(folder: Path) -> Iterator[OwnServer]:
         import obstore
         from obstore.store import S3Store
     except ImportError:
-        raise BenchmarkError("obstore is not installed", remedy="pip install 'kvoffload[s3]'") from None
+        raise BenchmarkError("obstore is not installed", remedy="pip install obstore") from None
     ports = _free_ports(2 * len(_PARTS))
     endpoint = f"http://127.0.0.1:{ports[-2]}"
     terms = S3Terms(

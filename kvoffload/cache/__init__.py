@@ -43,6 +43,7 @@ from kvoffload.cache.terms import (
     CacheOwner,
     CacheTerms,
     HugePages,
+    refuse_memory,
 )
 
 __all__ = [
@@ -93,4 +94,5 @@ __all__ = [
     "find_reach",
     "longest_boundary",
     "needed_blocks",
+    "refuse_memory",
 ]

@@ -8,8 +8,9 @@ from enum import IntEnum
 from typing import Literal, get_args
 
 from kvoffload.cache.boundary import GroupRule
+from kvoffload.errors import CacheMemoryError
 from kvoffload.kvspec import ReuseRule
-from kvoffload.units import GIB, MIB
+from kvoffload.units import GIB, MIB, describe_size, format_size
 
 Verify = Literal["tiers", "always"]
 
@@ -48,6 +49,15 @@ class HugePages(IntEnum):
     TRANSPARENT = 1
     HUGETLB_2M = 2
     HUGETLB_1G = 3
+
+
+def refuse_memory(memory_bytes: int, total_bytes: int) -> None:
+    """CacheMemoryError: the memory that is wanted is more than all that there will ever be."""
+    if memory_bytes > total_bytes:
+        raise CacheMemoryError(
+            f"{format_size(memory_bytes)} of memory are wanted, there are {describe_size(total_bytes)} in all",
+            remedy="set `memory` to less, or to auto",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,9 +83,10 @@ def _add_config(app: typer.Typer) -> None:
 
 
 def _add_doctor(app: typer.Typer) -> None:
+    from kvoffload.cli.config import CommandWithSettings
     from kvoffload.cli.doctor import doctor
 
-    app.command(short_help=_COMMANDS["doctor"].short_help)(doctor)
+    app.command(cls=CommandWithSettings, short_help=_COMMANDS["doctor"].short_help)(doctor)
 
 
 def _add_inspect(app: typer.Typer) -> None:
@@ -113,21 +114,24 @@ def _add_replay(app: typer.Typer) -> None:
 
 
 def _add_serve(app: typer.Typer) -> None:
+    from kvoffload.cli.config import CommandWithSettings
     from kvoffload.cli.serve import serve
 
-    app.command(short_help=_COMMANDS["serve"].short_help)(serve)
+    app.command(cls=CommandWithSettings, short_help=_COMMANDS["serve"].short_help)(serve)
 
 
 def _add_top(app: typer.Typer) -> None:
+    from kvoffload.cli.config import CommandWithSettings
     from kvoffload.cli.top import top
 
-    app.command(short_help=_COMMANDS["top"].short_help)(top)
+    app.command(cls=CommandWithSettings, short_help=_COMMANDS["top"].short_help)(top)
 
 
 def _add_web(app: typer.Typer) -> None:
+    from kvoffload.cli.config import CommandWithSettings
     from kvoffload.cli.web import web
 
-    app.command(short_help=_COMMANDS["web"].short_help)(web)
+    app.command(cls=CommandWithSettings, short_help=_COMMANDS["web"].short_help)(web)
 
 
 def _add_warm(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from kvoffload.config.secrets import mask_secrets
-from kvoffload.config.sources import Source, describe_settings, format_shown, load_settings
+from kvoffload.config.sources import Settings, Source, describe_settings, format_shown, load_settings
 from kvoffload.errors import ConfigError
 
 NAME_COLUMN, VALUE_COLUMN = 24, 24
@@ -26,6 +28,23 @@ SetOption = Annotated[
 EngineOption = Annotated[
     str | None, typer.Option("--engine-config", help="The engine's extra config, a JSON object.", metavar="JSON")
 ]
+
+
+class CommandWithSettings(TyperCommand):
+    """A command whose settings are given with --set. A setting that is given as an option is refused with the words
+    that were meant."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parses the command line. ConfigError: a setting is given as an option."""
+        own = {option for parameter in self.params for option in parameter.opts}
+        for word in itertools.takewhile(lambda one: one != "--", args):
+            option, _, value = word.partition("=")
+            name = option.removeprefix("--").replace("-", "_")
+            if option.startswith("--") and option not in own and name in Settings.model_fields:
+                raise ConfigError(
+                    f"{option} is a setting and no option", remedy=f"say --set {name}={mask_secrets(value) or 'VALUE'}"
+                )
+        return super().parse_args(ctx, args)
 
 
 @config_app.callback()

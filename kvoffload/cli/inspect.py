@@ -54,11 +54,21 @@ def agents(
 
 @inspect_app.command(short_help="Models that have blocks, and their geometry.")
 def identities(
-    file: ConfigOption = None, assignments: SetOption = None, token: TokenOption = None, *, as_json: JsonOption = False
+    file: ConfigOption = None,
+    assignments: SetOption = None,
+    token: TokenOption = None,
+    *,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show only in what identities of the same weights differ, with the values.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Models that have blocks, with the geometry of their groups."""
     with _inspecting(file, assignments, token) as inspector:
-        rows = inspector.list_identities()
+        rows = inspector.list_differences() if diff else inspector.list_identities()
+    if diff:
+        _show(rows, as_json=as_json, nothing="no two engines that have registered differ")
+        return
     if as_json or not rows:
         _show(rows, as_json=as_json, nothing="no engine has registered yet")
         return

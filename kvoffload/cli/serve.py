@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 from collections import ChainMap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvoffload.cache import CacheTerms, HugePages
+from kvoffload.cache import CacheTerms, HugePages, refuse_memory
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config.secrets import mask_secrets
 from kvoffload.config.sources import (
@@ -27,14 +28,15 @@ from kvoffload.config.sources import (
     read_toml,
 )
 from kvoffload.config.tcp_address import parse_tcp_address
+from kvoffload.config.types import split_folders
 from kvoffload.cpus import count_cpus
-from kvoffload.errors import CacheMemoryError, ConfigError
+from kvoffload.errors import ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair_for
 from kvoffload.native import memory_headroom_bytes, memory_total_bytes
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.config import ServerConfig, read_server_config
-from kvoffload.units import GIB, MIB, describe_size, format_size
+from kvoffload.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
@@ -135,6 +137,8 @@ def serve(
         places = [tier.place.describe() for below in plan.tiers.values() for tier in below]
         below = f", {' and '.join(places)} behind it" if places else ""
         typer.echo(f"kvoffload serves {format_size(memory_bytes)} on {where}, process {os.getpid()}{below}")
+        for folder in filter(lambda one: not Path(one).is_dir(), split_folders(settings.disk)):
+            typer.echo(f"there is no folder {folder} yet: nothing is on that disk until you make it, or correct `disk`")
         if private is not None:
             tell_starter(FileLock(files.start_lock, private[0]), private[1])
         server.run(teller.look)
@@ -150,6 +154,8 @@ def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | No
     start sooner as they import nothing that only these need."""
     if not (config.peers or any(getattr(settings, name) for name in BELOW)):
         return None, {}
+    if settings.s3 and find_spec("obstore") is None:
+        raise ConfigError("setting 's3' needs obstore, which is not installed", remedy="pip install obstore")
     from kvoffload.cli.below import choose_tiers
     from kvoffload.cli.fleet import plan_fleet
 
@@ -232,12 +238,7 @@ def choose_memory_bytes(settings: Settings, *, engine_bytes: int = 0) -> int:
 def check_memory(memory_bytes: int) -> None:
     """Raises CacheMemoryError where the machine, or our cgroup, will never have so much. Memory that other
     processes use now counts as free, because they may give it back."""
-    total_bytes = memory_total_bytes()
-    if memory_bytes > total_bytes:
-        raise CacheMemoryError(
-            f"{format_size(memory_bytes)} of memory are wanted, there are {describe_size(total_bytes)} in all",
-            remedy="set `memory` to less, or to auto",
-        )
+    refuse_memory(memory_bytes, memory_total_bytes())
 
 
 def make_terms(settings: Settings, memory_bytes: int) -> CacheTerms:

@@ -49,8 +49,9 @@ def top(
         client.close()
 
 
-def take_sample(client: Client) -> Sample:
+def take_sample(client: Client, before: Sample | None = None) -> Sample:
     """Takes one sample. Waits for the client's call deadline at most."""
+    from kvoffload.client.inspector import Inspector
     from kvoffload.errors import ServerError
     from kvoffload.top.samples import Sample
 
@@ -61,7 +62,12 @@ def take_sample(client: Client) -> Sample:
     insight = None
     with contextlib.suppress(ServerError):
         insight = client.insight()
-    return Sample(time_s=time.monotonic(), stats=stats, insight=insight)
+    differing: tuple[str, ...] | None = None
+    # A server that has refused once is not asked again: it counts refusals as errors.
+    if before is None or before.differing is not None:
+        with contextlib.suppress(ServerError):
+            differing = Inspector(client.look_into).find_differing()
+    return Sample(time_s=time.monotonic(), stats=stats, insight=insight, differing=differing)
 
 
 def look_once(client: Client, where: str, *, as_json: bool) -> None:
@@ -102,7 +108,7 @@ def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> No
             live.start()
         try:
             while True:
-                sample = take_sample(client)
+                sample = take_sample(client, before)
                 view = compare(before, sample)
                 if live is not None:
                     live.update(draw(where, sample, view), refresh=True)

@@ -75,7 +75,8 @@ def warm(
 
     if not cache and (token_file or identity or seed):
         raise ConfigError("--token-file, --identity and --seed are of no use without --cache", remedy="give --cache")
-    client = JsonClient(engine, key=_read(key_file), timeout_s=timeout)
+    # Users give the address that other clients want, too.
+    client = JsonClient(engine.rstrip("/").removesuffix("/v1"), key=_read(key_file), timeout_s=timeout)
     asked = JsonClient(cache, key=_read(token_file)) if cache else None
     total, faults = _Total(), []
     with _open(prompts) as file:

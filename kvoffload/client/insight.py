@@ -16,7 +16,7 @@ from kvoffload.protocol.shape import name_of
 
 _Kind = TypeVar("_Kind", bound=ServerMessage)
 _IS_IT_THERE = "see whether the cache server runs"
-_AS_OPERATOR = "ask as the server's user, or with its operator's token"
+AS_OPERATOR = "ask as the server's user, or with its operator's token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,13 @@ class ServerInsight:
         return max(0.0, 1 - self.distinct_blocks / self.asked_blocks)
 
     @property
+    def told_ceiling(self) -> float | None:
+        """Returns the same share, or None where more was hit than that. Then blocks are there from before the counts
+        began, as after an adoption, and the share says nothing yet."""
+        is_met = self.ceiling is not None and self.ceiling >= (self.hit_rate or 0.0)
+        return self.ceiling if is_met else None
+
+    @property
     def hit_rate(self) -> float | None:
         """Returns the share of hits of the tokens asked for; None: there were none."""
         asked = sum(self.outcomes.values())
@@ -89,7 +96,7 @@ class ServerInsight:
 def expect(answer: ServerMessage | None, kind: type[_Kind], call: str, *, is_refusable: bool = True) -> _Kind:
     """Returns the answer if it is of the kind that the call brings. ServerError: it is not."""
     if not isinstance(answer, kind):
-        remedy = _AS_OPERATOR if is_refusable and isinstance(answer, Error) else _IS_IT_THERE
+        remedy = AS_OPERATOR if is_refusable and isinstance(answer, Error) else _IS_IT_THERE
         raise ServerError(f"{call}: {_describe_fault(answer)}", remedy=remedy)
     return answer
 
@@ -99,7 +106,7 @@ def read_found(message: Request, answer: ServerMessage | None) -> Reply:
     if not isinstance(answer, Reply) or isinstance(answer, Error):
         # A refusal begins with the call's name on the wire, which means nothing to a user who typed a command.
         line = _describe_fault(answer).removeprefix(f"{name_of(type(message))}: ")
-        raise ServerError(line, remedy=_AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE)
+        raise ServerError(line, remedy=AS_OPERATOR if isinstance(answer, Error) else _IS_IT_THERE)
     return answer
 
 

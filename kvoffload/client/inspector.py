@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import count
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from kvoffload.cache import Leaving
 from kvoffload.client.insight import read_insight
 from kvoffload.errors import ServerError
 from kvoffload.protocol import AgentSession, AgentSessions, Counts, Insight, Inspect, ListAgentSessions, Stats
+from kvoffload.protocol.differences import describe_pair, differ_by_setting, tell_differences
 from kvoffload.protocol.hints import ListRetained, Retained, RetainedPrefix
 from kvoffload.protocol.message import Reply, Request
 from kvoffload.protocol.survey import (
@@ -34,6 +35,28 @@ Row = dict[str, Any]
 _Kind = TypeVar("_Kind", bound=Reply)
 _SHOWN_DIGITS = 12
 _NOBODY = 2**32 - 1
+
+
+MAX_COMPARED = 16
+"""Number of identities of joined engines, the latest ones, that are compared with each other."""
+
+
+def find_differing(token: str = "") -> Generator[Request, Reply, tuple[str, ...]]:
+    """Finds pairs of joined engines that have the same weights and share no blocks because a setting differs, as lines.
+    Yields what to ask the server, as an operator, and takes the replies."""
+    joined = yield ListJoined(first=0, token=token)
+    assert isinstance(joined, Joined)
+    names = list(dict.fromkeys(one.fingerprint for one in joined.processes if one.fingerprint))[-MAX_COMPARED:]
+    known: list[IdentityRead] = []
+    for name in names if len(names) > 1 else ():
+        read = IdentityRead(total=1, place=-1)
+        while not read.fingerprint and read.place + 1 < read.total:
+            found = yield ReadIdentity(place=read.place + 1, identity=name, token=token)
+            assert isinstance(found, IdentityRead)
+            read = found
+        known += [read] if read.ranks else []
+    pairs = ((one, other) for at, one in enumerate(known) for other in known[at + 1 :])
+    return tuple(describe_pair(*pair) for pair in pairs if differ_by_setting(*pair))
 
 
 class Inspector:
@@ -60,6 +83,35 @@ class Inspector:
     def list_identities(self) -> list[Row]:
         """A row for each identity, in the order in which they came."""
         return [_describe_identity(read) for read in self._identities()]
+
+    def find_differing(self) -> tuple[str, ...]:
+        """Returns a line for each pair of joined engines that share no blocks because a setting differs."""
+        steps, reply = find_differing(self._token), None
+        while True:
+            try:
+                message = next(steps) if reply is None else steps.send(reply)
+            except StopIteration as end:
+                lines: tuple[str, ...] = end.value
+                return lines
+            reply = self._look_into(message)
+
+    def list_differences(self) -> list[Row]:
+        """Returns a row for each part in which an identity differs from one that came before it, of those that have the
+        same weights; all pairs, if there are no such."""
+        known = [read for read in self._identities() if read.ranks]
+        pairs = [(one, other) for at, one in enumerate(known) for other in known[:at]]
+        alike = [pair for pair in pairs if differ_by_setting(*pair)]
+        return [
+            {
+                "identity": _name(one),
+                "differs from": _name(other),
+                "part": told.name,
+                "here": told.ours if told.is_readable else told.ours[:_SHOWN_DIGITS],
+                "there": told.theirs if told.is_readable else told.theirs[:_SHOWN_DIGITS],
+            }
+            for one, other in alike or pairs
+            for told in tell_differences(one, other)
+        ]
 
     def read_report(self, engine: str = "", rank: int = 0) -> str:
         """Returns what a worker of this engine registered; without a name, of the only engine that has told."""

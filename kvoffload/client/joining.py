@@ -16,6 +16,7 @@ from enum import Enum
 
 import numpy as np
 
+from kvoffload import __version__
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
     CAPABILITIES,
@@ -41,7 +42,7 @@ from kvoffload.protocol import (
 
 OFFERED_AT_ONCE = 250
 """The most segments in one packet."""
-SOFTWARE = "kvoffload"
+SOFTWARE = f"kvoffload {__version__}"
 _MEMORY_SESSIONS = 1 << 32
 """The lower half of a session's number is that of its memory."""
 

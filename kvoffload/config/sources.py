@@ -65,6 +65,7 @@ TEST_VARIABLE = "KVOFFLOAD_TESTS"
 OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """Ends of the names of variables by which Kubernetes tells a pod's processes where each service is. A service may
 have a name that begins with kvoffload."""
+SERVER_VARIABLE = f"{VARIABLE_PREFIX}SERVER"
 AUTO_SERVER = "auto"
 ROOTS_SOCKET = "/run/kvoffload.sock"
 SERVER_TABLES = ("domains", "clients", "operators", "peers")
@@ -157,7 +158,11 @@ def load_settings(
             merged[name] = value
             sources[name] = source
     if merged.get("server") == AUTO_SERVER:
-        merged["server"] = _find_socket(environment)
+        # Where `auto` is said and the environment names a socket, the commands of this user serve and look there.
+        said = environment.get(SERVER_VARIABLE, "")
+        if said not in ("", AUTO_SERVER):
+            sources["server"] = Source.ENVIRONMENT
+        merged["server"] = said if said not in ("", AUTO_SERVER) else _find_socket(environment)
     return LoadedSettings(Settings.model_validate(merged), sources)
 
 

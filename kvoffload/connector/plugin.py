@@ -75,14 +75,20 @@ def _check_settings_early(factory: Any) -> None:
 
 
 def _refuse_wrong_settings(settings: dict[str, object]) -> None:
-    """ConfigError: one has a name or a value that is not allowed. Where it ends the process, that is one line."""
+    """ConfigError: one has a name or a value that is not allowed. CacheMemoryError: a private server's memory is more
+    than there is. Where it ends the process, that is one line."""
     from kvoffload.config.sources import load_settings
-    from kvoffload.errors import ConfigError
+    from kvoffload.errors import KVOffloadError
 
     try:
-        load_settings(engine=settings)
-    except ConfigError:
-        _tell_refusals_in_one_line(ConfigError)
+        loaded = load_settings(engine=settings).settings
+        if not loaded.server and isinstance(loaded.memory, int) and not loaded.sparse_memory:
+            from kvoffload.cache import refuse_memory
+            from kvoffload.native import memory_total_bytes
+
+            refuse_memory(loaded.memory, memory_total_bytes())
+    except KVOffloadError:
+        _tell_refusals_in_one_line(KVOffloadError)
         raise
 
 

@@ -63,7 +63,10 @@ def check_shapes(socket: str) -> Iterator[Finding]:
         if not client.wait_until_served(ABSENT_S):
             return
         with contextlib.suppress(ServerError):
-            for row in Inspector(client.look_into).list_identities():
+            inspector = Inspector(client.look_into)
+            for line in inspector.find_differing():
+                yield warn("engines", f"share no blocks: {line}", "start them with the same settings")
+            for row in inspector.list_identities():
                 if row["ranks"]:
                     yield ok("shape", describe_shape(row))
 

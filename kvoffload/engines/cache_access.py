@@ -61,6 +61,8 @@ class CacheAccess:
                 # The first time here, so that what keeps it from starting keeps the engine from starting.
                 self._find_private(holds_memory=False)
             socket = lambda holds_memory: self._find_private(holds_memory=holds_memory)  # noqa: E731
+        elif role is Role.SCHEDULER and settings.memory != Settings.model_fields["memory"].default:
+            logger.info("`memory` of this engine is not used: the server at %s has a pool of its own", settings.server)
         terms = ClientTerms(
             socket=socket,
             member=Member(engine=self.engine, role=role, rank=rank, pid=os.getpid(), uid=os.getuid()),

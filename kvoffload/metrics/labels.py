@@ -60,6 +60,10 @@ SHOWN: Mapping[str, Label] = {
     "evicted": Label("made room", "Blocks that were evicted to make room for others, so far."),
     "leases": Label("leases", "Loads under way: their blocks cannot be evicted."),
     "reserved": Label("slots held ready", "Room that engines hold for their next saves, or are writing to."),
+    "settings": Label(
+        "settings that differ",
+        "These engines have the same weights. Started with the same settings, they would restore each other's blocks.",
+    ),
     "sessions": Label("processes", "Number of processes of engines and of observers that have joined."),
     "namespaces": Label("identities", "Kinds of engines that may share blocks: model, dtypes, layouts, kernels."),
     "tokens": Label("tokens", "Prompt tokens, since the server began."),

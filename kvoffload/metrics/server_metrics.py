@@ -62,6 +62,14 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_differing_engines",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="Pairs of joined engines that have the same weights and share no blocks, because a setting differs.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_distinct_blocks",
         kind=Kind.GAUGE,
         unit=Unit.NONE,

@@ -85,7 +85,12 @@ def agree_version(terms: ServerTerms, message: Hello | Greeting) -> int | Error:
     if protocol < max(terms.protocol_min, message.protocol_min):
         ours = f"{terms.protocol_min} to {terms.protocol_max}"
         theirs = f"{message.protocol_min} to {message.protocol_max}"
-        return _refuse(message, "protocol", ours, theirs, code=ErrorCode.VERSION)
+        refusal = _refuse(message, "protocol", ours, theirs, code=ErrorCode.VERSION)
+        if isinstance(message, Greeting):
+            # The other side shows this line as it is, and its reader sits at the client.
+            line = f"the server is {_name_software(terms)} and has {ours}, the client is {_name_software(message)} and"
+            refusal = replace(refusal, message=f"{line} has {theirs}")
+        return refusal
     if message.domain not in ("", terms.domain):
         return _refuse(message, "domain", terms.domain, message.domain)
     return protocol
@@ -142,6 +147,10 @@ def _refuse(
         server_value=_show(ours),
         client_value=_show(theirs),
     )
+
+
+def _name_software(side: ServerTerms | Greeting) -> str:
+    return side.software or "of an unknown version"
 
 
 def _answer(message: ClientMessage, code: ErrorCode, line: str) -> Error:

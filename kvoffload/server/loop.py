@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
+from kvoffload import __version__
 from kvoffload.cache import CacheOwner, CacheTerms
 from kvoffload.packets import Credentials, ReceivedDescriptor, close_all
 from kvoffload.protocol import (
@@ -168,7 +169,7 @@ class CacheServer:
         self.core = ServerCore(
             CoreTerms(
                 boot_id=self._boot_id,
-                handshake=ServerTerms(capabilities=capabilities, domain="", software="kvoffload"),
+                handshake=ServerTerms(capabilities=capabilities, domain="", software=f"kvoffload {__version__}"),
                 control=self.channels.endpoint,
                 pid=os.getpid(),
                 uid=os.getuid(),

@@ -102,7 +102,7 @@ class S3Bucket:
             from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, PreconditionError
             from obstore.store import S3Store
         except ImportError:
-            raise StoreFaultError("obstore is not installed: pip install 'kvoffload[s3]'") from None
+            raise StoreFaultError("obstore is not installed: pip install obstore") from None
         self._library: Any = obstore
         self._errors = (BaseError, OSError, ValueError)
         self._exists = (AlreadyExistsError, PreconditionError)

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 def load(memory_fd: int) -> Verbs:
     """Loads the library, and returns the commands. ImportError: it is not there."""
     if find_spec("obstore") is None:
-        raise ImportError("obstore is not installed: pip install 'kvoffload[s3]'")
+        raise ImportError("obstore is not installed: pip install obstore")
     child = S3Child(memory_fd)
     return {
         "setup": child.setup,

@@ -23,6 +23,9 @@ class Sample:
     stats: CacheStats | None
     insight: ServerInsight | None = None
     """The server's insight; None although `stats` is not: the server is of an earlier version."""
+    differing: tuple[str, ...] | None = ()
+    """Pairs of engines that share no blocks because a setting differs; None: the server tells this to operators
+    only."""
     fault: str = ""
 
 
@@ -149,6 +152,7 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
         "hit_rate": view.hit_rate,
         "prompts": None if view.insight is None else _describe_prompts(view.insight, view.outcomes),
         "errors": {} if view.insight is None else dict(view.insight.errors),
+        "differing": list(sample.differing or ()),
         "models": [] if view.insight is None else [vars(model) for model in view.insight.models],
         "calls": [] if view.insight is None else [_describe_calls(timing) for timing in view.insight.timings],
         "tenants": [
@@ -176,7 +180,7 @@ def _describe_prompts(insight: ServerInsight, per_second: Mapping[str, float]) -
         "totals": dict(insight.outcomes),
         "per_second": dict(per_second),
         "hit_rate": insight.hit_rate,
-        "hit_ceiling": insight.ceiling,
+        "hit_ceiling": insight.told_ceiling,
         "hit_rate_by_memory": {f"{memory:g}": share for memory, share in insight.curve.hit_rates.items()},
         "asked_blocks": insight.asked_blocks,
         "distinct_blocks": insight.distinct_blocks,

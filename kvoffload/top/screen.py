@@ -19,12 +19,16 @@ _TENANTS = 8
 
 def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
     if view is None:
-        return Text.assemble((f"kvoffload  {where}\n", "bold"), ("no answer: ", "red"), sample.fault or "not yet")
+        hint = f"; `kvoffload serve --set server={where}` starts one" if sample.fault.endswith("is not there") else ""
+        return Text.assemble(
+            (f"kvoffload  {where}\n", "bold"), ("no answer: ", "red"), sample.fault or "not yet", hint, overflow="fold"
+        )
     return Group(
         Text.assemble(
             (f"kvoffload  {where}", "bold"),
             f"  {plural(view.stats.sessions, 'process', 'es')}, {plural(view.stats.namespaces, 'identit', 'ies', 'y')}",
         ),
+        *(_draw_differing(line) for line in sample.differing or ()),
         _draw_memory(view),
         _draw_requests(view),
         *([] if view.insight is None else [_draw_prompts(view, view.insight)]),
@@ -76,8 +80,13 @@ def _draw_prompts(view: View, insight: ServerInsight) -> Text:
     shown = view.outcomes if per_second else insight.outcomes
     rows = sorted(((count, name) for name, count in shown.items() if count), reverse=True)[:_OUTCOMES]
     line = ", ".join(f"{number(count)} {_say(name)}" for count, name in rows) or "nothing was asked yet"
-    ceiling = "" if insight.ceiling is None else f"; with endless memory: {insight.ceiling:.1%} of blocks"
+    ceiling = "" if insight.told_ceiling is None else f"; with endless memory: {insight.told_ceiling:.1%} of blocks"
     return Text(f"tokens    {'a second' if per_second else 'so far'}: {line}{ceiling}")
+
+
+def _draw_differing(line: str) -> Text:
+    """Draws a pair of engines that share no blocks, and the settings that differ."""
+    return Text.assemble(("engines   share no blocks: ", "red"), line, overflow="fold")
 
 
 def _draw_curve(insight: ServerInsight) -> Text:

@@ -23,7 +23,7 @@ from kvoffload.web.page import read_page
 from kvoffload.web.prefix_question import BODY, QUERY, Question, read_body, read_query
 from kvoffload.web.prefix_question import MAX_BODY_BYTES as MAX_QUESTION_BYTES
 from kvoffload.web.prefixes import Prefixes
-from kvoffload.web.readings import read_ignored, read_insight, read_stats
+from kvoffload.web.readings import read_differing, read_ignored, read_insight, read_stats
 from kvoffload.web.routes import Route, Router
 from kvoffload.web.watcher import Watcher
 
@@ -181,8 +181,9 @@ class Application:
         seen = await self._watcher.look()
         is_open = "application/openmetrics-text" in request.head.headers.get("accept", "")
         told = () if seen.insight is None else read_insight(seen.insight)
+        differing = () if seen.stats is None else read_differing(seen.differing)
         ignored = read_ignored(self._hints.ignored)
-        body = expose([*read_stats(seen.stats), *told, *ignored], is_open=is_open)
+        body = expose([*read_stats(seen.stats), *told, *differing, *ignored], is_open=is_open)
         return Response(body=body, content_type=OPEN_TYPE if is_open else PLAIN_TYPE)
 
     async def _stats(self, _request: Request) -> Response:
@@ -191,7 +192,7 @@ class Application:
 
     async def _tell(self) -> dict[str, Any]:
         seen = await self._watcher.look()
-        sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, fault=seen.fault)
+        sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, differing=seen.differing, fault=seen.fault)
         return as_row(sample, compare(None, sample))
 
     async def _show(self, _request: Request) -> Response:

@@ -69,8 +69,8 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
     yield reading("kvoffload_asked_blocks_total", insight.asked_blocks)
     yield reading("kvoffload_distinct_blocks", insight.distinct_blocks)
     yield reading("kvoffload_engines_saved_seconds_total", insight.saved_s)
-    if insight.ceiling is not None:
-        yield reading("kvoffload_hit_ceiling_ratio", insight.ceiling)
+    if insight.told_ceiling is not None:
+        yield reading("kvoffload_hit_ceiling_ratio", insight.told_ceiling)
     for memory, share in insight.curve.hit_rates.items():
         yield reading("kvoffload_memory_hit_ratio", share, memory=f"{memory:g}")
     for hint, count in insight.hints.items():
@@ -85,6 +85,12 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
         if timing.name in _TIMINGS:
             name, label = _TIMINGS[timing.name]
             yield distribution(name, timing.counts, timing.sum_s, **({label: timing.label} if label else {}))
+
+
+def read_differing(differing: tuple[str, ...] | None) -> Iterator[Reading]:
+    """Reads how many pairs of engines share no blocks because a setting differs, if the server told it."""
+    if differing is not None:
+        yield reading("kvoffload_differing_engines", len(differing))
 
 
 def read_ignored(ignored: Mapping[str, int]) -> Iterator[Reading]:

@@ -127,6 +127,20 @@ def test_sizes_and_tiers_come_from_values(helm: Any) -> None:
     assert parse_size(default["resources"]["limits"]["memory"] + "B") > memory
 
 
+@pytest.mark.parametrize("size", ["64MiB", "64GiB", "256GiB", "1.5TiB"])
+def test_the_pods_memory_follows_from_the_pools(helm: Any, size: str) -> None:
+    server = pod_of(render(helm, {"memory": size})["DaemonSet"])["containers"][0]
+    pool, limit = parse_size(size), parse_size(server["resources"]["limits"]["memory"] + "B")
+    assert pool + pool // 30 < limit <= pool + max(pool // 8, 1 << 30)
+    assert server["resources"]["requests"] == {"cpu": "1", "memory": server["resources"]["limits"]["memory"]}
+
+
+def test_a_memory_limit_that_is_given_is_the_pods(helm: Any) -> None:
+    values = {"memory": "64GiB", "resources": {"limits": {"memory": "100G"}}}
+    server = pod_of(render(helm, values)["DaemonSet"])["containers"][0]
+    assert server["resources"]["limits"]["memory"] == server["resources"]["requests"]["memory"] == "100G"
+
+
 def test_probes_ask_the_server_itself(helm: Any) -> None:
     server, web = pod_of(render(helm, {})["DaemonSet"])["containers"]
     settings = read_command([*read_entry()[0], *server["args"]])
@@ -158,6 +172,7 @@ def test_what_watches_finds_the_pods_and_their_port(helm: Any) -> None:
         ({"memroy": "64GiB"}, "memroy"),
         ({"disk": {"hostPath": "relative"}}, "hostPath"),
         ({"settings": {"remote_connections": 8}}, "remote_connections"),
+        ({"memory": "256GiB", "resources": {"limits": {"memory": "72Gi"}}}, "resources.limits.memory 72Gi does not"),
         ({"podMonitor": {"enabled": True}, "web": {"enabled": False}}, "needs web.enabled"),
     ],
 )

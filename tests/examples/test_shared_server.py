@@ -47,6 +47,13 @@ def test_the_example_runs(script: str, says: str) -> None:
     assert done.stderr == ""
 
 
+def test_without_torch_the_example_says_what_to_install() -> None:
+    script = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path('03_two_engines_one_server.py')"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {script}"]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "this example needs torch: pip install torch\n")
+
+
 def test_the_working_engine_needs_no_torch() -> None:
     script = "import runpy, sys; runpy.run_path('06_working_engine.py'); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {script}"], cwd=EXAMPLES, check=True)

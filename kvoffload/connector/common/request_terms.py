@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 MAX_PIN_S = 3600.0
 MAX_TENANT_LENGTH = 64
 MAX_SESSION_LENGTH = 64
+MAX_KEY_LENGTH = 32
+"""Letters of a key above which it is not compared with the names of our terms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +95,19 @@ _TERMS = {
 }
 
 
+@lru_cache(maxsize=256)
+def _find_meant(name: str) -> str:
+    """Returns a line about a key that is nearly one of ours, or "". Keys of other connectors are not."""
+    meant = difflib.get_close_matches(name, _TERMS, n=1, cutoff=0.85) if len(name) <= MAX_KEY_LENGTH else []
+    return f"{reprlib.repr(name)} is ignored, perhaps {meant[0]} is meant" if meant else ""
+
+
 def read_terms(params: Mapping[str, object], session: str = "") -> tuple[RequestTerms, str]:
     """Returns the terms, and a line about values that are not allowed: these terms keep their defaults, nothing fails.
 
     `session` is the engine's own name for the request's session, used if a time is set without a name. Unknown keys
-    belong to other connectors, and are ignored. None counts as absent, because clients write null for it.
+    belong to other connectors, and are ignored; the line names one that is nearly a name of ours. None counts as
+    absent, because clients write null for it.
     """
     given = {name: value for name in _TERMS if (value := params.get(name)) is not None}
     wrong = {name for name, value in given.items() if not _TERMS[name].accepts(value)}
@@ -106,6 +118,7 @@ def read_terms(params: Mapping[str, object], session: str = "") -> tuple[Request
         for name in _TERMS
         if name in wrong
     ]
+    complaints += filter(None, (_find_meant(name) for name in params if name not in _TERMS))
     if taken.get("session_ttl_s") and "session" not in given and is_session(session):
         # The engine has a name for it already.
         taken["session"] = session

@@ -256,8 +256,29 @@ def add_report(register: Register, report: CompletenessReport, rank: int) -> Reg
 
 
 def describe_parts(description: Mapping[str, object]) -> dict[str, str]:
-    """Returns each part of a description as text, by name; long parts as a digest."""
-    return {name: _shorten(value) for name, value in description.items()}
+    """Returns each part of a description as text, by name. Long parts are digests, and what users set of them is told
+    by readable parts too."""
+    return {name: _shorten(value) for name, value in {**description, **_describe_settings(description)}.items()}
+
+
+def _describe_settings(description: Mapping[str, object]) -> dict[str, str]:
+    """Describes the dtypes of the KV cache, the layout of its pages and the numbers of ranks. A description whose parts
+    were made text before has all this already."""
+    layers, geometry, parallel = (description.get(name) for name in ("layers", "geometry", "parallel"))
+    told: dict[str, str] = {}
+    if isinstance(layers, Mapping):
+        told["kv_dtype"] = ", ".join(sorted({_describe_dtype(layer) for layer in layers.values()}))
+    if isinstance(geometry, Mapping) and "layout" in geometry:
+        told["layout"] = str(geometry["layout"])
+    if isinstance(parallel, Mapping):
+        shape = ", ".join(f"{name} {count}" for name, count in parallel.items() if count != 1)
+        told["parallel_shape"] = shape or "one rank"
+    return told
+
+
+def _describe_dtype(layer: Mapping[str, object]) -> str:
+    quantisation = layer["quantisation"]
+    return f"{layer['dtype']}" if quantisation == "none" else f"{layer['dtype']} ({quantisation})"
 
 
 def _shorten(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.insight import TAG_BYTES
 from kvoffload.protocol.limits import LINE_BYTES
+from kvoffload.protocol.opening import find_model
 from kvoffload.server.common.steps import Steps
 from kvoffload.server.operators.agent_ledger import AgentLedger
 from kvoffload.server.operators.distinct_blocks import DistinctBlocks
@@ -22,12 +24,16 @@ from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Registration
 from kvoffload.server.tiering.counts import cut_text
 
+logger = logging.getLogger(__name__)
+
 PART_TAGS = 1024
 """Number of tags of a prompt above which counting them is a part of the work by itself."""
 STORED_SLACK_S = 2
 """Seconds. A block that has been there for no longer may have been stored by the very prompt that lacked it."""
 MAX_LOOKED_AT = 16
 """Number of other identities, the latest ones, in which a missing block is looked for."""
+MAX_TOLD = 64
+"""Number of lines that the log gets about engines that differ. No user can fill it with more."""
 _OF_NAMES = frozenset({"hash_seed", "hash_algorithm", "salt"})
 """Parts of an identity that decide how tokens are named. Engines that differ in them give the same tokens other
 names."""
@@ -101,6 +107,9 @@ class PromptLedger:
         self._distinct = DistinctBlocks()
         self._asked_blocks = 0
         self._saved_us = 0
+        self._told: set[tuple[str, str]] = set()
+        """Models, and the parts in which an engine of each differs from one that has stored its blocks: the log has a
+        line about each pair."""
         self.tokens: Counter[str] = Counter()
         """Number of tokens by outcome: `hit_memory`, `hit_lower`, or why they were computed."""
         self.agents = AgentLedger()
@@ -155,7 +164,23 @@ class PromptLedger:
             return Explanation(
                 miss=_LEFT[departed.why], seconds_ago=departed.seconds_ago, missing_bytes=departed.missing_bytes
             )
-        return others.look(query)
+        explanation = others.look(query)
+        if explanation.miss is Miss.OTHER_IDENTITY:
+            self._tell_other(registration, explanation.differs)
+        return explanation
+
+    def _tell_other(self, registration: Registration, differs: str) -> None:
+        """Logs once for each model and list of parts that prompts are computed whose blocks another identity has."""
+        model = find_model(registration.register.identity)
+        if (model, differs) in self._told or len(self._told) >= MAX_TOLD:
+            return
+        self._told.add((model, differs))
+        logger.warning(
+            "an engine of %s computes prompts whose blocks are stored by an engine that differs in %s; "
+            "`kvoffload inspect identities --diff` shows both values",
+            model or "a model without a name",
+            differs,
+        )
 
 
 class _Others:

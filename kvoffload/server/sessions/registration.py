@@ -6,9 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register, Registered, advance
+from kvoffload.protocol.differences import differ_by_setting, tell_differences
+from kvoffload.protocol.opening import find_model
 from kvoffload.server.common.refusal import refuse
 from kvoffload.server.sessions.domain import Domain, read_geometry, sizes_of
 from kvoffload.server.sessions.event_feed import Space
@@ -22,6 +25,11 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 256
 """Divisor of a limit on identities: one of so many gives way at a time, those that no session has registered for
 longest."""
+MAX_COMPARED = 16
+"""Number of other identities, the latest ones, with which a new engine's settings are compared."""
+MAX_TOLD = 64
+"""Number of different lines about engines that differ by a setting. Later ones are not logged, so that no user can
+fill the log."""
 _TRIES = 4
 """Attempts, each with other identities if blocks of the chosen ones are leased or on their way."""
 
@@ -54,6 +62,8 @@ class Identities:
         self._sessions = sessions
         self._on_forgotten = on_forgotten
         self._on_evict = on_evict
+        self._told: set[str] = set()
+        """Lines about engines that differ by a setting. Each is logged once, and no more than MAX_TOLD of them."""
 
     def register(self, connection: Connection, message: Register) -> Registered | Error:
         """Returns the namespace of the session's blocks, the same for all its processes. A refusal may have made others
@@ -75,6 +85,7 @@ class Identities:
         connection.agreed = agreed
         tenants = domain.list_tenants(session.uid)
         session.registration = Registration(name_space=name_space, register=message, tenant=tenant, tenants=tenants)
+        self._tell_differing(domain, name_space)
         return Registered(
             name_space=name_space,
             held_limit_bytes=domain.terms.held_limit_bytes,
@@ -111,6 +122,22 @@ class Identities:
         for session in self._sessions:
             if session.registration is not None:
                 session.domain.note_use(session.registration.name_space)
+
+    def _tell_differing(self, domain: Domain, name_space: int) -> None:
+        """Logs once that an engine shares no blocks with one that joined before, because a setting differs. The values
+        are told if both engines are one user's."""
+        ours = domain.registers[domain.fingerprints[name_space]]
+        others = (number for number in reversed(domain.fingerprints) if number != name_space)
+        for other in islice(others, MAX_COMPARED):
+            theirs = domain.registers.get(domain.fingerprints[other])
+            if theirs is None or not differ_by_setting(ours, theirs):
+                continue
+            is_own = domain.brought.get(name_space) == domain.brought.get(other)
+            line = _describe_differing(ours, theirs, with_values=is_own)
+            if line not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(line)
+                logger.warning("%s", line)
+            return
 
     def _make_place(
         self, domain: Domain, message: Register | Introduce, geometry: CacheGeometry, uid: int | None
@@ -191,6 +218,19 @@ def open_express(session: EngineSession) -> list[OpenExpress]:
         OpenExpress(process.lifeline, session.number, cache_session, registration.tenant, tenants, space, session.owner)
         for process in wanting
     ]
+
+
+def _describe_differing(ours: Register, theirs: Register, *, with_values: bool) -> str:
+    told = ", ".join(
+        f"{one.name} {one.ours} here, {one.theirs} in the engine that joined before"
+        if with_values and one.is_readable
+        else f"{one.name} is another one than in the engine that joined before"
+        for one in tell_differences(ours, theirs)
+    )
+    return (
+        f"an engine of {find_model(ours.identity)} has the same weights as one before and shares no blocks with it, as "
+        f"settings differ: {told}. Start both with the same settings"
+    )
 
 
 def _compare(connection: Connection, message: Register) -> Agreement | Error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from kvoffload.bench import copy
 from kvoffload.bench.copied_blocks import LAYERS
 from kvoffload.bench.copy import CopyBenchmark, make_pool
+from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import build_page_map
 
 
@@ -19,6 +22,12 @@ def test_a_pool_is_scattered_pages_and_half_as_many_slots() -> None:
     offsets = sorted(int(slot) - pool.slots.ctypes.data for slot in pool.items.slot)
     assert offsets == [index * pages.record_bytes for index in range(20)]
     assert sorted(pool.items.block.tolist()) != pool.items.block.tolist()
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BenchmarkError, match=r"torch is not installed.*pip install torch"):
+        list(CopyBenchmark().run(lambda step: None))
 
 
 def test_one_line_per_size_direction_and_digests_and_one_for_submit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from kvoffload.client import HintTerms
 from kvoffload.protocol import HintAction
 from tests.kit.cli.commands import run
 from tests.kit.server.tiers import await_that, counts_of, disk_below, serving
+from tests.kit.web import vllm_blocks
 from tests.kit.web.prompt_load import BLOCK, PromptLoad
 
 BLOCKS = 4
@@ -177,3 +178,22 @@ def test_without_a_server(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"kvoffload: {tmp_path}/nobody is not there; ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_identities_that_differ_are_told_by_the_part_and_both_values(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    flags = ("--set", f"server={path}")
+    with serving(path) as server:
+        await_that(lambda: server.has_memory)
+        nothing = run("inspect", "identities", "--diff", *flags).stdout
+        with vllm_blocks.engines_that_differ(path):
+            [row] = [
+                json.loads(line)
+                for line in run("inspect", "identities", "--diff", "--json", *flags).stdout.splitlines()
+            ]
+            shown = run("inspect", "identities", "--diff", *flags).stdout
+            watched = json.loads(run("top", "--once", "--json", *flags).stdout)
+    assert nothing == "no two engines that have registered differ\n"
+    assert (row["part"], row["here"], row["there"]) == ("hash_block_tokens", "32", "16")
+    assert re.search(r"hash_block_tokens +32 +16", shown)
+    assert watched["differing"] == ["made-up/model: hash_block_tokens 16 and 32"]

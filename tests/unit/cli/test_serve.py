@@ -23,6 +23,7 @@ from kvoffload.cli.serve import (
     choose_remote,
     find_group,
     make_terms,
+    plan_below,
     tell_starter,
 )
 from kvoffload.config.sources import TEST_VARIABLE, Settings, load_settings
@@ -63,6 +64,45 @@ def test_memory_that_there_is_not_is_refused_before_anything_is_announced(tmp_pa
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"kvoffload: 512TiB of memory are wanted, there are [0-9.]+[GT]iB in all; .*\n", done.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["serve", "--memory=64GiB"], "say --set memory=64GiB"),
+        (["serve", "--disk-size", "1TiB"], "say --set disk_size=VALUE"),
+        (["top", "--server", "kv.sock"], "say --set server=VALUE"),
+    ],
+)
+def test_a_setting_that_is_given_as_an_option_is_refused_with_the_words_that_were_meant(
+    words: list[str], remedy: str
+) -> None:
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert remedy in done.stderr
+
+
+def test_a_bucket_without_the_library_for_it_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs obstore, which is not installed; pip install obstore"):
+        plan_below(load_settings(flags={"s3": "s3://cache/kv"}).settings, ServerConfig())
+
+
+def test_a_folder_that_is_not_there_is_told_where_the_server_says_what_it_serves(tmp_path: Path) -> None:
+    mistyped, command = tmp_path / "dsik", [sys.executable, "-m", "kvoffload", "serve"]
+    settings = (f"server={tmp_path / 's'}", *SMALL, f"disk={mistyped}", "disk_size=1GiB")
+    with subprocess.Popen(
+        [*command, *(word for setting in settings for word in ("--set", setting))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("kvoffload serves 128MiB")
+            assert server.stdout.readline().startswith(f"there is no folder {mistyped} yet")
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])

@@ -98,6 +98,14 @@ def test_what_fails_is_said_and_makes_the_exit_code() -> None:
     assert done.stdout == f"{len(lines)} prompts, {len(lines)} failed; 0 tokens computed or loaded\n"
 
 
+def test_the_address_that_other_clients_want_is_the_engines(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text(json.dumps({"prompt": "ab"}))
+    with played_engine(PlayedEngine()) as played:
+        done = run("warm", str(file), "--engine", f"{played.address}/v1/")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -81,3 +81,11 @@ def test_without_counts_there_is_a_reason() -> None:
         read_stats(Error(code=ErrorCode.BUSY, message="not yet"))
     with pytest.raises(ServerError, match="counts: the cache server did not answer in time"):
         read_stats(None)
+
+
+def test_after_an_adoption_no_ceiling_is_told_until_it_is_one() -> None:
+    """Each block was asked for once since the new server began, and is there from the server before it."""
+    counts = (NamedCount(name="hit_memory", count=90), NamedCount(name="never_seen", count=10))
+    told = Insight(outcomes=counts, errors=(), timings=(), asked_blocks=100, distinct_blocks=100, saved_us=0)
+    assert read_insight(told).told_ceiling is None
+    assert INSIGHT.told_ceiling == INSIGHT.ceiling

@@ -66,6 +66,15 @@ def test_what_kubernetes_tells_of_services_and_tests_read_themselves_are_no_sett
     assert load_settings(environment=addresses).settings == Settings()
 
 
+def test_auto_is_the_socket_that_the_environment_names() -> None:
+    environment = {"KVOFFLOAD_SERVER": "/run/kvoffload/cache", "XDG_RUNTIME_DIR": "/run/kvoffload/1000"}
+    for said in ({"engine": {"server": "auto"}}, {"flags": {"server": "auto"}}, {"defaults": {"server": "auto"}}):
+        loaded = load_settings(environment=environment, **said)  # type: ignore[arg-type]
+        assert (loaded.settings.server, loaded.sources["server"]) == ("/run/kvoffload/cache", Source.ENVIRONMENT)
+    of_user = {**environment, "KVOFFLOAD_SERVER": "auto"}
+    assert load_settings(environment=of_user).settings.server.endswith("/kvoffload.sock")
+
+
 def test_auto_is_one_socket_for_root_and_one_for_each_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import kvoffload.connector.plugin
-from kvoffload.errors import ConfigError
+from kvoffload.errors import CacheMemoryError, ConfigError
 
 
 class StandInFactory:
@@ -128,6 +128,19 @@ def test_a_wrong_setting_is_refused_where_vllm_looks_for_the_class(
         factory.get_connector_class(transfer("KVOffloadConnector", memori="1GiB"))
     sys.excepthook(refusal.type, refusal.value, refusal.tb)
     assert capsys.readouterr().err == f"kvoffload: {refusal.value}\n"
+
+
+def test_memory_that_there_is_not_is_refused_before_there_are_weights(
+    plugin: Any, install_vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    install_vllm(factory := Looking())
+    plugin.register()
+    with pytest.raises(CacheMemoryError, match=r"512TiB of memory are wanted.*; set `memory` to less"):
+        factory.get_connector_class(transfer("KVOffloadConnector", memory="512TiB"))
+    # A shared server has a pool of its own.
+    shared = transfer("KVOffloadConnector", memory="512TiB", server="/run/kvoffload.sock")
+    assert factory.get_connector_class(shared) == "class of KVOffloadConnector"
 
 
 def test_factory_that_moved_is_a_warning(plugin: Any, install_vllm: Any, caplog: pytest.LogCaptureFixture) -> None:

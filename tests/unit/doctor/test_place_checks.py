@@ -96,6 +96,16 @@ def test_shapes_of_engines_are_told_to_who_may_know(tmp_path: Path) -> None:
     assert list(check_shapes("")) == list(check_shapes(str(tmp_path / "none"))) == []
 
 
+def test_engines_that_share_no_blocks_are_a_warning_with_the_setting_that_differs(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with serving(path) as server:
+        await_that(lambda: server.has_memory)
+        with vllm_blocks.engines_that_differ(path):
+            found = [one for one in check_shapes(str(path)) if one.verdict is Verdict.WARN]
+    [(check, text)] = [(one.check, one.text) for one in found]
+    assert (check, text) == ("engines", "share no blocks: made-up/model: hash_block_tokens 16 and 32")
+
+
 def plan_valkey(port: int) -> Sequence[TierPlan]:
     settings = load_settings(flags={"valkey": f"valkey://127.0.0.1:{port}"}).settings
     [plans] = choose_tiers(settings, ServerConfig()).values()

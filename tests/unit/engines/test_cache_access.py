@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -51,6 +52,17 @@ def make_register(name: str, *, record_bytes: int = 1000) -> Register:
     rule = GroupRule(block_size=4, reuse=ReuseRule.PREFIX)
     geometry = CacheGeometry(hash_block_size=4, groups=(CacheGroup(rule=rule, record_bytes=record_bytes),))
     return describe_blocks(fingerprint(name), geometry, hash_algorithm="sha256", ranks=2)
+
+
+def test_memory_that_is_set_beside_a_shared_server_is_said_to_be_unused(
+    server: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, cache_access.__name__)
+    for memory, role in (("64MiB", Role.WORKER), ("auto", Role.SCHEDULER)):
+        make_access(server, memory=memory).open(make_register("unused"), role=role).close()
+    assert "is not used" not in caplog.text
+    make_access(server, memory="64MiB").open(make_register("unused"), role=Role.SCHEDULER).close()
+    assert f"`memory` of this engine is not used: the server at {server} has a pool of its own" in caplog.text
 
 
 def test_all_processes_of_an_engine_have_one_session_in_one_memory(server: Path) -> None:

@@ -118,6 +118,12 @@ class TestHello:
         assert refuse(agree_version(TERMS, replace(greeting, domain="red"))).about_op == Greeting.op
         assert refuse(agree_version(TERMS, replace(greeting, protocol_min=2))).code is ErrorCode.VERSION
 
+    def test_a_greeting_of_another_version_is_told_which_side_has_what(self) -> None:
+        greeting = Greeting(protocol_min=90, protocol_max=91, engine="e", role=Role.WORKER, software="kvoffload 9")
+        assert refuse(agree_version(TERMS, greeting)).message == (
+            "the server is kvoffload 1 and has 1 to 1, the client is kvoffload 9 and has 90 to 91"
+        )
+
     def test_hello_after_a_reconnect_begins_anew(self) -> None:
         registered = advance(TERMS, GREETED, REGISTER)
         assert isinstance(registered, Agreement)

@@ -42,11 +42,30 @@ def test_what_matters_is_said() -> None:
         assert part in text, part
 
 
+def test_without_a_server_the_command_that_starts_one_is_named() -> None:
+    text = show(Sample(time_s=0.0, stats=None, fault="kv.sock is not there"))
+    assert "`kvoffload serve --set server=kv.sock` starts one" in text
+    assert "starts one" not in show(Sample(time_s=0.0, stats=None, fault="kv.sock is no socket"))
+
+
+def test_engines_that_share_no_blocks_are_told_with_the_setting_that_differs() -> None:
+    sample = Sample(time_s=0.0, stats=stats(), differing=("Qwen3: hash_block_tokens 64 and 128",))
+    assert "engines   share no blocks: Qwen3: hash_block_tokens 64 and 128" in show(sample)
+    assert "share no blocks" not in show(Sample(time_s=0.0, stats=stats(), differing=None))
+
+
 def test_what_became_of_prompts_is_said_a_second_and_the_most_frequent_first() -> None:
     before = Sample(time_s=0.0, stats=stats(), insight=INSIGHT)
     later = replace(INSIGHT, outcomes={**INSIGHT.outcomes, "hit_memory": 700, "evicted": 350})
     text = show(Sample(time_s=2.0, stats=stats(), insight=later), before)
     assert "tokens    a second: 150 evicted, 50 from memory; with endless memory: 75.0% of blocks" in text
+
+
+def test_an_endless_memory_that_would_hit_less_than_was_hit_is_not_told() -> None:
+    adopted = replace(INSIGHT, asked_blocks=200, distinct_blocks=200)
+    text = show(Sample(time_s=0.0, stats=stats(), insight=adopted), width=140)
+    assert "600 from memory" in text
+    assert "endless memory" not in text
 
 
 def test_what_became_of_prompts_is_said_so_far_where_nothing_is_asked() -> None:

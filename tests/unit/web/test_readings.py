@@ -14,7 +14,7 @@ from kvoffload.metrics.exposition import Distribution, expose
 from kvoffload.metrics.metric import Source
 from kvoffload.metrics.server_metrics import SERVER_METRICS
 from kvoffload.protocol.watching import TrafficCounts
-from kvoffload.web.readings import read_ignored, read_insight, read_stats
+from kvoffload.web.readings import read_differing, read_ignored, read_insight, read_stats
 from tests.kit.top.made_up import DISK, INSIGHT, stats
 
 COUNTS = [field.name for field in dataclasses.fields(CacheStats) if isinstance(getattr(stats(), field.name), int)]
@@ -28,7 +28,7 @@ def full() -> CacheStats:
 def test_the_catalogue_and_what_is_told_are_the_same() -> None:
     wanted = {metric.name for metric in SERVER_METRICS}
     wanted |= {metric.name for metric in ENGINE_METRICS if metric.source is Source.BOTH}
-    found = [*read_stats(full()), *read_insight(INSIGHT), *read_ignored({"unknown_action": 1})]
+    found = [*read_stats(full()), *read_insight(INSIGHT), *read_ignored({"unknown_action": 1}), *read_differing(("",))]
     assert {one.name for one in found} == wanted
     assert expose(found, is_open=False)
     keys = [(one.name, tuple(one.labels.items())) for one in found]
@@ -66,6 +66,11 @@ def test_numbers_arrive() -> None:
     assert found["kvoffload_tier_coded_bytes_total", "disk", DISK.name] == DISK.coded_bytes
     assert found["kvoffload_tier_coded_stored_bytes_total", "disk", DISK.name] == DISK.coded_stored_bytes
     assert found["kvoffload_tier_dropped_blocks_total", "disk", "full"] == TRAFFIC.index("dropped_full") + 1
+
+
+def test_engines_that_share_no_blocks_are_counted_where_the_server_tells_them() -> None:
+    assert [one.value for one in read_differing(("one pair", "another"))] == [2]
+    assert list(read_differing(None)) == []
 
 
 def test_a_server_that_is_away_is_one_number() -> None:

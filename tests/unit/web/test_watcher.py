@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from kvoffload.client.async_client import AsyncClient
+from kvoffload.client.insight import AS_OPERATOR
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms
+from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
+from kvoffload.protocol.message import Reply, Request
 from kvoffload.web import watcher as watcher_module
 from kvoffload.web.watcher import Watcher
 from tests.kit.server.tiers import await_that, serving
+from tests.kit.web import vllm_blocks
 
 MEMBER = Member(engine="web", role=Role.OBSERVER)
 
@@ -37,6 +41,37 @@ async def test_many_readers_are_one_question(tmp_path: Path, monkeypatch: pytest
             assert len(asked) == 1
             assert all(one is seen[0] for one in seen)
             assert seen[0].stats is not None
+
+
+async def test_engines_that_share_no_blocks_are_told_with_the_setting_that_differs(tmp_path: Path) -> None:
+    with serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
+        with vllm_blocks.engines_that_differ(tmp_path / "s"):
+            async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=MEMBER)) as client:
+                assert await client.wait_until_served(30)
+                seen = await Watcher(client).look()
+    assert seen.differing == ("made-up/model: hash_block_tokens 16 and 32",)
+
+
+async def test_a_server_that_refuses_operators_questions_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher_module, "FRESH_S", 0.0)
+    asked = []
+
+    async def refuse(message: Request) -> Reply:
+        asked.append(message)
+        raise ServerError("not an operator", remedy=AS_OPERATOR)
+
+    with serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
+        async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=MEMBER)) as client:
+            assert await client.wait_until_served(30)
+            monkeypatch.setattr(client, "look_into", refuse)
+            watcher = Watcher(client)
+            seen = [await watcher.look() for _ in range(3)]
+    assert [one.differing for one in seen] == [None] * 3
+    assert len(asked) == 1
 
 
 async def test_a_server_that_is_away_says_why(tmp_path: Path) -> None:

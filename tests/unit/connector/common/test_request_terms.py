@@ -99,6 +99,12 @@ def test_the_engines_own_name_of_a_session_counts_where_a_time_is_set(
     assert read_terms(params, own)[0].session == session
 
 
+def test_a_misspelt_name_is_told_and_names_of_other_connectors_are_not() -> None:
+    terms, complaint = read_terms({"sessions": "a", "do_remote_prefill": True, "remote_block_ids": [1], "tp_size": 2})
+    assert terms == RequestTerms()
+    assert complaint == "'sessions' is ignored, perhaps session is meant"
+
+
 @pytest.mark.parametrize("field", dataclasses.fields(RequestTerms), ids=lambda field: str(field.name))
 def test_null_is_as_good_as_absent(field: dataclasses.Field[object]) -> None:
     assert read_terms({field.name: None}) == (RequestTerms(), "")

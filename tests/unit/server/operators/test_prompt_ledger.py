@@ -42,3 +42,18 @@ def test_only_the_latest_identities_are_looked_into(monkeypatch: pytest.MonkeyPa
         engine = server.process("engine").join(PLAIN, "engine")
         found = [explain(engine, make_chain(number, 1)).miss for number in range(4)]
         assert found == [Miss.NEVER_SEEN, Miss.NEVER_SEEN, Miss.OTHER_IDENTITY, Miss.OTHER_IDENTITY]
+
+
+def test_the_log_says_once_in_what_an_engine_differs_that_has_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    with Server() as server:
+        other = server.process("other").join(PLAIN, "other", identity=parts(model="m", revision="1"))
+        store(other, make_chain(1, 1))
+        engine = server.process("engine").join(PLAIN, "engine", identity=parts(model="m", revision="2"))
+        for _ in range(3):
+            explain(engine, make_chain(1, 1))
+    lines = [one.getMessage() for one in caplog.records if "stored by an engine" in one.getMessage()]
+    [line] = lines
+    assert line.startswith(
+        "an engine of m computes prompts whose blocks are stored by an engine that differs in revision;"
+    )
+    assert [one.levelname for one in caplog.records if one.getMessage() in lines] == ["WARNING"]

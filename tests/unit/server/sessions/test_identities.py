@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvoffload.protocol import (
     Acquire,
     Acquired,
     ErrorCode,
+    IdentityField,
     Invalidate,
     NamespaceOpened,
     Outcome,
@@ -23,6 +25,7 @@ from kvoffload.protocol import (
     Subscribe,
 )
 from kvoffload.server import ServerLimits
+from kvoffload.server.sessions.registration import MAX_TOLD
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.cache.offload_contract import CHAIN as SAVED
@@ -31,6 +34,7 @@ from tests.kit.server.chains import save_chain
 from tests.kit.server.harness import UID, Client, Server, code_of, greeted, register_of
 from tests.kit.server.held_writer import held_writer
 from tests.kit.server.tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving, traffic_of
+from tests.kit.web.vllm_blocks import WIDE
 from tests.unit.client.conftest import make_terms
 
 FEW = ServerLimits(namespaces=16, user_namespaces=12)
@@ -329,3 +333,40 @@ async def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, 
                 async with AsyncClient(make_terms(tmp_path / "s", name="model 249")) as client:
                     assert await client.wait_until_served(WAIT_S)
                     assert (await client.acquire(Ask(SAVED), far=FAR)).boundary == TOKENS
+
+
+def made_of(**parts: str) -> tuple[IdentityField, ...]:
+    named = {"model": "Qwen3", "revision": "abc", **parts}
+    return tuple(IdentityField(name=name, value=value) for name, value in named.items())
+
+
+def differing_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+
+
+def test_an_engine_with_another_block_size_is_told_of_once_with_both_values(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = server.process("before").join(WIDE, "before", identity=made_of())
+    for at in range(3):
+        server.process(f"engine {at}").join(PLAIN, "engine", identity=made_of())
+    assert before.name_space == 0
+    [line] = differing_lines(caplog)
+    assert (
+        f"hash_block_tokens {PLAIN.hash_block_size} here, {WIDE.hash_block_size} in the engine that joined before"
+        in line
+    )
+
+
+def test_values_of_another_users_engine_are_not_told(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.process("before", uid=UID + 1).join(PLAIN, "before", identity=made_of(kv_dtype="fp8_e4m3"))
+    server.process("engine").join(PLAIN, "engine", identity=made_of(kv_dtype="bfloat16"))
+    [line] = differing_lines(caplog)
+    assert "kv_dtype is another one" in line
+    assert "fp8" not in line
+
+
+def test_engines_that_differ_by_a_setting_fill_no_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    for at in range(2 * MAX_TOLD):
+        server.process(f"engine {at}").join(PLAIN, f"engine {at}", identity=made_of(kv_dtype=f"dtype {at}"))
+    assert len(differing_lines(caplog)) == MAX_TOLD
