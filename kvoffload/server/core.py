@@ -64,7 +64,7 @@ from kvoffload.server.sessions.adoption import Adoption
 from kvoffload.server.sessions.domain import Domain, DomainTerms
 from kvoffload.server.sessions.drain import DrainState, check_operator, is_operator
 from kvoffload.server.sessions.event_feed import EVENT_BLOCKS, EventFeed, Space
-from kvoffload.server.sessions.former_memory import count_former, hear_holding
+from kvoffload.server.sessions.former_memory import hear_holding
 from kvoffload.server.sessions.outbox import Later, Sendable, SendMemory, ToConnection, ToLifeline
 from kvoffload.server.sessions.registration import Identities, open_express
 from kvoffload.server.sessions.session import Connection, EngineSession, Guest, Peer
@@ -247,7 +247,7 @@ class ServerCore:
 
     def count_former(self, domain: str, own: int) -> int:
         """Bytes of former servers' memory that the domain's engines still have. `own`: the name of the present one."""
-        return count_former(self._sessions, domain, own)
+        return self.domains[domain].former.count(own) if domain in self.domains else 0
 
     def close_connection(self, connection: bytes) -> None:
         """Notes that nothing can be sent on this control connection any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,10 @@ class ExpressChannels:
             message_bytes=MAX_MESSAGE_BYTES,
         )
         self._by_lifeline: dict[int, tuple[int, OpenExpress]] = {}
+        self._of_owner: Counter[str] = Counter()
+        """Number of channels of each user that has some."""
+        self._of_domain: Counter[str] = Counter()
+        """Number of channels of each domain that has some."""
         self._owners: dict[Space, int] = {}
         self._domains: dict[str, int] = {}
         self._has_warned = False
@@ -68,7 +73,8 @@ class ExpressChannels:
     def open(self, wanted: OpenExpress, cache: native.Cache) -> int | None:
         """Opens a channel and returns the process's end of it, which belongs to the caller. None: there are too many,
         in all or of its owner or domain, or there is no descriptor or no thread for it."""
-        if not self._has_room(wanted):
+        of_owner, of_domain = self._of_owner[wanted.owner], self._of_domain[wanted.space.domain]
+        if not has_shares(of_owner, of_domain, total=len(self._by_lifeline), limit=self.limit):
             return None
         try:
             ours, theirs = socket.socketpair()
@@ -99,13 +105,16 @@ class ExpressChannels:
                 )
             return None
         self._by_lifeline[wanted.lifeline] = channel, wanted
+        self._count(wanted, 1)
         return theirs.detach()
 
     def end(self, lifeline: int) -> None:
         """Ends the channel of a process, if it has one. No further call is served on it."""
-        channel, _ = self._by_lifeline.pop(lifeline, (None, None))
-        if channel is not None:
+        known = self._by_lifeline.pop(lifeline, None)
+        if known is not None:
+            channel, wanted = known
             self._server.end(channel)
+            self._count(wanted, -1)
 
     def tick(self) -> None:
         """Lets go of channels that have ended. To be called now and then."""
@@ -146,12 +155,12 @@ class ExpressChannels:
         if lost:
             tell_lost(lost)
 
-    def _has_room(self, wanted: OpenExpress) -> bool:
-        others = [other for _, other in self._by_lifeline.values()]
-        of_owner = sum(other.owner == wanted.owner for other in others)
-        of_domain = sum(other.space.domain == wanted.space.domain for other in others)
-        return has_shares(of_owner, of_domain, total=len(others), limit=self.limit)
-
     def close(self) -> None:
         """Ends all channels, and waits for calls that are being served."""
         self._server.close()
+
+    def _count(self, wanted: OpenExpress, more: int) -> None:
+        for counts, key in ((self._of_owner, wanted.owner), (self._of_domain, wanted.space.domain)):
+            counts[key] += more
+            if not counts[key]:
+                del counts[key]

@@ -259,7 +259,13 @@ class Retentions:
             self._relieve(int(self.limit_bytes * RELIEF_SHARE))
 
     def _check_some(self, cache: LocalCache) -> None:
-        """Lets go of those of which a block is not readable any more: it was damaged, or cleared."""
+        """Lets go of those of which a block is not readable any more: it was damaged, or cleared.
+
+        Such a block is quarantined for as long as the retention leases it, so nothing is checked while no block is
+        quarantined.
+        """
+        if not cache.stats.quarantined:
+            return
         left = CHECKED_BLOCKS
         for _ in range(2):
             for one, group, hashes in self._unchecked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -71,6 +72,36 @@ def note_sharing(domains: Iterable[DomainTerms], socket_mode: int) -> tuple[Doma
     return tuple(replace(one, is_shared=is_open and (one.uids is None or len(one.uids) > 1)) for one in domains)
 
 
+class FormerBytes:
+    """Bytes of former servers' memories that a domain's processes still have. Each memory is counted once, with the
+    largest size that a process has named. No call takes longer where more processes have such memories."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, list[int]] = {}
+        """Sizes that processes have named, in ascending order, by memory."""
+        self._total = 0
+
+    def change(self, before: Mapping[int, int], after: Mapping[int, int]) -> None:
+        """Notes that a process has other memories than before. Both map memories to their bytes."""
+        for memory, size_bytes in before.items():
+            sizes = self._sizes[memory]
+            self._total -= sizes[-1]
+            del sizes[bisect_left(sizes, size_bytes)]
+            if sizes:
+                self._total += sizes[-1]
+            else:
+                del self._sizes[memory]
+        for memory, size_bytes in after.items():
+            sizes = self._sizes.setdefault(memory, [])
+            self._total -= sizes[-1] if sizes else 0
+            insort(sizes, size_bytes)
+            self._total += sizes[-1]
+
+    def count(self, own: int) -> int:
+        """Returns the bytes of all memories but the domain's present one, which is `own`."""
+        return self._total - self._sizes.get(own, [0])[-1]
+
+
 class Domain:
     """Belongs to the thread of the server's core. It has no cache until memory is taken or adopted."""
 
@@ -95,6 +126,8 @@ class Domain:
         """The same for the identities that engines of one user brought, by user."""
         self.used_last: dict[int, None] = {}
         """Namespaces in the order of their last use. The one that no session has registered for longest comes first."""
+        self.former = FormerBytes()
+        """Memories of former servers that the processes of the domain's sessions have."""
         self._tenants: dict[str, int] = {}
 
     @property

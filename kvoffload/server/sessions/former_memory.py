@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from kvoffload.protocol import Holding, Retire, Role
@@ -15,23 +13,12 @@ def hear_holding(session: EngineSession, lifeline: int, message: Holding) -> lis
     """Notes which memories a process of the session has now. Returns the requests to send to processes that should let
     go of some."""
     process = session.processes[lifeline]
+    before = process.former or {}
     process.former = {one.memory: one.size_bytes for one in message.memories}
+    session.domain.former.change(before, process.former)
     # It may have heard this while it could not act on it.
     process.asked = frozenset()
     return _ask_for_release(session) if session.cache_session is not None else []
-
-
-def count_former(sessions: Iterable[EngineSession], domain: str, own: int) -> int:
-    """Returns the bytes of former memories that a domain's processes have, each memory counted once. `own`: the
-    domain's present memory, which is not counted."""
-    found: dict[int, int] = {}
-    for session in sessions:
-        if session.domain.name == domain:
-            for process in session.processes.values():
-                for memory, size_bytes in (process.former or {}).items():
-                    found[memory] = max(size_bytes, found.get(memory, 0))
-    found.pop(own, None)
-    return sum(found.values())
 
 
 def _ask_for_release(session: EngineSession) -> list[ToLifeline]:

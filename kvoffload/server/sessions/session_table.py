@@ -133,6 +133,7 @@ class SessionTable:
         if session is None:
             return
         process = session.processes.pop(lifeline)
+        session.domain.former.change(process.former or {}, {})
         if process.pidfd is not None:
             process.pidfd.close()
         if session.processes:
@@ -380,6 +381,7 @@ class SessionTable:
             self._disconnect(key)
         for process in session.processes.values():
             self._by_lifeline.pop(process.lifeline, None)
+            session.domain.former.change(process.former or {}, {})
             if process.pidfd is not None:
                 process.pidfd.close()
         session.processes.clear()

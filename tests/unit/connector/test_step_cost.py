@@ -3,13 +3,6 @@ machine. `benchmarks/vllm_connectors.py` has the time, with the client and on a 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
-from typing import Any
-
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -20,36 +13,10 @@ from kvoffload.connector.saves.worth import GATHERED_TOKENS
 from tests.kit.connector.engine_configs import full
 from tests.kit.connector.saving import make_engine
 from tests.kit.connector.scripted import ScriptedEngine
+from tests.kit.instructions import Instructions
 
 DENSE = ((["a"], full(16)),)
 REQUESTS = 32
-CONNECTOR = str(Path(connector.__file__).parent)
-
-
-class Instructions:
-    """Of the connector's own code, while it is entered."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        former = sys.gettrace()
-        sys.settrace(self._on_call)
-        try:
-            yield
-        finally:
-            sys.settrace(former)
-
-    def _on_call(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-        if not frame.f_code.co_filename.startswith(CONNECTOR):
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        return self._on_instruction
-
-    def _on_instruction(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
-        self.count += event == "opcode"
-        return self._on_instruction
 
 
 def make_patient_engine() -> ScriptedEngine:
@@ -66,7 +33,7 @@ def decode_steps(engine: ScriptedEngine, steps: int) -> tuple[list[int], int]:
         for request in engine.requests.values():
             engine.decode(request)
             assert engine.run(request, 1)
-        spent = Instructions()
+        spent = Instructions(connector)
         with spent.counted():
             plan = engine.step()
             engine.report(plan)
@@ -77,7 +44,7 @@ def decode_steps(engine: ScriptedEngine, steps: int) -> tuple[list[int], int]:
 
 def serve_prompt(blocks: int) -> int:
     """Instructions that one prompt costs, from its arrival to its end."""
-    engine, spent = make_patient_engine(), Instructions()
+    engine, spent = make_patient_engine(), Instructions(connector)
     with spent.counted():
         engine.serve("a", range(blocks * 16 + 1))
         engine.report(engine.step())

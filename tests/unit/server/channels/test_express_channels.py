@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvoffload import server
 from kvoffload.cache import LocalCache, SessionId
 from kvoffload.protocol import (
     Acquire,
@@ -33,6 +34,7 @@ from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.sessions.outbox import OpenExpress
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
+from tests.kit.instructions import Instructions
 from tests.kit.server.express_peer import ExpressPeer
 
 SESSION = 0x70005
@@ -174,6 +176,27 @@ def test_no_user_gets_all(served: Served, monkeypatch: pytest.MonkeyPatch) -> No
     other = served.open(5, owner="second")
     assert other is not None
     assert other.ask(Mark()) == Done()
+
+
+def test_opening_one_makes_the_same_work_however_many_there_are(served: Served) -> None:
+    counts = []
+    for lifeline in range(32):
+        spent = Instructions(server)
+        with spent.counted():
+            assert served.open(lifeline, owner="first") is not None
+        counts.append(spent.count)
+    assert counts[1] == counts[-1] > 0
+
+
+def test_a_channel_that_ended_counts_for_no_user(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(express_channels, "MAX_CHANNELS", 4)
+    served.channels.close()
+    served.channels = ExpressChannels(boot_id=9)
+    for lifeline in range(8):
+        assert served.open(lifeline, owner="first") is not None
+        served.channels.end(lifeline)
+        served.channels.end(lifeline)
+    assert [served.open(lifeline, owner="first") is not None for lifeline in range(4)] == [True] * 3 + [False]
 
 
 def test_no_user_gets_all_memory_for_long_messages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

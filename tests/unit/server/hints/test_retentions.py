@@ -147,6 +147,28 @@ def test_what_cannot_be_found_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch
         assert server.cache.stats.quarantined == 0
 
 
+def test_while_all_blocks_are_there_none_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop has other things to do, and a retained block that is gone is counted as quarantined."""
+    with Server(terms=TERMS) as server:
+        engine, operator, chain = server.process("first").join(PLAIN), watch(server), make_chain(1, 4)
+        store(engine, chain)
+        hint(engine, RETAIN, chain, session="s")
+        looked, lookup = list[bytes](), server.cache.lookup
+
+        def note(name_space: int, group: int, hashes: bytes) -> Any:
+            looked.append(hashes)
+            return lookup(name_space, group, hashes)
+
+        monkeypatch.setattr(server.cache, "lookup", note)
+        for _ in range(3):
+            pass_time(engine, 0.2)
+        assert not looked
+        assert server.cache.clear(engine.name_space) == 4
+        pass_time(engine, 0.2)
+        assert looked == [chain]
+        assert not list_retained(operator)
+
+
 def test_of_a_prefix_whose_end_has_just_gone_the_rest_is_retained(monkeypatch: pytest.MonkeyPatch) -> None:
     with Server(terms=TERMS) as server:
         engine, chain = server.process("first").join(PLAIN), make_chain(1, 4)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload import server as server_package
 from kvoffload.cache import Ask, CacheTerms, LocalCache, Publication
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.protocol import FormerMemory, Holding, Retire, Role
@@ -19,6 +20,7 @@ from kvoffload.server import DomainTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, make_chain
+from tests.kit.instructions import Instructions
 from tests.kit.server.harness import Client as Process
 from tests.kit.server.harness import Server, register_of
 
@@ -63,6 +65,30 @@ def test_memory_of_a_process_that_has_ended_counts_no_more(server: Server) -> No
     assert server.core.count_former("main", OWN) == 100 + OLD
     server.exit_process(second)
     assert server.core.count_former("main", OWN) == 0
+
+
+def test_a_memory_counts_with_the_largest_size_that_is_named(server: Server) -> None:
+    processes = [server.process(name).join() for name in ("one", "two", "three")]
+    for process, size_bytes in zip(processes, (10, 30, 20), strict=True):
+        told = Holding(memories=(FormerMemory(memory=OLD, size_bytes=size_bytes),))
+        process.server.deliver(process.server.core.hear_holding(process.lifeline, told))
+    counts = [server.core.count_former("main", OWN)]
+    for process in (processes[1], processes[0], processes[2]):
+        tell(process)
+        counts.append(server.core.count_former("main", OWN))
+    assert counts == [30, 20, 20, 0]
+
+
+def test_what_many_processes_have_makes_the_count_no_more_work(server: Server) -> None:
+    counts = []
+    for number in range(24):
+        process = server.process(f"engine {number}").join()
+        tell(process, *range(100 * number, 100 * number + 64))
+        spent = Instructions(server_package)
+        with spent.counted():
+            server.core.count_former("main", OWN)
+        counts.append(spent.count)
+    assert counts[0] == counts[-1] > 0
 
 
 def test_a_worker_is_asked_when_its_scheduler_holds_nothing_there(server: Server) -> None:
