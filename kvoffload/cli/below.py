@@ -9,6 +9,7 @@ from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config.mooncake_address import parse_mooncake_address
 from kvoffload.config.s3_address import parse_s3_address
 from kvoffload.config.sources import Settings, format_shown
+from kvoffload.config.tier_kinds import TIER_KINDS
 from kvoffload.config.types import split_folders
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
@@ -37,7 +38,7 @@ def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | No
     if not tiers:
         return {}
     if len(config.domains) > 1:
-        name = next(name for name in ("disk", "peer_listen", "mooncake", "valkey", "s3") if getattr(settings, name))
+        name = next(kind.setting for kind in TIER_KINDS if getattr(settings, kind.setting))
         shown = format_shown(name, getattr(settings, name))
         raise ConfigError(
             f"setting {name!r} = {shown!r} with {len(config.domains)} domains: blocks of one domain "
