@@ -9,6 +9,7 @@ from docs.grafana import render_dashboard
 from docs.protocol_tables import render_protocol
 from docs.table import render_table
 from kvoffload.config.sources import SettingRow, describe_settings
+from kvoffload.config.tier_kinds import TIER_KINDS
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN
@@ -131,7 +132,8 @@ def _recorded(name: str) -> str:
 def _reader(row: SettingRow) -> str:
     """The room that a setting is for, and whether any code reads it yet: a setting without effect says so."""
     sources = (file.read_text() for file in ROOMS.rglob("*.py") if file.parent != ROOMS / "config")
-    is_read = any(re.search(rf"settings\.{row.name}\b", text) for text in sources)
+    is_read = any(kind.setting == row.name for kind in TIER_KINDS)
+    is_read = is_read or any(re.search(rf"settings\.{row.name}\b", text) for text in sources)
     return f"`{row.room}`" if is_read else f"`{row.room}` (not read yet)"
 
 

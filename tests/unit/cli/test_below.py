@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cli.below import MOONCAKE_CLIENTS, choose_tiers
+from kvoffload.cli.below import choose_tiers
 from kvoffload.config.sources import Settings, load_settings
 from kvoffload.errors import ConfigError
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.server.tiering.terms import WriteRule
 from kvoffload.tiers.disk import DiskTerms
-from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.mooncake import CLIENTS, MooncakeTerms
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
@@ -184,6 +184,6 @@ def test_a_mooncake_store_lies_before_valkey() -> None:
     first, last = choose_tiers(load_settings(flags=flags).settings, ServerConfig())[""]
     assert isinstance(first.place, MooncakeTerms)
     assert first.place.describe() == "mooncake://far:50051 over tcp"
-    assert (first.place.call_timeout_s, first.place.connections) == (0.3, MOONCAKE_CLIENTS)
+    assert (first.place.call_timeout_s, first.place.connections) == (0.3, CLIENTS)
     assert first.place.compress is Coding.AUTO
     assert (first.terms.name, last.terms.name) == ("mooncake", "valkey")
