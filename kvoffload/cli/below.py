@@ -14,6 +14,7 @@ from kvoffload.server.config import ServerConfig
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
 from kvoffload.tiers.record_coder import Coding
+from kvoffload.tiers.record_store import one_line
 from kvoffload.tiers.remote import RemotePlace
 from kvoffload.units import GIB, format_size
 
@@ -66,11 +67,44 @@ def _plan_store(kind: TierKind, settings: Settings) -> TierPlan | None:
     if not where:
         return None
     terms = TierTerms(name=kind.name, write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
-    return TierPlan(place=_load_place(kind.place).from_settings(settings, where), terms=terms)
+    if kind.place:
+        place = _load_place(kind.place).from_settings(settings, where)
+    else:
+        place = _make_custom_place(settings)
+    return TierPlan(place=place, terms=terms)
+
+
+def _make_custom_place(settings: Settings) -> RemotePlace:
+    kind, where = _load_place(settings.custom_tier), settings.custom_tier_place
+    try:
+        return kind.from_settings(settings, where)
+    except ValueError as fault:
+        raise ConfigError(
+            f"setting 'custom_tier_place' = {where!r}: {one_line(str(fault))}",
+            remedy=f"allowed is what {settings.custom_tier} takes",
+        ) from fault
 
 
 def _load_place(path: str) -> type[RemotePlace]:
-    """Imports only the tiers that a server has."""
-    module, _, name = path.partition(":")
-    found: type[RemotePlace] = getattr(import_module(module), name)
+    """Imports a class of the table or of the setting `custom_tier`. Tiers that a server does not have are never
+    imported."""
+    path_of_module, _, name = path.partition(":")
+    wrong = f"setting 'custom_tier' = {path!r}"
+    try:
+        module = import_module(path_of_module)
+    except Exception as fault:  # a module that is not ours may raise anything
+        told = f"{type(fault).__name__}: {one_line(str(fault))}"
+        raise ConfigError(
+            f"{wrong}: the module cannot be imported: {told}",
+            remedy="install it where the server runs, or add its folder to PYTHONPATH",
+        ) from fault
+    found = getattr(module, name, None)
+    if found is None:
+        raise ConfigError(f"{wrong}: the module has no {name}", remedy="allowed is module.path:Class")
+    if not (isinstance(found, type) and issubclass(found, RemotePlace)):
+        raise ConfigError(
+            f"{wrong}: {name} is not a tier", remedy="make it a subclass of kvoffload.tiers.remote.RemotePlace"
+        )
+    if missing := sorted(found.__abstractmethods__):
+        raise ConfigError(f"{wrong}: {name} has no {', '.join(missing)}", remedy="add what docs/write-a-tier.md lists")
     return found

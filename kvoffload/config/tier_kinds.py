@@ -14,22 +14,19 @@ class TierKind:
     """Name of the tier in metrics, log lines and the findings of `kvoffload doctor`."""
     setting: str
     """The setting that says where the tier's records are. If it is empty, a server has no tier of this kind."""
+    is_remote: bool = False
+    """Whether the tier is a store that other machines use too."""
     place: str = ""
-    """The class of the tier's place, a RemotePlace, as `module:class`. Empty for a disk and for peers, which the
-    command line plans itself."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the tier is a store that other machines use too."""
-        return bool(self.place)
+    """The class of a remote tier's place, a RemotePlace, as `module:class`. Empty if the setting names the class."""
 
 
 TIER_KINDS: Final = (
     TierKind(name="disk", setting="disk"),
     TierKind(name="peer", setting="peer_listen"),
-    TierKind(name="mooncake", setting="mooncake", place="kvoffload.tiers.mooncake:MooncakeTerms"),
-    TierKind(name="valkey", setting="valkey", place="kvoffload.tiers.valkey:ValkeyTerms"),
-    TierKind(name="s3", setting="s3", place="kvoffload.tiers.s3:S3Terms"),
+    TierKind(name="mooncake", setting="mooncake", is_remote=True, place="kvoffload.tiers.mooncake:MooncakeTerms"),
+    TierKind(name="valkey", setting="valkey", is_remote=True, place="kvoffload.tiers.valkey:ValkeyTerms"),
+    TierKind(name="custom", setting="custom_tier", is_remote=True),
+    TierKind(name="s3", setting="s3", is_remote=True, place="kvoffload.tiers.s3:S3Terms"),
 )
 """All kinds, in the order in which a server asks its tiers for a record."""
 

@@ -84,7 +84,8 @@ class RemotePlace(ABC):
     @abstractmethod
     def from_settings(cls, settings: Settings, where: str) -> Self:
         """Makes a place from a server's settings, without connecting to the store. `where`: the value of the setting
-        that says where the store is. ConfigError: the settings do not fit, or a file that they name cannot be read."""
+        that says where the store is; of a custom tier it is `custom_tier_place`. ConfigError, ValueError: the settings
+        do not fit, or a file that they name cannot be read."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -19,6 +19,7 @@ def test_each_kind_has_a_setting_that_is_empty_by_default(kind: TierKind) -> Non
 
 @pytest.mark.parametrize("kind", [kind for kind in TIER_KINDS if kind.place], ids=lambda kind: kind.name)
 def test_the_class_of_each_place_is_there(kind: TierKind) -> None:
+    assert kind.is_remote
     module, _, name = kind.place.partition(":")
     assert issubclass(getattr(import_module(module), name), RemotePlace)
 
