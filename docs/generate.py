@@ -31,7 +31,17 @@ def render_pages() -> dict[str, str]:
         "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
         "../examples/monitoring/grafana.json": render_dashboard(),
         "security.md": _security(),
+        "write-a-tier.md": _write_a_tier(),
     }
+
+
+def _write_a_tier() -> str:
+    """Renders the example of a tier into a page that is written by hand."""
+    text, example = (DOCS / "write-a-tier.md").read_text(), "examples/11_custom_tier/memory_tier.py"
+    note, end = NOTE.format(source=example), "<!-- The end of the example. -->"
+    before, behind = text.split(note)
+    _, after = behind.split(end)
+    return f"{before}{note}\n\n```python\n{(ROOMS.parent / example).read_text()}```\n\n{end}{after}"
 
 
 def _security() -> str:
