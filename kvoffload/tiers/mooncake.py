@@ -35,12 +35,14 @@ from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFact
 from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
 from kvoffload.tiers.store_process import StoreProcess
 from kvoffload.types import HASH_BYTES
+from kvoffload.units import GIB
 
 if TYPE_CHECKING:
     from kvoffload.config.settings import Settings
 
 CLIENTS = 2
 """The most connections of one tier. Each is a process."""
+LIBRARY = store_child.Library(module="kvoffload.tiers.mooncake_child", data_bytes=4 * GIB, data_per_shared=0)
 PREFIX = "kvoffload:1:"
 """Prefix of every key; the number is that of the envelope's layout."""
 _ROW = 64
@@ -120,7 +122,7 @@ class MooncakeStore(SlotStore):
             socket.create_connection((terms.address.host, terms.address.port), terms.call_timeout_s).close()
         except OSError as fault:
             raise StoreFaultError(f"no master: {' '.join(str(fault).split())}") from fault
-        self._process = StoreProcess("mooncake", "Mooncake's client")
+        self._process = StoreProcess(LIBRARY, "Mooncake's client")
         try:
             words = (terms.host, terms.metadata, terms.protocol, terms.device, terms.address.endpoint)
             if code := self._process.ask(store_child.START_S, "setup", *words):
