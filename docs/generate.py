@@ -9,6 +9,7 @@ from docs.grafana import render_dashboard
 from docs.protocol_tables import render_protocol
 from docs.table import render_table
 from kvoffload.config.sources import SettingRow, describe_settings
+from kvoffload.config.tier_kinds import TIER_KINDS
 from kvoffload.errors import walk_errors
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN
@@ -30,7 +31,17 @@ def render_pages() -> dict[str, str]:
         "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
         "../examples/monitoring/grafana.json": render_dashboard(),
         "security.md": _security(),
+        "write-a-tier.md": _write_a_tier(),
     }
+
+
+def _write_a_tier() -> str:
+    """Renders the example of a tier into a page that is written by hand."""
+    text, example = (DOCS / "write-a-tier.md").read_text(), "examples/11_custom_tier/memory_tier.py"
+    note, end = NOTE.format(source=example), "<!-- The end of the example. -->"
+    before, behind = text.split(note)
+    _, after = behind.split(end)
+    return f"{before}{note}\n\n```python\n{(ROOMS.parent / example).read_text()}```\n\n{end}{after}"
 
 
 def _security() -> str:
@@ -131,7 +142,8 @@ def _recorded(name: str) -> str:
 def _reader(row: SettingRow) -> str:
     """The room that a setting is for, and whether any code reads it yet: a setting without effect says so."""
     sources = (file.read_text() for file in ROOMS.rglob("*.py") if file.parent != ROOMS / "config")
-    is_read = any(re.search(rf"settings\.{row.name}\b", text) for text in sources)
+    is_read = any(kind.setting == row.name for kind in TIER_KINDS)
+    is_read = is_read or any(re.search(rf"settings\.{row.name}\b", text) for text in sources)
     return f"`{row.room}`" if is_read else f"`{row.room}` (not read yet)"
 
 

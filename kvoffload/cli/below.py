@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvoffload.cli.valkey_terms import make_valkey
-from kvoffload.config.mooncake_address import parse_mooncake_address
-from kvoffload.config.s3_address import parse_s3_address
 from kvoffload.config.sources import Settings, format_shown
+from kvoffload.config.tier_kinds import TIER_KINDS, TierKind
 from kvoffload.config.types import split_folders
 from kvoffload.errors import ConfigError
-from kvoffload.key_files import read_private_text
-from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
-from kvoffload.tiers.mooncake import MooncakeTerms
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.s3 import S3Terms
+from kvoffload.tiers.record_store import one_line
+from kvoffload.tiers.remote import RemotePlace
 from kvoffload.units import GIB, format_size
 
 if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
 
 MIN_DISK_BYTES = GIB
-MOONCAKE_CLIENTS = 2
-"""Each is a process."""
 
 
 def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | None = None) -> dict[str, list[TierPlan]]:
     """Chooses tiers by domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
-    peers = None if fleet is None else fleet.tier
-    plans = (_plan_disk(settings, fleet), peers, _plan_mooncake(settings), _plan_valkey(settings), _plan_s3(settings))
+    own = {"disk": _plan_disk(settings, fleet), "peer": None if fleet is None else fleet.tier}
+    plans = [_plan_store(kind, settings) if kind.is_remote else own[kind.name] for kind in TIER_KINDS]
     tiers = [plan for plan in plans if plan is not None]
     if not tiers:
         return {}
     if len(config.domains) > 1:
-        name = next(name for name in ("disk", "peer_listen", "mooncake", "valkey", "s3") if getattr(settings, name))
+        name = next(kind.setting for kind in TIER_KINDS if getattr(settings, kind.setting))
         shown = format_shown(name, getattr(settings, name))
         raise ConfigError(
             f"setting {name!r} = {shown!r} with {len(config.domains)} domains: blocks of one domain "
@@ -67,69 +62,49 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
     return TierPlan(place=disk, terms=terms)
 
 
-def _plan_valkey(settings: Settings) -> TierPlan | None:
-    if not settings.valkey:
+def _plan_store(kind: TierKind, settings: Settings) -> TierPlan | None:
+    where = getattr(settings, kind.setting)
+    if not where:
         return None
-    terms = TierTerms(name="valkey", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
-    return TierPlan(place=make_valkey(settings, settings.valkey), terms=terms)
+    terms = TierTerms(name=kind.name, write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    if kind.place:
+        place = _load_place(kind.place).from_settings(settings, where)
+    else:
+        place = _make_custom_place(settings)
+    return TierPlan(place=place, terms=terms)
 
 
-def _plan_s3(settings: Settings) -> TierPlan | None:
-    if not settings.s3:
-        return None
-    s3 = S3Terms(
-        address=parse_s3_address(settings.s3),
-        endpoint=settings.s3_endpoint,
-        region=settings.s3_region,
-        keys=_read_s3_keys(settings.s3_credentials_file),
-        ca_certificates=_read_certificates(settings.s3_ca_file),
-        call_timeout_s=settings.remote_timeout,
-        connections=settings.remote_connections,
-        compress=Coding(settings.remote_compress),
-    )
-    terms = TierTerms(name="s3", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
-    return TierPlan(place=s3, terms=terms)
-
-
-def _read_s3_keys(file: str) -> S3Keys | None:
-    if not file:
-        return None
+def _make_custom_place(settings: Settings) -> RemotePlace:
+    kind, where = _load_place(settings.custom_tier), settings.custom_tier_place
     try:
-        return parse_s3_keys(read_private_text(Path(file)))
+        return kind.from_settings(settings, where)
     except ValueError as fault:
         raise ConfigError(
-            f"setting 's3_credentials_file' = {file!r}: {fault}",
-            remedy="give a file with a section [default], aws_access_key_id and aws_secret_access_key",
-        ) from None
+            f"setting 'custom_tier_place' = {where!r}: {one_line(str(fault))}",
+            remedy=f"allowed is what {settings.custom_tier} takes",
+        ) from fault
 
 
-def _read_certificates(file: str) -> str:
-    if not file:
-        return ""
+def _load_place(path: str) -> type[RemotePlace]:
+    """Imports a class of the table or of the setting `custom_tier`. Tiers that a server does not have are never
+    imported."""
+    path_of_module, _, name = path.partition(":")
+    wrong = f"setting 'custom_tier' = {path!r}"
     try:
-        text = Path(file).read_text("ascii", "replace")
-    except OSError as fault:
-        text = f"{fault.strerror}"
-    if "-----BEGIN CERTIFICATE-----" not in text:
+        module = import_module(path_of_module)
+    except Exception as fault:  # a module that is not ours may raise anything
+        told = f"{type(fault).__name__}: {one_line(str(fault))}"
         raise ConfigError(
-            f"setting 's3_ca_file' = {file!r} is no certificate that can be read",
-            remedy="give a file of certificates in PEM",
+            f"{wrong}: the module cannot be imported: {told}",
+            remedy="install it where the server runs, or add its folder to PYTHONPATH",
+        ) from fault
+    found = getattr(module, name, None)
+    if found is None:
+        raise ConfigError(f"{wrong}: the module has no {name}", remedy="allowed is module.path:Class")
+    if not (isinstance(found, type) and issubclass(found, RemotePlace)):
+        raise ConfigError(
+            f"{wrong}: {name} is not a tier", remedy="make it a subclass of kvoffload.tiers.remote.RemotePlace"
         )
-    return text
-
-
-def _plan_mooncake(settings: Settings) -> TierPlan | None:
-    if not settings.mooncake:
-        return None
-    mooncake = MooncakeTerms(
-        address=parse_mooncake_address(settings.mooncake),
-        protocol=settings.mooncake_protocol,
-        device=settings.mooncake_device,
-        metadata=settings.mooncake_metadata,
-        host=settings.mooncake_host,
-        call_timeout_s=settings.remote_timeout,
-        connections=min(settings.remote_connections, MOONCAKE_CLIENTS),
-        compress=Coding(settings.remote_compress),
-    )
-    terms = TierTerms(name="mooncake", write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
-    return TierPlan(place=mooncake, terms=terms)
+    if missing := sorted(found.__abstractmethods__):
+        raise ConfigError(f"{wrong}: {name} has no {', '.join(missing)}", remedy="add what docs/write-a-tier.md lists")
+    return found

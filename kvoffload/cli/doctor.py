@@ -84,7 +84,7 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
     yield from check_shapes(settings.server)
     if settings.peer_listen and settings.peer_link == "sealed":
         yield look_at_sealing(machine)
-    yield from check_stores([plan for plan in plans if plan.terms.name != "disk"], settings.remote_timeout)
+    yield from check_stores(plans, settings.remote_timeout)
 
 
 def print_finding(finding: Finding, as_json: bool) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvoffload.cli.valkey_terms import make_valkey
 from kvoffload.config.sources import Settings
 from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.errors import ConfigError
@@ -22,6 +21,7 @@ from kvoffload.server.config import ServerConfig
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
 from kvoffload.tiers.record_coder import Coding
+from kvoffload.tiers.valkey import ValkeyTerms
 
 MIN_SECRET_LETTERS = 16
 
@@ -131,7 +131,7 @@ def _plan_registry(settings: Settings, own: FleetMember) -> RegistryTerms | None
             f"setting 'fleet_secret_file' = {settings.fleet_secret_file!r} holds no secret",
             remedy=f"name a file with at least {MIN_SECRET_LETTERS} letters that all servers of the fleet have",
         )
-    valkey = make_valkey(settings, settings.fleet_registry)
+    valkey = ValkeyTerms.from_settings(settings, settings.fleet_registry)
     return RegistryTerms(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
 
 

@@ -28,6 +28,7 @@ from kvoffload.config.sources import (
     read_toml,
 )
 from kvoffload.config.tcp_address import parse_tcp_address
+from kvoffload.config.tier_kinds import TIER_KINDS
 from kvoffload.config.types import split_folders
 from kvoffload.cpus import count_cpus
 from kvoffload.errors import ConfigError
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
     from kvoffload.server.tiering.terms import TierPlan
 
-BELOW = ("disk", "peer_listen", "fleet_registry", "mooncake", "valkey", "s3")
-"""Settings that name a tier slower than memory."""
 AUTO_LEAST_BYTES = GIB
 MOST_GROWING_THREADS = 8
 """Each takes about 2 GiB a second. More of them would be in the way of the engines that load meanwhile."""
@@ -152,7 +151,8 @@ def serve(
 def plan_below(settings: Settings, config: ServerConfig) -> tuple[FleetPlan | None, dict[str, list[TierPlan]]]:
     """Plans the fleet that the server is of, and by domain the tiers slower than its memory. Most have neither, and
     start sooner as they import nothing that only these need."""
-    if not (config.peers or any(getattr(settings, name) for name in BELOW)):
+    has_tier = any(getattr(settings, kind.setting) for kind in TIER_KINDS)
+    if not (has_tier or config.peers or settings.fleet_registry):
         return None, {}
     if settings.s3 and find_spec("obstore") is None:
         raise ConfigError("setting 's3' needs obstore, which is not installed", remedy="pip install obstore")

@@ -11,6 +11,7 @@ from kvoffload.config.mooncake_address import MOONCAKE_FORM
 from kvoffload.config.s3_address import ENDPOINT_FORM, S3_FORM
 from kvoffload.config.tcp_address import TCP_FORM
 from kvoffload.config.types import (
+    ClassPath,
     Count,
     Duration,
     EventsInterval,
@@ -18,6 +19,7 @@ from kvoffload.config.types import (
     Folders,
     KeyFilePath,
     MooncakeUrl,
+    PlaceText,
     S3Endpoint,
     S3Url,
     SecretFilePath,
@@ -332,6 +334,21 @@ class Settings(BaseModel):
         description="Name of this machine in the Mooncake Store.",
         max_length=256,
     )
+    custom_tier: ClassPath = _setting(
+        "",
+        room="tiers",
+        allowed="module.path:Class, or empty",
+        description="Class of a tier that is not part of kvoffload, behind memory and disk. The server imports the "
+        "module and runs its code. Empty: none.",
+        max_length=256,
+    )
+    custom_tier_place: PlaceText = _setting(
+        "",
+        room="tiers",
+        allowed="a text without passwords, as the class of custom_tier expects it",
+        description="Place of the records of custom_tier.",
+        max_length=1024,
+    )
     remote_write: Literal["write_through", "write_back", "second_use"] = _setting(
         "write_through",
         room="server",
@@ -369,8 +386,8 @@ class Settings(BaseModel):
         "off",
         room="tiers",
         allowed="auto, on or off, in quotes",
-        description="Whether records are sent to Valkey, S3 and Mooncake in a lossless code. The values mean the same "
-        "as in disk_compress; auto goes by the measured speed of each store.",
+        description="Whether records are sent to such a store in a lossless code. The values mean the same as in "
+        "disk_compress; auto goes by the measured speed of each store.",
     )
     promote_deadline: Duration = _setting(
         2.0,

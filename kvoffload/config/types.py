@@ -18,6 +18,9 @@ _SECRET_KEY = re.compile(r"[!-~]{40}", re.ASCII)
 """Matches a key of CurveZMQ, which users may write by mistake in place of the name of its file."""
 
 
+_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
 def split_folders(value: str) -> list[str]:
     """Splits the setting `disk` into folders."""
     return [part.strip().rstrip("/") for part in value.split(",") if part.strip()]
@@ -108,6 +111,20 @@ def check_tcp_address(value: str) -> str:
     return str(parse_tcp_address(value)) if value else value
 
 
+def check_class_path(value: str) -> str:
+    if value and not _CLASS_PATH.fullmatch(value):
+        raise ValueError("not the path of a module and the name of a class in it")
+    return value
+
+
+def check_place(value: str) -> str:
+    if has_secrets(value):
+        raise ValueError("a password; put it into a file that only this user can read, and name that")
+    if not value.isprintable():
+        raise ValueError("more than one line of letters that can be printed")
+    return value
+
+
 def read_switch(value: Any) -> Any:
     # A flag has only text to offer; a file and an engine have real booleans.
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
@@ -132,4 +149,6 @@ ValkeyUrl = Annotated[str, AfterValidator(check_valkey_address)]
 S3Url = Annotated[str, AfterValidator(check_s3_address)]
 S3Endpoint = Annotated[str, AfterValidator(check_s3_endpoint)]
 MooncakeUrl = Annotated[str, AfterValidator(check_mooncake_address)]
+ClassPath = Annotated[str, AfterValidator(check_class_path)]
+PlaceText = Annotated[str, AfterValidator(check_place)]
 Count = Annotated[StrictInt, BeforeValidator(read_count)]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import ceil, gcd, lcm
 from typing import TYPE_CHECKING, Any
 
+from kvoffload.config.tier_kinds import TIER_KINDS
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.kept_groups import describe_unkept
 from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
@@ -201,7 +202,8 @@ class EngineStart:
         self._warn_of_rare_hits([group.rule for group in engine.groups])
         settings = self._settings
         is_apart = self._transfer.kv_role != "kv_both"
-        if is_apart and not (settings.server or settings.linger or settings.valkey or settings.s3 or settings.mooncake):
+        has_store = any(getattr(settings, kind.setting) for kind in TIER_KINDS if kind.is_remote)
+        if is_apart and not (settings.server or settings.linger or has_store):
             logger.warning(
                 "kvoffload's server is this engine's own, and its kv_role is %s: no other engine can use it; "
                 "set `server` to one that the engines share",

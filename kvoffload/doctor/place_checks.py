@@ -15,12 +15,9 @@ from kvoffload.doctor.findings import Finding, fail, ok, warn
 from kvoffload.doctor.given import NOTHING, Given
 from kvoffload.errors import ServerError, TierError
 from kvoffload.protocol import ErrorCode, Role
-from kvoffload.server.tiering.terms import TierPlace, TierPlan
+from kvoffload.server.tiering.terms import TierPlan
 from kvoffload.tiers.base import TierState
-from kvoffload.tiers.mooncake import MooncakeTerms
-from kvoffload.tiers.remote import RemoteTier
-from kvoffload.tiers.s3 import S3Terms
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.remote import RemotePlace
 from kvoffload.units import describe_size
 
 ANSWER_S = 5.0
@@ -87,15 +84,15 @@ def describe_shape(row: Row) -> str:
 
 
 def check_stores(plans: Sequence[TierPlan], timeout_s: float) -> Iterator[Finding]:
-    """Those that other machines use too, each by a connection of its own."""
+    """Checks the tiers that other machines use too, each by a connection of its own."""
     for plan in plans:
-        yield check_store(plan, timeout_s)
+        if isinstance(plan.place, RemotePlace):
+            yield check_store(plan.terms.name, plan.place, timeout_s)
 
 
-def check_store(plan: TierPlan, timeout_s: float) -> Finding:
-    check, where = plan.terms.name, plan.place.describe()
-    tier = plan.place.open_tier()
-    assert isinstance(tier, RemoteTier)
+def check_store(check: str, place: RemotePlace, timeout_s: float) -> Finding:
+    where = place.describe()
+    tier = place.open_tier()
     try:
         tier.wait_open(ANSWER_S + timeout_s)
         health = tier.health()[0]
@@ -103,7 +100,7 @@ def check_store(plan: TierPlan, timeout_s: float) -> Finding:
         with contextlib.suppress(TierError):  # it hangs, which is what is told
             tier.close(timeout_s)
     if health.state is not TierState.READY:
-        return fail(check, f"{where}: {health.reason}", _mend_store(plan.place, health.reason))
+        return fail(check, f"{where}: {health.reason}", place.find_remedy(health.reason))
     return ok(check, f"{where}: answers")
 
 
@@ -122,16 +119,3 @@ def _mend_server(socket: Path, client: Client, given: Given) -> str:
     if is_there and client.state is not LinkState.DOWN:
         return "end the server's process, and start it again"
     return given.command("serve", server=str(socket))
-
-
-def _mend_store(place: TierPlace, reason: str) -> str:
-    """Returns the command that starts a store that does not run, or the one by which a running store shows its
-    fault."""
-    is_absent = "refused" in reason.lower()
-    if isinstance(place, ValkeyTerms):
-        host, port = place.address.host, place.address.port
-        return f"on {host}: valkey-server --port {port}" if is_absent else f"valkey-cli -h {host} -p {port} ping"
-    if isinstance(place, S3Terms):
-        return f"curl -I {place.endpoint or 'https://s3.amazonaws.com'}/{place.address.bucket}"
-    assert isinstance(place, MooncakeTerms)
-    return f"on {place.address.host}: mooncake_master --rpc_port={place.address.port}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from kvoffload.config.tier_kinds import list_tier_names
 from kvoffload.metrics.histogram import CALL_BOUNDS_S, RESIDENCE_BOUNDS_S, WAIT_BOUNDS_S
 from kvoffload.metrics.metric import Kind, Metric, Source, Unit
 
-_BELOW = {"tier": "disk, peer, mooncake, valkey or s3"}
+_BELOW = {"tier": list_tier_names()}
 _PLACE = {
-    "tier": "memory, disk, peer, mooncake, valkey or s3",
+    "tier": f"memory, {list_tier_names()}",
     "place": "a folder, or the address of a store; empty for memory",
 }
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.config.mooncake_address import MooncakeAddress
+from kvoffload.config.mooncake_address import MooncakeAddress, parse_mooncake_address
 from kvoffload.tiers import store_child
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
@@ -32,10 +32,17 @@ from kvoffload.tiers.envelope import (
 )
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
 from kvoffload.tiers.store_process import StoreProcess
 from kvoffload.types import HASH_BYTES
+from kvoffload.units import GIB
 
+if TYPE_CHECKING:
+    from kvoffload.config.settings import Settings
+
+CLIENTS = 2
+"""The most connections of one tier. Each is a process."""
+LIBRARY = store_child.Library(module="kvoffload.tiers.mooncake_child", data_bytes=4 * GIB, data_per_shared=0)
 PREFIX = "kvoffload:1:"
 """Prefix of every key; the number is that of the envelope's layout."""
 _ROW = 64
@@ -47,7 +54,7 @@ _MASTER_LOST = -900
 
 
 @dataclass(frozen=True, kw_only=True)
-class MooncakeTerms:
+class MooncakeTerms(RemotePlace):
     """The settings with which a tier reaches a Mooncake store."""
 
     address: MooncakeAddress
@@ -60,8 +67,22 @@ class MooncakeTerms:
     host: str = "127.0.0.1"
     """Host name by which the stores reach this machine."""
     call_timeout_s: float = 1.0
-    connections: int = 2
+    connections: int = CLIENTS
     compress: Coding = Coding.OFF
+
+    @classmethod
+    def from_settings(cls, settings: Settings, where: str) -> Self:
+        """Makes the terms for the store with this master."""
+        return cls(
+            address=parse_mooncake_address(where),
+            protocol=settings.mooncake_protocol,
+            device=settings.mooncake_device,
+            metadata=settings.mooncake_metadata,
+            host=settings.mooncake_host,
+            call_timeout_s=settings.remote_timeout,
+            connections=min(settings.remote_connections, CLIENTS),
+            compress=Coding(settings.remote_compress),
+        )
 
     def describe(self) -> str:
         """Describes the store in a few words."""
@@ -79,6 +100,9 @@ class MooncakeTerms:
                 coder=coder,
             )
         )
+
+    def find_remedy(self, reason: str) -> str:
+        return f"on {self.address.host}: mooncake_master --rpc_port={self.address.port}"
 
     def open_store(self, coder: RecordCoder | None = None) -> MooncakeStore:
         """Opens a store, whose process is started. StoreFaultError: it cannot be. `coder`: what stores share."""
@@ -98,7 +122,7 @@ class MooncakeStore(SlotStore):
             socket.create_connection((terms.address.host, terms.address.port), terms.call_timeout_s).close()
         except OSError as fault:
             raise StoreFaultError(f"no master: {' '.join(str(fault).split())}") from fault
-        self._process = StoreProcess("mooncake", "Mooncake's client")
+        self._process = StoreProcess(LIBRARY, "Mooncake's client")
         try:
             words = (terms.host, terms.metadata, terms.protocol, terms.device, terms.address.endpoint)
             if code := self._process.ask(store_child.START_S, "setup", *words):

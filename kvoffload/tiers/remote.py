@@ -12,9 +12,11 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,9 @@ from kvoffload.tiers.record_store import RecordStore, SlotStore, StoreFacts, Sto
 from kvoffload.tiers.remote_batch import RemoteBatch
 from kvoffload.tiers.remote_job import RemoteJob, Verb
 from kvoffload.units import MIB
+
+if TYPE_CHECKING:
+    from kvoffload.config.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +74,30 @@ class RemoteTierTerms:
     """The coder of records, which all connections share."""
     on_close: Callable[[], None] = lambda: None
     """Called by `close`, to end other waits for the store."""
+
+
+class RemotePlace(ABC):
+    """Where the store of a remote tier is, and how it is reached. Each kind of remote tier has a subclass, which the
+    table of `config.tier_kinds` or the setting `custom_tier` names."""
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: Settings, where: str) -> Self:
+        """Makes a place from a server's settings, without connecting to the store. `where`: the value of the setting
+        that says where the store is; of a custom tier it is `custom_tier_place`. ConfigError, ValueError: the settings
+        do not fit, or a file that they name cannot be read."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Describes the place in a few words, without secrets, for log lines and `kvoffload doctor`."""
+
+    @abstractmethod
+    def open_tier(self) -> RemoteTier:
+        """Opens the tier and starts its threads. The store need not be there."""
+
+    @abstractmethod
+    def find_remedy(self, reason: str) -> str:
+        """Returns the command that starts or examines a store that is absent for this reason."""
 
 
 class RemoteTier:

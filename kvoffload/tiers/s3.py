@@ -9,17 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
 
+from kvoffload.config.s3_address import parse_s3_address
+from kvoffload.errors import ConfigError
+from kvoffload.key_files import read_private_text
+from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import Key, StoreFacts, Value
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
 from kvoffload.tiers.s3_bucket import Ranges, S3Access
 from kvoffload.tiers.s3_client import S3Client
 from kvoffload.tiers.s3_index import READ_BYTES, PackIndex, PackPlace, SectionKind, read_sections
 from kvoffload.tiers.s3_packs import S3Packs, SmallRecord, is_blank, pack_path
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import KIB
+
+if TYPE_CHECKING:
+    from kvoffload.config.settings import Settings
 
 LAYOUT: Final = "1"
 """The first part of every path."""
@@ -35,11 +43,25 @@ Rows = list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class S3Terms(S3Access):
+class S3Terms(S3Access, RemotePlace):
     """The settings with which a tier reaches a bucket."""
 
     connections: int = 4
     compress: Coding = Coding.OFF
+
+    @classmethod
+    def from_settings(cls, settings: Settings, where: str) -> Self:
+        """Makes the terms for this bucket. ConfigError: a file cannot be read."""
+        return cls(
+            address=parse_s3_address(where),
+            endpoint=settings.s3_endpoint,
+            region=settings.s3_region,
+            keys=_read_s3_keys(settings.s3_credentials_file),
+            ca_certificates=_read_certificates(settings.s3_ca_file),
+            call_timeout_s=settings.remote_timeout,
+            connections=settings.remote_connections,
+            compress=Coding(settings.remote_compress),
+        )
 
     def describe(self) -> str:
         """Describes the bucket in a few words."""
@@ -59,9 +81,39 @@ class S3Terms(S3Access):
             )
         )
 
+    def find_remedy(self, reason: str) -> str:
+        return f"curl -I {self.endpoint or 'https://s3.amazonaws.com'}/{self.address.bucket}"
+
     def open_store(self, index: PackIndex | None = None) -> S3Store:
         """Opens a store. StoreFaultError: it cannot be had. `index`: shared by the connections of one tier."""
         return S3Store(S3Client(self), PackIndex() if index is None else index)
+
+
+def _read_s3_keys(file: str) -> S3Keys | None:
+    if not file:
+        return None
+    try:
+        return parse_s3_keys(read_private_text(Path(file)))
+    except ValueError as fault:
+        raise ConfigError(
+            f"setting 's3_credentials_file' = {file!r}: {fault}",
+            remedy="give a file with a section [default], aws_access_key_id and aws_secret_access_key",
+        ) from None
+
+
+def _read_certificates(file: str) -> str:
+    if not file:
+        return ""
+    try:
+        text = Path(file).read_text("ascii", "replace")
+    except OSError as fault:
+        text = f"{fault.strerror}"
+    if "-----BEGIN CERTIFICATE-----" not in text:
+        raise ConfigError(
+            f"setting 's3_ca_file' = {file!r} is no certificate that can be read",
+            remedy="give a file of certificates in PEM",
+        )
+    return text
 
 
 class S3Store:

@@ -19,7 +19,9 @@ from kvoffload.tiers.record_store import StoreFaultError, Value, fill_slot
 from kvoffload.tiers.s3_bucket import PART_BYTES, REQUESTS, Level, Ranges, S3Access
 from kvoffload.tiers.s3_index import ListedIndex
 from kvoffload.tiers.store_process import StoreProcess
+from kvoffload.units import MIB
 
+LIBRARY: Final = store_child.Library(module="kvoffload.tiers.s3_child", data_bytes=256 * MIB, data_per_shared=4)
 _LISTS: Final = 16
 """Requests for which a listing of one level has time: one for each 1,000 objects."""
 _SPARE_S: Final = 1.0
@@ -34,7 +36,7 @@ class S3Client:
         """Starts the process. StoreFaultError: it cannot be had."""
         self._call_timeout_s = terms.call_timeout_s
         self._used = 0
-        self._process = StoreProcess("s3", "the S3 client")
+        self._process = StoreProcess(LIBRARY, "the S3 client")
         access = {name: getattr(terms, name) for name in ("endpoint", "region", "ca_certificates", "call_timeout_s")}
         try:
             self._process.ask(

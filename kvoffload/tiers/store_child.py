@@ -14,10 +14,9 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.units import GIB, MIB
 
 START_S = 20.0
 """Time in seconds for this process to start, and for its client to find its store's master."""
@@ -37,12 +36,6 @@ class Library:
     """Memory that the process may take after its start; the kernel refuses it more, which may end it."""
     data_per_shared: int
     """Bytes beyond that for each byte of the shared memory."""
-
-
-LIBRARIES: Final = {
-    "mooncake": Library(module="kvoffload.tiers.mooncake_child", data_bytes=4 * GIB, data_per_shared=0),
-    "s3": Library(module="kvoffload.tiers.s3_child", data_bytes=256 * MIB, data_per_shared=4),
-}
 
 
 def data_bytes() -> int:

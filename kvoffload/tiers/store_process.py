@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,18 @@ import numpy.typing as npt
 
 from kvoffload.tiers import store_child
 from kvoffload.tiers.record_store import StoreFaultError, one_line
+from kvoffload.tiers.store_child import Library
 from kvoffload.units import MIB
 
 ANSWER_BYTES = 16 * MIB
 """The longest answer to one command; records are not part of it."""
 _BEGIN = (
-    "import os, sys\n"
+    "import json, os, sys\n"
     # There is a process for each connection, and each library would start a thread for each processor.
     "os.putenv('OPENBLAS_NUM_THREADS', '1')\n"
     "os.putenv('TOKIO_WORKER_THREADS', '2')\n"
-    f"from {store_child.__name__} import LIBRARIES, main\n"
-    "main(LIBRARIES[sys.argv[1]], int(sys.argv[2]), int(sys.argv[3]))\n"
+    f"from {store_child.__name__} import Library, main\n"
+    "main(Library(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))\n"
 )
 """The program of the process."""
 _END_S = 5.0
@@ -43,14 +45,14 @@ class StoreProcess:
     """The process of one connection. It belongs to one thread, except for `interrupt`. Its calls raise StoreFaultError;
     after that, only `close` may be called."""
 
-    def __init__(self, library: str, name: str) -> None:
-        """Starts the process. `library`: a name in `store_child.LIBRARIES`; `name`: the client's name in messages."""
+    def __init__(self, library: Library, name: str) -> None:
+        """Starts the process. `name`: the client's name in messages."""
         self._name = name
         self._process: subprocess.Popen[bytes] | None = None
         self._memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         with contextlib.ExitStack() as opened:
             try:
-                self._memory_fd = os.memfd_create(f"kvoffload-{library}", os.MFD_CLOEXEC)
+                self._memory_fd = os.memfd_create(f"kvoffload-{library.module.rpartition('.')[2]}", os.MFD_CLOEXEC)
                 opened.callback(os.close, self._memory_fd)
                 self._link, end = socket.socketpair()
                 opened.enter_context(self._link)
@@ -117,9 +119,9 @@ class StoreProcess:
 
     # ---- inside ----
 
-    def _start(self, library: str, end: socket.socket) -> subprocess.Popen[bytes]:
+    def _start(self, library: Library, end: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _BEGIN, library, str(end.fileno()), str(self._memory_fd)],
+            [sys.executable, "-P", "-c", _BEGIN, json.dumps(asdict(library)), str(end.fileno()), str(self._memory_fd)],
             pass_fds=(end.fileno(), self._memory_fd),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -11,10 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from kvoffload.config.valkey_address import parse_valkey_address
+from kvoffload.key_files import read_private_text
 from kvoffload.tiers.base import Addresses, RecordBatch, RecordNames, RecordOutcome
 from kvoffload.tiers.envelope import (
     HEAD_BYTES,
@@ -33,11 +37,14 @@ from kvoffload.tiers.envelope import (
 )
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
 from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count, read_error
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyAccess, ValkeyNodes, as_bytes, check_answer
 from kvoffload.tiers.valkey_slots import NODE_LIMIT
 from kvoffload.types import HASH_BYTES
+
+if TYPE_CHECKING:
+    from kvoffload.config.settings import Settings
 
 PREFIX = b"kvoffload:1:"
 """Prefix of every key; the number is that of the envelope's layout."""
@@ -59,13 +66,29 @@ _OTHER_TYPE = "WRONGTYPE"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValkeyTerms(ValkeyAccess):
+class ValkeyTerms(ValkeyAccess, RemotePlace):
     """The settings with which a tier reaches a server."""
 
     connections: int = 4
     ttl_s: int = 0
     """0: records stay until the server evicts them."""
     compress: Coding = Coding.OFF
+
+    @classmethod
+    def from_settings(cls, settings: Settings, where: str) -> Self:
+        """Makes the terms for the server at this address. ConfigError: a file cannot be read."""
+        password = read_private_text(Path(settings.valkey_password_file)) if settings.valkey_password_file else ""
+        return cls(
+            address=parse_valkey_address(where),
+            password=password.strip(),
+            ca_file=settings.valkey_ca_file,
+            cert_file=settings.valkey_cert_file,
+            key_file=settings.valkey_key_file,
+            call_timeout_s=settings.remote_timeout,
+            connections=settings.remote_connections,
+            ttl_s=round(settings.valkey_ttl),
+            compress=Coding(settings.remote_compress),
+        )
 
     def describe(self) -> str:
         """Describes the server in a few words."""
@@ -82,6 +105,11 @@ class ValkeyTerms(ValkeyAccess):
                 coder=coder,
             )
         )
+
+    def find_remedy(self, reason: str) -> str:
+        host, port = self.address.host, self.address.port
+        is_absent = "refused" in reason.lower()
+        return f"on {host}: valkey-server --port {port}" if is_absent else f"valkey-cli -h {host} -p {port} ping"
 
     def make_opener(self, coder: RecordCoder | None = None) -> Callable[[], ValkeyStore]:
         """Returns a function that opens a connection each time it is called. It raises StoreFaultError if it cannot.

@@ -71,6 +71,20 @@ def test_the_environment_is_read_in_one_place() -> None:
     assert readers == ["kvoffload/config/sources.py"]
 
 
+def test_modules_are_imported_by_their_names_in_few_places() -> None:
+    """Of these, only the first imports what a setting names. What reads messages of clients cannot import it."""
+    importers = [
+        str(file)
+        for file, text in read_texts().items()
+        if file.parts[0] == "kvoffload" and file.suffix == ".py" and re.search(r"\bimport_module\(|__import__", text)
+    ]
+    assert importers == [
+        "kvoffload/cli/below.py",
+        "kvoffload/connector/engine/pretended_gpu.py",
+        "kvoffload/tiers/store_child.py",
+    ]
+
+
 def test_merge_marks_and_tabs_are_absent() -> None:
     for file, text in read_texts().items():
         assert not re.search(r"^(<{7}|>{7}) ", text, re.M), f"{file}: merge mark"

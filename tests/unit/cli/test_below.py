@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from kvoffload.cli.below import MOONCAKE_CLIENTS, choose_tiers
+from kvoffload.cli.below import choose_tiers
 from kvoffload.config.sources import Settings, load_settings
 from kvoffload.errors import ConfigError
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.server.tiering.terms import WriteRule
 from kvoffload.tiers.disk import DiskTerms
-from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.mooncake import CLIENTS, MooncakeTerms
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.s3 import S3Terms
 from kvoffload.tiers.valkey import ValkeyTerms
@@ -184,6 +185,53 @@ def test_a_mooncake_store_lies_before_valkey() -> None:
     first, last = choose_tiers(load_settings(flags=flags).settings, ServerConfig())[""]
     assert isinstance(first.place, MooncakeTerms)
     assert first.place.describe() == "mooncake://far:50051 over tcp"
-    assert (first.place.call_timeout_s, first.place.connections) == (0.3, MOONCAKE_CLIENTS)
+    assert (first.place.call_timeout_s, first.place.connections) == (0.3, CLIENTS)
     assert first.place.compress is Coding.AUTO
     assert (first.terms.name, last.terms.name) == ("mooncake", "valkey")
+
+
+MODULE = """
+from kvoffload.tiers.remote import RemotePlace
+
+class Half(RemotePlace):
+    def describe(self):
+        return "half of a tier"
+
+class Other:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("tier_of_ours", "not the path of a module and the name of a class in it; allowed is module.path:Class"),
+        ("os; import x:y", "not the path of a module"),
+        ("./tier.py:Tier", "not the path of a module"),
+        ("no_such_module:Tier", "the module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("broken_tier:Tier", "the module cannot be imported: ZeroDivisionError: division by zero"),
+        ("tier_of_ours:Missing", "the module has no Missing"),
+        ("tier_of_ours:Other", "Other is not a tier; make it a subclass of kvoffload.tiers.remote.RemotePlace"),
+        ("tier_of_ours:MODULE", "the module has no MODULE"),
+        ("tier_of_ours:__name__", "__name__ is not a tier"),
+        ("tier_of_ours:Half", "Half has no find_remedy, from_settings, open_tier"),
+    ],
+)
+def test_a_class_that_is_no_tier_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, fault: str
+) -> None:
+    (tmp_path / "tier_of_ours.py").write_text(MODULE)
+    (tmp_path / "broken_tier.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tier_of_ours", raising=False)
+    with pytest.raises(ConfigError) as refused:
+        choose_tiers(load_settings(flags={"custom_tier": path}).settings, ServerConfig())
+    assert f"setting 'custom_tier' = {path!r}" in str(refused.value)
+    assert fault in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_place_with_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="a password; put it into a file") as refused:
+        load_settings(flags={"custom_tier_place": "store://me:sesame@far"})
+    assert "sesame" not in str(refused.value)

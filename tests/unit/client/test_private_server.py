@@ -268,6 +268,8 @@ CHANGED: dict[str, object] = {
     "mooncake_device": "mlx5_0",
     "mooncake_metadata": "etcd://a",
     "mooncake_host": "10.0.0.2",
+    "custom_tier": "package.module:Tier",
+    "custom_tier_place": "somewhere",
     "remote_write": "write_back",
     "remote_queue": "7s",
     "remote_timeout": "9s",

@@ -8,11 +8,13 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from kvoffload.config.types import (
+    ClassPath,
     Count,
     Duration,
     FilePath,
     Folders,
     MooncakeUrl,
+    PlaceText,
     Size,
     SizeOrAuto,
     SocketPath,
@@ -43,6 +45,8 @@ from kvoffload.config.types import (
         (TcpEndpoint, "", ""),
         (ValkeyUrl, "valkey://far", "valkey://far:6379/0"),
         (MooncakeUrl, "mooncake://far:7/", "mooncake://far:7"),
+        (ClassPath, "ours.tiers:Tier_2", "ours.tiers:Tier_2"),
+        (PlaceText, "store://far, 8 GiB", "store://far, 8 GiB"),
     ],
 )
 def test_a_value_is_read(kind: Any, written: object, read: object) -> None:
@@ -55,6 +59,8 @@ def test_a_value_is_read(kind: Any, written: object, read: object) -> None:
     ("kind", "written", "said"),
     [
         (Size, "12 parsecs", "unit 'parsecs'"),
+        (ClassPath, "ours..tiers:Tier", "not the path of a module"),
+        (PlaceText, "one\ntwo", "more than one line"),
         (Size, "-1GiB", "not a size"),
         (Size, -1, "negative"),
         (Size, None, "not a size"),

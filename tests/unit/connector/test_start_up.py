@@ -63,6 +63,7 @@ def test_roles_are_vllms(role: str, saves: bool, hands_over: bool) -> None:
         ("kv_consumer", {"server": "kv.socket"}, False),
         ("kv_consumer", {"linger": "3s"}, False),
         ("kv_consumer", {"valkey": "valkey://10.0.0.1:1"}, False),
+        ("kv_consumer", {"custom_tier": "ours.tiers:Tier"}, False),
     ],
 )
 def test_an_engine_of_one_role_with_a_server_of_its_own_is_a_warning(

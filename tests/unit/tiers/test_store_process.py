@@ -15,6 +15,7 @@ import pytest
 
 from kvoffload.tiers import store_process
 from kvoffload.tiers.record_store import StoreFaultError
+from kvoffload.tiers.s3_client import LIBRARY
 from kvoffload.tiers.store_process import StoreProcess
 
 WAIT_S = 60.0
@@ -44,7 +45,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Any:
         return start([sys.executable, "-c", CODE, *command[-3:]], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start_fake)
-    process = StoreProcess("s3", "the client")
+    process = StoreProcess(LIBRARY, "the client")
     yield process
     process.close()
 
@@ -59,7 +60,7 @@ def test_one_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch: pytes
         if hasattr(module, call):
             monkeypatch.setattr(module, call, refuse)
     with pytest.raises(StoreFaultError, match="the client cannot be started: Too many open files"):
-        StoreProcess("s3", "the client")
+        StoreProcess(LIBRARY, "the client")
     assert os.listdir("/proc/self/fd") == before
 
 

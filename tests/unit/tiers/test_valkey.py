@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvoffload.config.sources import load_settings
+from kvoffload.errors import ConfigError
 from kvoffload.tiers.base import RecordOutcome, Tier
 from kvoffload.tiers.envelope import HEAD_BYTES, list_keys
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.valkey import PREFIX
+from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
 from tests.kit.tiers.learning_coder import check_learning
 from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, terms_of
@@ -163,3 +165,27 @@ def test_a_coded_record_that_is_damaged_there_is_a_miss_and_removed(server: Serv
     assert (ended.count(RecordOutcome.FOUND), ended.count(RecordOutcome.DAMAGED)) == (1, 1)
     assert int(ask(server, "dbsize")) == 1
     tier.close()
+
+
+def test_the_password_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    flags = {"valkey": "valkey://near", "valkey_password_file": str(file), "valkey_ttl": "1h", "remote_timeout": "2s"}
+    settings = load_settings(flags=flags).settings
+    terms = ValkeyTerms.from_settings(settings, "valkey://registry")
+    assert (terms.describe(), terms.password, terms.ttl_s, terms.call_timeout_s) == (
+        "valkey://registry:6379/0",
+        "secret",
+        3600,
+        2.0,
+    )
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret")
+    file.chmod(0o644)
+    flags = {"valkey": "valkey://near", "valkey_password_file": str(file)}
+    with pytest.raises(ConfigError, match="password"):
+        ValkeyTerms.from_settings(load_settings(flags=flags).settings, "valkey://near")
