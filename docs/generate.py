@@ -55,8 +55,8 @@ def _security() -> str:
             f"`{name_of(message)}`",
             price.work,
             price.place.value,
-            "" if price.marks is None else f"{price.marks:,}",
-            "" if price.marks is None else f"{price.memory_mib} MiB",
+            f"{price.marks:,}",
+            "" if price.memory_mib is None else f"{price.memory_mib} MiB",
         ]
         for message, price in PRICES.items()
     ]

@@ -288,7 +288,10 @@ class CacheServer:
     def _bound_wait(self, timeout_s: float) -> float:
         if self._watch_log_ns and self._clock_ns() >= self._watch_log_ns:
             self._watch_log_ns = 0
-            self.watch(self._express.fileno(), writes=False)
+            if self._express.has_untold:
+                self._take_stored()
+            else:
+                self.watch(self._express.fileno(), writes=False)
         if self.core.is_behind:
             return 0.0
         due_ns = min(filter(None, (self.core.tiers.next_ns(), self._watch_log_ns)), default=None)
@@ -297,28 +300,34 @@ class CacheServer:
     def _serve_ready(self, timeout_s: float) -> bool:
         """Serves the descriptors that are ready. False: none was."""
         found = self._poller.poll(int(timeout_s * 1000))
+        waiting: dict[int, int] = {}
         for ready, flags in found:
             if isinstance(ready, int) and ready == self.channels.local_file:
                 self.channels.serve(ready, self.core, self._send, self._clock_ns)
             elif isinstance(ready, int) and ready == self.channels.long_file:
                 self.channels.finish_long(self.core, self._send)
             elif isinstance(ready, int) and ready == self._express.fileno():
-                core = self.core
-                self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
                 self.unwatch(ready)
-                self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
+                self._take_stored()
             elif self.peers is not None and ready == self.peers.fileno():
                 self.peers.tell(self.core, self._clock_ns())
             elif isinstance(ready, int):
-                reads, writes = bool(flags & ~zmq.POLLOUT), bool(flags & zmq.POLLOUT)
-                if not self._lifelines.on_ready(ready, reads=reads, writes=writes):
-                    self.channels.on_ready(ready, reads=reads, writes=writes)
+                waiting[ready] = flags
             else:
                 self.channels.serve(ready, self.core, self._send, self._clock_ns)
+        for file in self._lifelines.choose(waiting):
+            reads, writes = bool(waiting[file] & ~zmq.POLLOUT), bool(waiting[file] & zmq.POLLOUT)
+            if not self._lifelines.on_ready(file, reads=reads, writes=writes):
+                self.channels.on_ready(file, reads=reads, writes=writes)
         return bool(found)
 
+    def _take_stored(self) -> None:
+        core = self.core
+        self._express.take_stored(core.tell_stored, core.tiers.forget, core.feed.tell_lost)
+        self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
+
     def _is_drained(self) -> bool:
-        return not self.channels.has_long and self.core.is_drained(self._clock_ns())
+        return not (self.channels.has_long or self._express.has_untold) and self.core.is_drained(self._clock_ns())
 
     def _ends_by_itself(self) -> bool:
         """Whether the server is private and ends now: no engine uses it, and none is about to connect. An engine that

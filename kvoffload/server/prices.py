@@ -46,6 +46,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.hints import ListRetained
 from kvoffload.protocol.survey import FindBlocks, FindPrefix, FollowBlock, ListJoined, ReadIdentity, ReadReport
+from kvoffload.server.channels.express_channels import FORGOTTEN_BLOCKS, PART_BLOCKS, TOLD_BLOCKS
 from kvoffload.server.tiering.seen import LOOKS_AT_ONCE, MAX_LOOKS, PART_LOOKS
 
 
@@ -65,11 +66,10 @@ class Price:
     work: str
     """The largest work, in words, and what bounds it."""
     place: Place = Place.LOOP
-    marks: int | None = None
-    """The longest time for which the event loop is away, in times of what it takes to serve a `mark`. None: no test
-    measures it."""
-    memory_mib: int = 1
-    """The most memory that the work takes, in MiB, without the message itself, if `marks` is measured."""
+    marks: int
+    """The longest time for which the event loop is away, in times of what it takes to serve a `mark`."""
+    memory_mib: int | None = 1
+    """The most memory that the work takes, in MiB, without the message itself. None: no test measures it."""
 
 
 _LOOKS = f"{MAX_LOOKS:,} looks, for blocks in memory and for their records in tiers; what is longer is cut"
@@ -116,15 +116,31 @@ PRICES: Mapping[type[ClientMessage], Price] = {
     ListRetained: Price(work="64 of 4,096 prefixes; from operators only", marks=400),
     Drain: Price(work="the 2,048 sessions, which are told", marks=400),
     Adopt: Price(work="65,536 sizes", marks=40),
-    OpenLink: Price(work="one secret"),
-    Introduce: Price(work="64 groups"),
-    Greeting: Price(work="one session"),
-    Holding: Price(work="64 memories"),
-    Offer: Price(work="250 descriptors"),
-    Farewell: Price(work="none"),
+    OpenLink: Price(work="one secret", marks=40, memory_mib=None),
+    Introduce: Price(work="64 groups; 4,096 other identities are compared", marks=400, memory_mib=None),
+    Greeting: Price(
+        work="the 2,048 sessions are searched for one that the process may continue", marks=600, memory_mib=None
+    ),
+    Holding: Price(
+        work="64 memories; the 60 processes of the session are asked to let go of theirs", marks=600, memory_mib=None
+    ),
+    Offer: Price(work="250 descriptors", marks=400, memory_mib=None),
+    Farewell: Price(work="one session with its channels", marks=200, memory_mib=None),
     **dict.fromkeys(
-        (Acquire, AcquireEntries, Credits, Publish, Abort, Release, Invalidate),
-        Price(work=_NATIVE, place=Place.CHANNEL),
+        (Acquire, AcquireEntries, Credits, Abort, Release),
+        Price(work=_NATIVE, place=Place.CHANNEL, marks=20, memory_mib=None),
+    ),
+    Publish: Price(
+        work=f"{_NATIVE}. The loop tells subscribers and tiers of {TOLD_BLOCKS:,} blocks in a turn",
+        place=Place.CHANNEL,
+        marks=800,
+        memory_mib=None,
+    ),
+    Invalidate: Price(
+        work=f"{_NATIVE}. The loop has tiers forget {TOLD_BLOCKS // PART_BLOCKS * FORGOTTEN_BLOCKS:,} blocks in a turn",
+        place=Place.CHANNEL,
+        marks=2000,
+        memory_mib=None,
     ),
 }
 """The price of each message of a client."""

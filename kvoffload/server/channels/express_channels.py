@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvoffload import native
@@ -16,6 +16,7 @@ from kvoffload.server.common.shares import has_shares
 from kvoffload.server.common.thread_limit import count_spare
 from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.sessions.outbox import OpenExpress
+from kvoffload.types import HASH_BYTES
 from kvoffload.units import GIB, MIB
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,13 @@ MAX_CHANNELS = 2048
 domain gets all."""
 MAX_LOGGED = 65_536
 """Number of stored blocks that may wait until the event loop takes them. Further ones are only counted."""
+TOLD_BLOCKS = 4096
+"""Number of stored blocks that one call of `take_stored` reports, rounded up to a whole part."""
+PART_BLOCKS = 1024
+"""Number of stored blocks in a part."""
+FORGOTTEN_BLOCKS = 32
+"""Number of blocks to forget in a part. It counts as PART_BLOCKS stored ones, because each of its blocks may have 16
+records in each of several tiers."""
 MAX_MESSAGE_BYTES = GIB
 """Bytes, for all channels together, of long messages that have come in part and long answers that are not read yet."""
 _SOCKET_BYTES = MIB
@@ -64,6 +72,10 @@ class ExpressChannels:
         self._owners: dict[Space, int] = {}
         self._domains: dict[str, int] = {}
         self._has_warned = False
+        self._untold: deque[tuple[int, int, bytes, bytes, bool]] = deque()
+        """Parts of what was stored and is not reported yet, as the native log has them, the oldest first."""
+        self._lost = 0
+        """Number of blocks that were only counted, to be reported after these parts."""
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when blocks were stored and subscribers or tiers want to hear of
@@ -143,17 +155,31 @@ class ExpressChannels:
         tell_forgotten: Callable[[Space, int, bytes], object],
         tell_lost: Callable[[int], None],
     ) -> None:
-        """Reports which blocks were stored, and which an engine wants forgotten, since the last call, in the order of
-        these events. `tell_lost` gets the number of blocks that were only counted."""
+        """Reports which blocks were stored, and which an engine wants forgotten, in the order of these events: about
+        TOLD_BLOCKS, and the others with the next calls, while `has_untold`. `tell_lost` gets the number of blocks that
+        were only counted."""
         spaces = list(self._owners)
-        stored, lost = self._server.take_stored()
-        for owner, group, hashes, parents, is_forgotten in stored:
+        if not self._untold:
+            stored, self._lost = self._server.take_stored()
+            self._untold.extend(part for blocks in stored for part in _cut(*blocks))
+        left = TOLD_BLOCKS
+        while self._untold and left > 0:
+            owner, group, hashes, parents, is_forgotten = self._untold.popleft()
+            count = len(hashes) // HASH_BYTES
             if is_forgotten:
+                left -= count * PART_BLOCKS // FORGOTTEN_BLOCKS
                 tell_forgotten(spaces[owner], group, hashes)
             else:
+                left -= count
                 tell(spaces[owner], StoredBlocks(group, hashes, parents))
-        if lost:
+        if not self._untold and self._lost:
+            lost, self._lost = self._lost, 0
             tell_lost(lost)
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether `take_stored` has more to report, even if `fileno` is not readable."""
+        return bool(self._untold)
 
     def close(self) -> None:
         """Ends all channels, and waits for calls that are being served."""
@@ -164,3 +190,11 @@ class ExpressChannels:
             counts[key] += more
             if not counts[key]:
                 del counts[key]
+
+
+def _cut(
+    owner: int, group: int, hashes: bytes, parents: bytes, is_forgotten: bool
+) -> Iterator[tuple[int, int, bytes, bytes, bool]]:
+    size = (FORGOTTEN_BLOCKS if is_forgotten else PART_BLOCKS) * HASH_BYTES
+    for first in range(0, len(hashes), size):
+        yield owner, group, hashes[first : first + size], parents[first : first + size], is_forgotten

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.channels.unread_descriptors import UnreadDescriptors
 from kvoffload.server.common.shares import has_share
+from kvoffload.server.common.turns import Turns
 from kvoffload.units import MIB
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,10 @@ ALL_QUEUED_BYTES = 64 * MIB
 READ_S = 10.0
 """Seconds without reading after which a process is disconnected, if others wait for descriptors."""
 ACCEPTS_AT_ONCE = 64
-PACKETS_AT_ONCE = 16
+PACKETS_AT_ONCE = 4
 """Packets read from one process before the others have their turn."""
+LINES_AT_ONCE = 8
+"""Number of lifelines that are served in one turn of the loop, however many have sent something."""
 
 
 class Watcher(Protocol):
@@ -100,6 +103,8 @@ class _Line:
     credentials: Credentials
     has_greeted: bool = False
     events: int = 0
+    served: int = 0
+    """Number of lifelines that had been served when this one last was; 0: it has not been."""
     queue: deque[tuple[bytes, tuple[int, ...]]] = field(default_factory=deque)
     queued_bytes: int = 0
     owned: set[int] = field(default_factory=set)
@@ -125,6 +130,8 @@ class Lifelines:
         self._boot_id = boot_id
         self._processes = count_processes()
         self._last = 0
+        self._served = 0
+        """Number of lifelines that `choose` has chosen so far."""
         self._queued: Counter[int] = Counter()
         """Bytes that processes have not read, by user."""
         self._lines: dict[int, _Line] = {}
@@ -147,6 +154,22 @@ class Lifelines:
     def queued_bytes(self) -> int:
         """Number of bytes that wait for processes to read them, all together."""
         return self._queued.total()
+
+    def choose(self, ready: Iterable[int]) -> list[int]:
+        """Returns which of these files to serve in this turn of the loop: LINES_AT_ONCE of the lifelines, and all
+        others. Users take turns, and of each user that lifeline comes first that was served longest ago."""
+        files = list(ready)
+        chosen = [file for file in files if file not in self._by_file]
+        lines = sorted((self._by_file[file] for file in files if file in self._by_file), key=lambda line: line.served)
+        turns = Turns[_Line]()
+        for line in lines:
+            turns.add(line.uid, line)
+        for _ in range(min(LINES_AT_ONCE, len(lines))):
+            _, line = turns.take()
+            self._served += 1
+            line.served = self._served
+            chosen.append(line.end.fileno())
+        return chosen
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """Serves a file that is ready. False: it is none of these."""

@@ -240,6 +240,12 @@ class Server:
 
     def hear_stored(self) -> None:
         """Does what the loop does when something was stored."""
+        self.hear_some()
+        while self.express.has_untold:
+            self.hear_some()
+
+    def hear_some(self) -> None:
+        """Does what one turn of the loop does of it."""
         self.express.take_stored(self.core.tell_stored, self.core.tiers.forget, self.core.feed.tell_lost)
 
     def greet(self, greeting: Greeting, *, lifeline: int, peer: Peer, pidfd: FakePidfd | None) -> ServerMessage | None:

@@ -6,11 +6,14 @@ machine, and however busy it is, that is about the same.
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +21,15 @@ import pytest
 
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule
 from kvoffload.kvspec import ReuseRule
+from kvoffload.packets import MAX_DESCRIPTORS, Credentials
+from kvoffload.peers.peer_server import LinkSession
 from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,
     MESSAGES,
+    Abort,
+    Acquire,
+    AcquireEntries,
     Adopt,
     Bye,
     Call,
@@ -29,20 +37,32 @@ from kvoffload.protocol import (
     Clear,
     ClientMessage,
     Credits,
+    CreditsGranted,
     Drain,
     Explain,
+    Farewell,
+    FormerMemory,
+    Greeting,
     Hello,
     Hint,
     HintAction,
+    Holding,
     IdentityField,
     Inspect,
+    Introduce,
+    Invalidate,
     ListAgentSessions,
     ListBlocks,
     Mark,
+    Offer,
+    OpenLink,
     Prefetch,
     Promote,
     Publish,
     Query,
+    Release,
+    Role,
+    ServerMessage,
     SetQuota,
     Stats,
     Subscribe,
@@ -50,9 +70,12 @@ from kvoffload.protocol import (
 from kvoffload.protocol.hints import ListRetained
 from kvoffload.protocol.limits import (
     LINE_BYTES,
+    MAX_BATCH,
     MAX_BLOCKS,
+    MAX_FORMER,
     MAX_GROUPS,
     MAX_IDENTITY,
+    MAX_LEASES,
     MAX_QUERIES,
     MAX_REPORT,
     NAME_BYTES,
@@ -60,6 +83,7 @@ from kvoffload.protocol.limits import (
 from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.survey import FindBlocks, FindPrefix, FollowBlock, ListJoined, ReadIdentity, ReadReport
 from kvoffload.server.common.steps import Unfinished
+from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators.agent_ledger import MAX_AGENTS
 from kvoffload.server.prices import PRICES, Place
 from kvoffload.server.sessions.outbox import Later, Sendable, ToConnection
@@ -69,6 +93,7 @@ from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN
 from tests.kit.server.explained import store
+from tests.kit.server.guests import HELLO, Visitor
 from tests.kit.server.harness import UID, Client, Server, core_terms, register_of
 from tests.kit.tiers.memory_tier import MemoryTier
 
@@ -89,6 +114,7 @@ WIDE = CacheGeometry(
 SMALLEST = CacheGeometry(
     hash_block_size=16, groups=(CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=64),)
 )
+SUBSCRIBERS = 60
 OTHERS = 1000
 """Number of identities that other users have brought, where a test wants some; one user may bring 1,024."""
 CHAIN = np.random.default_rng(1).bytes(32 * MAX_BLOCKS)
@@ -141,9 +167,67 @@ def largest_messages(name_space: int) -> list[ClientMessage]:
     ]
 
 
+def messages_of_lifelines(boot_id: int) -> list[ClientMessage]:
+    """Each message of a lifeline, at its largest. `boot_id` is that of the server, or of the memory that is offered."""
+    memories = tuple(FormerMemory(memory=2**60 + one, size_bytes=2**40 + one) for one in range(MAX_FORMER))
+    return [
+        Greeting(
+            protocol_min=1,
+            protocol_max=1,
+            engine=NAME,
+            role=Role.SCHEDULER,
+            software=NAME,
+            former_session=1,
+            former_boot_id=boot_id,
+            wants_express=True,
+        ),
+        Holding(memories=memories),
+        Holding(memories=()),
+        Offer(
+            former_boot_id=boot_id,
+            first=0,
+            segment_sizes=np.full(MAX_DESCRIPTORS - 2, MIB, "<u8").tobytes(),
+            is_last=True,
+        ),
+        Farewell(),
+    ]
+
+
+def messages_of_peers() -> list[ClientMessage]:
+    register = register_of(WIDE, "of a peer")
+    return [
+        OpenLink(is_sealed=True),
+        Introduce(fingerprint=register.fingerprint, hash_block_size=register.hash_block_size, groups=register.groups),
+    ]
+
+
+def messages_of_channels(name_space: int) -> list[ClientMessage]:
+    """Each message of an express channel, at its largest. No session has these tickets and leases."""
+    names, nobodys = CHAIN[: 32 * MAX_BATCH], np.arange(1, MAX_BATCH + 1, dtype="<u8").tobytes()
+    return [
+        Acquire(name_space=name_space, chain=CHAIN),
+        AcquireEntries(name_space=name_space, group=0, hashes=names),
+        Credits(name_space=name_space, group=0, count=MAX_BATCH),
+        Publish(name_space=name_space, group=0, shard=0, tickets=nobodys, hashes=names, parents=names),
+        Invalidate(name_space=name_space, group=0, hashes=names),
+        Abort(tickets=nobodys),
+        Release(leases=nobodys[: 8 * MAX_LEASES]),
+    ]
+
+
 BY_A_PEER = {"OpenLink", "Introduce"}
 """Served by servers of a fleet only; what they may cost is that of register."""
 ON_LIFELINES = {"Greeting", "Holding", "Offer", "Farewell"}
+
+
+class Links:
+    """The links of a server to its peers, each with the same secret."""
+
+    port = 7600
+    is_sealed = True
+
+    def open_session(self, peer: str, domain: str) -> LinkSession:
+        return LinkSession(b"t" * 16, b"s" * 32)
 
 
 @dataclass
@@ -260,9 +344,26 @@ def measure_mark_s(payer: Payer) -> float:
 
 
 def find_marks(message: ClientMessage) -> int:
-    marks = PRICES[type(message)].marks
-    assert marks is not None
-    return marks
+    return PRICES[type(message)].marks
+
+
+def check(message: ClientMessage, away_s: float, mark_s: float) -> None:
+    """Asserts that the loop was away for no longer than the message's price."""
+    marks = find_marks(message)
+    said = f"{type(message).__name__}: {away_s / mark_s:.0f} of {marks} marks"
+    print(said, f"{away_s * 1e3:.2f} ms")
+    assert away_s <= marks * mark_s, said
+
+
+def time_call(act: Callable[[], object]) -> float:
+    """Measures what a call takes without the garbage collector, whose time depends on what other tests have left."""
+    gc.disable()
+    try:
+        begun_s = time.thread_time()
+        act()
+        return time.thread_time() - begun_s
+    finally:
+        gc.enable()
 
 
 def test_every_message_of_a_client_has_a_price() -> None:
@@ -273,8 +374,10 @@ def test_every_message_of_a_client_has_a_price() -> None:
         message for message in beside if message.__name__ not in ON_LIFELINES
     }
     tried = {type(message) for message in largest_messages(0)}
-    assert tried == {message for message in sent if PRICES[message].marks is not None}
     assert {message.__name__ for message in sent - beside - tried} == BY_A_PEER
+    others = [*messages_of_lifelines(0), *messages_of_peers(), *messages_of_channels(0)]
+    tried |= {type(message) for message in others}
+    assert tried == {message for message in sent if PRICES[message].marks is not None}
 
 
 def test_no_message_keeps_the_loop_away_for_longer_than_its_price(payer: Payer) -> None:
@@ -307,6 +410,7 @@ def test_no_message_takes_more_memory_than_its_price(payer: Payer) -> None:
         if isinstance(message, Bye | Drain):
             break
         cost, price = payer.send(message, uses_memory=True), PRICES[type(message)]
+        assert price.memory_mib is not None
         print(f"{type(message).__name__}: {cost.memory_bytes / MIB:.1f} of {price.memory_mib} MiB")
         frame_bytes = len(CODEC.encode_call(message, number=1, session=1))
         assert cost.memory_bytes - frame_bytes <= price.memory_mib * MIB, type(message).__name__
@@ -342,3 +446,98 @@ def test_blocks_that_are_there_keep_the_loop_away_for_no_longer(is_in_memory: bo
                 said = f"{type(message).__name__}: {cost.away_s / mark_s:.0f} of {marks} marks"
                 print(said, f"{cost.away_s * 1e3:.2f} ms")
                 assert cost.away_s <= marks * mark_s, said
+
+
+def greet(server: CacheServer, greeting: Greeting, *, lifeline: int, uid: int) -> None:
+    call = CODEC.decode_call(CODEC.encode_call(greeting, number=1, channel=Channel.LIFELINE), channel=Channel.LIFELINE)
+    assert isinstance(call, Call), call
+    server.on_greeting(lifeline, call, Credentials(lifeline, uid, uid), os.pidfd_open(os.getpid()))
+    assert server.core.sessions.find_lifeline(lifeline) is not None
+
+
+def test_no_message_of_a_lifeline_costs_more_than_its_price(payer: Payer, tmp_path: Path) -> None:
+    """Other users have 1,500 processes there, each of which has memories of 64 former servers."""
+    mark_s = measure_mark_s(payer)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, adopt_wait_s=1e6))
+    with closing(server):
+        greeting, holding, retiring, offer, farewell = messages_of_lifelines(server.boot_id)
+        assert isinstance(greeting, Greeting)
+        assert isinstance(offer, Offer)
+        for at in range(1, 1501):
+            other = replace(greeting, engine=f"{at:0{NAME_BYTES}}", role=Role.OBSERVER, former_boot_id=0)
+            greet(server, other, lifeline=at, uid=UID + 1 + at % 4)
+            memories = tuple(FormerMemory(memory=at * MAX_FORMER + one, size_bytes=at) for one in range(MAX_FORMER))
+            server.core.hear_holding(at, Holding(memories=memories))
+        own = range(2001, 2061)
+        for lifeline in own:
+            worker = replace(greeting, role=Role.WORKER if lifeline > own[0] else Role.SCHEDULER)
+            check(
+                worker,
+                time_call(lambda worker=worker, at=lifeline: greet(server, worker, lifeline=at, uid=UID)),
+                mark_s,
+            )
+            if lifeline > own[0]:
+                server.core.hear_holding(lifeline, holding)
+        while not server.has_memory:
+            server.pools.begin()
+            server.turn(0.01)
+        check(holding, min(time_call(lambda: server.on_holding(own[0], holding)) for _ in range(TRIES)), mark_s)
+        check(retiring, time_call(lambda: server.on_holding(own[0], retiring)), mark_s)
+        files = [os.memfd_create("offered") for _ in range(MAX_DESCRIPTORS)]
+        server.core.is_offer_wanted = lambda *_: True  # type: ignore[method-assign]
+        server.core.count_offered = lambda *_: MAX_DESCRIPTORS  # type: ignore[method-assign]
+        check(offer, time_call(lambda: server.on_offer(own[0], offer, files)), mark_s)
+        for lifeline in own:
+            server.on_farewell(lifeline, farewell)
+            check(farewell, time_call(lambda at=lifeline: server.on_end(at)), mark_s)
+
+
+def test_no_message_of_a_peer_costs_more_than_its_price() -> None:
+    """Engines of other users have brought 1,000 identities."""
+    links = Links()
+    with Server(memory=MEMORY, links=links) as server:  # type: ignore[arg-type]
+        payer = Payer(server, server.process().join(SMALLEST))
+        mark_s = measure_mark_s(payer)
+        others = [server.process(f"other {at}", uid=UID + 1 + at % 4) for at in range(OTHERS)]
+        for at, other in enumerate(others):
+            other.join(SMALLEST, name=f"other {at}")
+        peer = Visitor(server)
+        peer.guest = replace(peer.guest, name="peer", is_peer=True)
+        peer.ask(HELLO)
+        for message in messages_of_peers():
+            check(message, min(time_call(lambda sent=message: peer.ask(sent)) for _ in range(TRIES)), mark_s)
+
+
+def test_no_message_of_an_express_channel_costs_more_than_its_price() -> None:
+    """Its own thread does the work, and the loop tells subscribers and tiers what came of it."""
+    wide = CacheGeometry(
+        hash_block_size=16,
+        groups=(CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=8, shards=SHARDS),),
+    )
+    tier = TierTraffic(MemoryTier(), TierTerms(), open_pidfd=lambda: PIDFD)  # type: ignore[arg-type]
+    with Server(memory=MEMORY, tiers={"main": TierChain([tier])}) as server:  # type: ignore[dict-item]
+        payer = Payer(server, server.process().join(wide))
+        mark_s = measure_mark_s(payer)
+        for number in range(SUBSCRIBERS):
+            server.process(f"subscriber {number}", uid=UID + 1 + number % 4).watch().ask(Subscribe())
+        express, name_space = payer.client.express, payer.client.name_space
+        granted: ServerMessage | None = None
+        for message in messages_of_channels(name_space):
+            if isinstance(message, Publish):
+                assert isinstance(granted, CreditsGranted)
+                assert len(granted.tickets) == len(message.tickets)
+                for shard in range(SHARDS):
+                    express.tell(replace(message, shard=shard, tickets=granted.tickets))
+                    express.confirm()
+            elif isinstance(message, OneWay):
+                express.tell(message)
+            else:
+                # The last request is for credits.
+                granted = express.ask(message)
+            express.confirm()
+            turns = [time_call(server.hear_some)]
+            while server.express.has_untold:
+                turns.append(time_call(server.hear_some))
+            if isinstance(message, Publish | Invalidate):
+                assert len(turns) > 4
+            check(message, max(turns), mark_s)

@@ -23,6 +23,7 @@ from kvoffload.protocol import (
     Done,
     Error,
     ErrorCode,
+    Invalidate,
     Mark,
     Outcome,
     Publish,
@@ -188,15 +189,36 @@ def test_opening_one_makes_the_same_work_however_many_there_are(served: Served) 
     assert counts[1] == counts[-1] > 0
 
 
-def test_a_channel_that_ended_counts_for_no_user(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(express_channels, "MAX_CHANNELS", 4)
-    served.channels.close()
-    served.channels = ExpressChannels(boot_id=9)
+def test_a_channel_that_ended_counts_for_no_user(served: Served) -> None:
+    served.channels.limit = 4
     for lifeline in range(8):
         assert served.open(lifeline, owner="first") is not None
         served.channels.end(lifeline)
         served.channels.end(lifeline)
     assert [served.open(lifeline, owner="first") is not None for lifeline in range(4)] == [True] * 3 + [False]
+
+
+def test_what_is_stored_at_once_is_told_in_parts_and_in_order(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(express_channels, "TOLD_BLOCKS", 4)
+    monkeypatch.setattr(express_channels, "PART_BLOCKS", 2)
+    monkeypatch.setattr(express_channels, "FORGOTTEN_BLOCKS", 1)
+    peer, space, names = served.must_open(), served.space(), make_chain(1, 6)
+    served.channels.watch_stored(True)
+    served.save(peer, names)
+    peer.tell(Invalidate(name_space=space.name_space, group=0, hashes=names[: 32 * 3]))
+    assert peer.ask(Mark()) == Done()
+    turns: list[list[tuple[str, bytes]]] = []
+    while not turns or served.channels.has_untold:
+        told: list[tuple[str, bytes]] = []
+        served.channels.take_stored(
+            lambda _, stored, told=told: told.append(("stored", stored.hashes)),  # type: ignore[misc]
+            lambda _, __, hashes, told=told: told.append(("forgotten", hashes)),  # type: ignore[misc]
+            lambda count: None,
+        )
+        turns.append(told)
+    stored = [("stored", names[at : at + 64]) for at in range(0, 192, 64)]
+    forgotten = [("forgotten", names[at : at + 32]) for at in range(0, 96, 32)]
+    assert turns == [stored[:2], [stored[2], forgotten[0]], forgotten[1:]]
 
 
 def test_no_user_gets_all_memory_for_long_messages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,20 @@ def test_no_user_gets_all_lifelines(loop: Loop, monkeypatch: pytest.MonkeyPatch)
     del again
 
 
+def test_few_lifelines_are_served_in_a_turn_and_users_take_turns(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifelines, "LINES_AT_ONCE", 2)
+    of_user(monkeypatch, 1)
+    many = connect_some(loop, 5)
+    of_user(monkeypatch, 2)
+    many += connect_some(loop, 1)
+    listener, *files = loop.waits
+    turns = [loop.lines.choose([*files, listener]) for _ in range(5)]
+    assert [turn[0] for turn in turns] == [listener] * 5
+    assert all(len(turn) == 3 and files[-1] in turn for turn in turns)
+    assert {file for turn in turns for file in turn[1:]} == set(files)
+    del many
+
+
 def test_of_those_who_do_not_greet_one_of_whoever_has_most_goes(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifelines_module, "MAX_UNGREETED", 3)
     (slow,) = connect_some(loop, 1)
