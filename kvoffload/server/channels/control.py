@@ -34,8 +34,9 @@ QUEUED_FRAMES = 1024
 FRAMES_AT_ONCE = 64
 READS_AT_ONCE = 16
 """Number of connections of one user that are read at once, each at most CHUNK_BYTES."""
-ACCEPTS_AT_ONCE = 16
-BACKLOG = 128
+ACCEPTS_AT_ONCE = 256
+"""Number of connections that are accepted at once, so that those of one user leave room for others in the backlog."""
+BACKLOG = 1024
 CHUNK_BYTES = 64 << 10
 
 _NOBODY = 2**32 - 1

@@ -21,6 +21,7 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.server.channels.curve_handshake import CurveHandshake
 from kvoffload.server.channels.lifelines import Watcher
+from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.tcp_peers import name_peer
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ MAX_CONNECTIONS = 64
 MAX_OF_ONE_HOST = 16
 """Number of them from one machine, so that it cannot keep out all others. Further ones are closed likewise."""
 MAX_UNPROVEN = 128
-"""Number of connections that have not shown a key yet. For one more, the oldest is closed of the user or address that
-has most of them."""
+"""Number of connections that have not shown a key yet, where there are descriptors for as many. For one more, the
+oldest is closed of the user or address that has most of them."""
 ACCEPTS_AT_ONCE = 32
 """Connections accepted before others have their turn."""
 CHUNK_BYTES = 64 << 10
@@ -51,6 +52,8 @@ class _Passage:
     inner: socket.socket
     handshake: CurveHandshake = field(default_factory=CurveHandshake)
     pending: dict[socket.socket, bytes] = field(default_factory=dict)
+    is_accepted: bool = False
+    """Whether ZeroMQ is known to have accepted the inner connection, which takes one more descriptor."""
 
     def find_other(self, end: socket.socket) -> socket.socket:
         return self.inner if end is self.outer else self.outer
@@ -68,6 +71,8 @@ class TcpGate:
         """Connections that have shown a key, by machine."""
         self._unproven: dict[_Passage, None] = {}
         """Those that have not, the oldest first."""
+        self._most_unproven = min(MAX_UNPROVEN, max(count_processes() // 4, 1))
+        """Each of them takes three descriptors."""
         self._listener = _listen(address)
         self.address = TcpAddress(address.host, self._listener.getsockname()[1])
         self._watcher.watch(self._listener.fileno(), writes=False)
@@ -142,12 +147,18 @@ class TcpGate:
         except OSError:
             outer.close()
             return True
+        awaited = sum(not one.is_accepted for one in self._unproven)
+        if is_of_reserve(max(outer.fileno(), passage.inner.fileno()) + awaited + 1):
+            # ZeroMQ ends the process if it has no descriptor left for a connection.
+            outer.close()
+            passage.inner.close()
+            return True
         self._unproven[passage] = None
         for end in (passage.outer, passage.inner):
             passage.pending[end] = b""
             self._by_file[end.fileno()] = passage, end
         self._watch(passage)
-        if len(self._unproven) > MAX_UNPROVEN:
+        if len(self._unproven) > self._most_unproven:
             counts = Counter(one.peer for one in self._unproven)
             most = max(counts.values())
             self._end(next(one for one in self._unproven if counts[one.peer] == most))
@@ -202,6 +213,8 @@ def _move(passage: _Passage, end: socket.socket) -> None:
         return
     if not chunk:
         raise ConnectionResetError
+    if end is passage.inner:
+        passage.is_accepted = True
     if end is passage.inner and not passage.handshake.is_ready:
         passage.handshake.feed(chunk)
     passage.pending[other] = chunk

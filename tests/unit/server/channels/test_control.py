@@ -33,6 +33,7 @@ class Setting:
 
     def __init__(self, path: Path, limits: ControlLimits) -> None:
         self.now_s = 0.0
+        self.limits = limits
         self.control = ControlSocket(path, mode=0o660, group=os.getgid(), limits=limits, clock_s=lambda: self.now_s)
         self.path = path
         self.opened: list[socket.socket] = []
@@ -193,6 +194,18 @@ def test_whoever_says_much_is_served_a_part_and_then_the_others(setting: Setting
     setting.control.leave()
     assert len(came) + len(setting.let_in()) == 1001
     del many, other
+
+
+def test_a_burst_of_one_user_keeps_no_other_waiting(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them find room in the backlog, and one look lets in the user who came last."""
+    users = iter([*[1] * 200, 2])
+    monkeypatch.setattr(PacketSocket, "credentials", lambda _: Credentials(1, uid := next(users), uid))
+    for _ in range(201):
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        setting.opened.append(end)
+        end.connect(str(setting.path))
+    setting.control.look()
+    assert len(setting.control) == setting.limits.unknown + 1
 
 
 def test_connections_of_one_user_hide_none_of_another(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

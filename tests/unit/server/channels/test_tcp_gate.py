@@ -242,6 +242,23 @@ def test_version_6_is_version_6_alone(tmp_path: Path) -> None:
         TcpGate(TcpAddress("::ffff:127.0.0.1", 0), tmp_path / "inner", Loop())
 
 
+def test_a_connection_for_which_zeromq_may_find_no_descriptor_is_closed(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ ends the process if it cannot accept. Connections that it has not accepted yet count, too."""
+    first = gate.connect()
+    accepted = gate.accept()
+    accepted.sendall(ACCEPTED)
+    assert gate.receive(first, len(ACCEPTED)) == ACCEPTED
+    most = os.dup(gate.behind.fileno())
+    os.close(most)
+    # The clients of both take two descriptors, each connection at the gate two more, and each of ZeroMQ one.
+    monkeypatch.setattr(tcp_gate, "is_of_reserve", lambda file: file > most + 6)
+    second, third = gate.connect(), gate.connect()
+    gate.wait(lambda: gate.is_closed(third))
+    assert not gate.is_closed(second)
+
+
 def test_many_connections_at_once_wait_and_none_has_to_try_again(gate: Gate) -> None:
     """The kernel ends the handshake of a connection for which there is room at once, before the loop has a turn."""
     poller = select.poll()
