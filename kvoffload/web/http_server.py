@@ -39,6 +39,8 @@ class _Connection:
 Handler = Callable[[Request], Awaitable[Response]]
 BodyLimit = Callable[[RequestHead], int]
 """Bytes that may follow a head. HttpError: none may."""
+BACKLOG = 512
+"""Connections that wait to be accepted. Beyond it the kernel drops them, and their clients try again after a second."""
 _NAMES_OF_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -91,7 +93,7 @@ class HttpServer:
         family = socket.AF_INET6 if address.is_version_6 else socket.AF_INET
         try:
             self._server = await asyncio.start_server(
-                self._serve, address.host, address.port, family=family, limit=MAX_HEAD_BYTES
+                self._serve, address.host, address.port, family=family, limit=MAX_HEAD_BYTES, backlog=BACKLOG
             )
         except OSError as fault:
             raise ConfigError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -123,6 +125,20 @@ async def test_whoever_is_silent_is_let_go(said: bytes) -> None:
         writer.write(said)
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_many_connections_at_once_wait_and_none_has_to_try_again() -> None:
+    """The kernel ends the handshake of a connection for which there is room at once, before the loop has a turn."""
+    async with serving() as server:
+        poller, ends = select.poll(), []
+        for _ in range(http_server.BACKLOG):
+            end = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            ends.append(end)
+            end.connect_ex((server.address.host, server.address.port))
+            poller.register(end, select.POLLOUT)
+        assert [flags for _, flags in poller.poll(0)] == [select.POLLOUT] * http_server.BACKLOG
+        for end in ends:
+            end.close()
 
 
 async def test_one_more_connection_takes_the_place_of_the_most_idle() -> None:
