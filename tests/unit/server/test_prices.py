@@ -139,6 +139,11 @@ def largest_messages(name_space: int) -> list[ClientMessage]:
         Hint(name_space=name_space, action=action, chain=CHAIN, session=NAME, priority=1)
         for action in (HintAction.PREFETCH, HintAction.RETAIN, HintAction.HAND_OVER, HintAction.RELEASE)
     ]
+    # Without a session a hint means all retained prefixes that end within its chain.
+    hints += [
+        Hint(name_space=name_space, action=action, chain=CHAIN, priority=1)
+        for action in (HintAction.PRIORITISE, HintAction.RELEASE)
+    ]
     return [
         Mark(),
         Hello(protocol_min=1, protocol_max=1, capabilities=tuple(sorted(CAPABILITIES)), software=NAME),
@@ -422,7 +427,7 @@ def test_no_message_takes_more_memory_than_its_price(payer: Payer) -> None:
 )
 def test_what_is_long_is_looked_for_beside_the_loop(payer: Payer, message: Any) -> None:
     """In parts, so that the other users of that thread have their turns."""
-    if isinstance(message, Hint) and message.action is HintAction.RELEASE:
+    if isinstance(message, Hint) and message.action in (HintAction.PRIORITISE, HintAction.RELEASE):
         assert payer.send(message).parts == 0
     else:
         assert payer.send(message).parts >= 4

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from kvoffload import server as server_package
 from kvoffload.cache import Ask, CacheGeometry
 from kvoffload.protocol import Clear, Drain, ErrorCode, HintAction, Hinted, HintOutcome, Registered, Stats
 from kvoffload.protocol.hints import ListRetained
 from kvoffload.server import ServerLimits
 from kvoffload.server.hints.hint_calls import DEFAULT_TTL_MS
 from tests.kit.cache.cache_model import HYBRID, KIB, PLAIN, block_hashes, make_chain
+from tests.kit.instructions import Instructions
 from tests.kit.server.chains import save_chain
 from tests.kit.server.explained import store
 from tests.kit.server.harness import UID, Client, Server, code_of, greeted, register_of
@@ -112,6 +114,19 @@ def test_a_turn_that_is_replaced_is_not_unused_and_what_is_used_is_counted_once(
             hint(engine, RETAIN, chain, session="s")
         hint(engine, RELEASE, session="s")
         assert counts(operator)[1] == {"hit_retained": 128, "unused_retained": 128, "gave_way": 0}
+
+
+@pytest.mark.parametrize("action", [PRIORITISE, RELEASE])
+def test_a_chain_of_any_length_is_compared_without_a_loop_over_its_names(action: HintAction) -> None:
+    with Server(terms=TERMS) as server:
+        engine = server.process("first").join(PLAIN)
+        store(engine, make_chain(1, 4))
+        assert hint(engine, RETAIN, make_chain(1, 4)).outcome is HintOutcome.DONE
+        counts_of = {blocks: Instructions(server_package) for blocks in (4, 4096)}
+        for blocks, spent in counts_of.items():
+            with spent.counted():
+                assert hint(engine, action, make_chain(2, blocks), priority=1).outcome is HintOutcome.NOTHING
+        assert counts_of[4096].count < 2 * counts_of[4].count
 
 
 def test_without_a_session_a_prefix_is_its_own_name() -> None:
