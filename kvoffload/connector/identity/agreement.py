@@ -258,7 +258,7 @@ def add_report(register: Register, report: CompletenessReport, rank: int) -> Reg
 def describe_parts(description: Mapping[str, object]) -> dict[str, str]:
     """Returns each part of a description as text, by name. Long parts are digests, and what users set of them is told
     by readable parts too."""
-    return {name: _shorten(value) for name, value in {**description, **_describe_settings(description)}.items()}
+    return {name: _shorten(value) for name, value in {**_describe_settings(description), **description}.items()}
 
 
 def _describe_settings(description: Mapping[str, object]) -> dict[str, str]:

@@ -51,5 +51,5 @@ def test_each_object_lands_in_its_place() -> None:
 
 def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_child, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"obstore is not installed: pip install 'kvoffload\[s3\]'"):
+    with pytest.raises(ImportError, match=r"obstore is not installed: pip install obstore"):
         load(0)
