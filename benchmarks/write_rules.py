@@ -1,9 +1,9 @@
 """Finds which blocks need not be written to a disk, and how many hits that costs.
 
-Replays traces over a memory and a disk below it that both evict by recency. Writes, and the hits
-of both together, are given as shares of what they are if every block is written as soon as it is stored:
+Replays traces over a memory and a disk below it that both evict by recency. Writes, and the hits of
+both together, are given as shares of what they are if every block is written as soon as it is stored:
 
-* `back`: a block is written when memory drops it, and if the disk has it not.
+* `back`: a block is written when memory drops it, and if the disk does not have it.
 * `second_use`: likewise, and only if it was used since it was stored.
 * `likely`: likewise, and only if of its class (how often it was used, where in how long a prompt, behind a hit or not)
   so many come back before the disk would have dropped them. That is learned from all that memory drops.

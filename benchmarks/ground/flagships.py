@@ -1,7 +1,10 @@
 """The models of 2026 whose layers do not follow from a few fields of their configs, with the specs that vLLM's own
 classes make of them (`tests/vllm/test_gallery.py` compares the groups). None of them was run here.
 
-Parameters are those of the modules that vLLM makes. Weights have 4 bits in Kimi-K3, 8 in GLM-5-next and MiniMax-M3.
+Parameters were counted on the modules that vLLM makes, without DeepSeek-V4.1's tables of token sequences; a token uses
+those of its experts, and of all else but Qwen4-exp's table of such sequences. The bytes of weights are those of these
+modules for DeepSeek-V4.1 and Qwen4-exp. For the others they are an assumption: 4 bits a parameter for Kimi-K3, and 8
+for GLM-5-next and MiniMax-M3.
 """
 
 from __future__ import annotations
@@ -208,7 +211,7 @@ FLAGSHIPS: Sequence[Model] = (
         ranks=4,
         weight_bytes=353.9 * GB,
         parameters=177.0e9,
-        active_parameters=6e9,
+        active_parameters=7.3e9,
         gpu=H200,
         extra=HYBRID,
         layout="BLNHC",

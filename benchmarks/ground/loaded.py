@@ -37,7 +37,7 @@ class _Backend:
 def _make_block(model: Model, name: str, spec: KVCacheSpec) -> torch.nn.Module:
     block = torch.nn.Module()
     is_index = isinstance(spec, MLAAttentionSpec) and spec.cache_role is SparseCacheRole.INDEXER
-    # A cache beside an attention layer has a module of its own in vLLM.
+    # An attention layer's further cache has a module of its own in vLLM.
     if isinstance(spec, MambaSpec) or is_index or name.endswith("_cache"):
         block.attn = _make(torch.nn.Module, kv_cache_dtype=model.kv_dtype)
         return block
