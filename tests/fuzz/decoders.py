@@ -90,6 +90,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/cli/prompt_recorder.py": "fields of messages, whose sizes the codec has checked",
     "kvoffload/server/sessions/memory_record.py": "a file of the server's own user, which nobody else can write",
     "kvoffload/server/operators/prompt_ledger.py": "fields of messages, whose sizes the codec has checked",
+    "kvoffload/server/hints/hint_calls.py": "fields of messages, whose sizes the codec has checked",
     "kvoffload/client/block_calls.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/client/insight.py": "fields of the own server's answers, whose sizes the codec has checked",
     "kvoffload/client/inspector.py": "fields of the own server's answers, whose sizes the codec has checked",
