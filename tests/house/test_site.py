@@ -55,6 +55,15 @@ def test_links_and_anchors_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_a_former_address_leads_to_a_page_and_is_none_itself() -> None:
+    redirects = next(plugin["redirects"] for plugin in CONFIG["plugins"] if "redirects" in plugin)
+    for former, now in redirects["redirect_maps"].items():
+        page, _, anchor = now.partition("#")
+        assert former not in PAGES.texts, former
+        assert page in PAGES.texts, now
+        assert not anchor or anchor in find_anchors(PAGES.texts[page]), now
+
+
 def test_what_pages_link_to_is_laid_out(tmp_path: Path) -> None:
     """A source file is a page that shows it, a folder a list; what is of a former run is gone."""
     (tmp_path / "docs/decisions").mkdir(parents=True)
