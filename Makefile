@@ -338,7 +338,7 @@ $(SITE)/stamps/packages: requirements/site.txt
 
 # Some seconds, where its packages are to be had.
 site-there:
-	@if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory docs-site; \
+	@if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory docs-site sbom; \
 	else echo "not to be had here: mkdocs-material"; fi
 
 docs: setup ## write the tables that are made from code
@@ -347,8 +347,11 @@ docs: setup ## write the tables that are made from code
 gallery: setup ## write the table of docs/models.md: what vLLM's own classes say of published models
 	@$(BIN)/python -m tests.kit.plan.page
 
-sbom: setup ## a bill of materials of what is pinned, CycloneDX, in build/
-	@$(BIN)/python -m requirements.sbom build/sbom.cdx.json
+sbom: $(SITE)/stamps/packages ## bills of materials (CycloneDX) in build/sbom, one for each file of pinned versions
+	$(call say,bills of materials)
+	@mkdir -p build/sbom; export PYTHONWARNINGS=ignore; for file in requirements/*.txt; do \
+	  $(SITE)/bin/cyclonedx-py requirements --no-validate --pyproject pyproject.toml --mc-type library --output-reproducible \
+	    -o build/sbom/$$(basename $$file .txt).cdx.json $$file; done; ls build/sbom
 
 audit: setup ## known vulnerabilities of pinned versions, by advisories in OSV's format: ADVISORIES=folder or archive
 	@test -n "$(ADVISORIES)" || { echo "say where advisories are: make audit ADVISORIES=folder"; exit 2; }

@@ -1,9 +1,7 @@
-"""The exact versions that requirements/*.txt name, and the package's own bounds from pyproject.toml."""
+"""The exact versions that requirements/*.txt name."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,16 +25,6 @@ class Pin:
     marker: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What the package itself needs: names and lower bounds, with the extras by their names."""
-
-    name: str
-    license: str
-    runtime: Mapping[NormalizedName, str]
-    extras: Mapping[str, Mapping[NormalizedName, str]]
-
-
 def read_pins(root: Path = ROOT) -> list[Pin]:
     """All there are, sorted. PinError."""
     pins: set[Pin] = set()
@@ -48,24 +36,9 @@ def read_pins(root: Path = ROOT) -> list[Pin]:
     return sorted(pins)
 
 
-def read_bounds(root: Path = ROOT) -> Bounds:
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    extras = {extra: _read_bounds(lines) for extra, lines in project["optional-dependencies"].items()}
-    return Bounds(
-        name=project["name"],
-        license=project["license"],
-        runtime=_read_bounds(project["dependencies"]),
-        extras=extras,
-    )
-
-
 def _read_pin(text: str, file: str) -> Pin:
     wanted = Requirement(text)
     match list(wanted.specifier):
         case [bound] if bound.operator == "==" and "*" not in bound.version:
             return Pin(canonicalize_name(wanted.name), bound.version, file, str(wanted.marker or ""))
     raise PinError(f"{file}: {text} pins no version")
-
-
-def _read_bounds(lines: Sequence[str]) -> dict[NormalizedName, str]:
-    return {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, lines)}
