@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "arena/segment.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/cache_values.hpp"
-#include "cache/segment_map.hpp"
 
 namespace nb = nanobind;
 

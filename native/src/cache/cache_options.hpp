@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "arena/populate.hpp"
 #include "arena/segment.hpp"
 #include "cache/tenant_table.hpp"
 #include "evict/prefix_policy.hpp"

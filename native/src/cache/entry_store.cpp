@@ -5,7 +5,7 @@
 #include <ctime>
 #include <utility>
 
-#include "arena/span_shape.hpp"
+#include "arena/span_table.hpp"
 #include "index/lookup.hpp"
 
 namespace kvo {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "arena/populate.hpp"
+#include "arena/segment.hpp"
 #include "cache/cache_memory.hpp"
 #include "cache/entry_store.hpp"
 #include "cache/writer_lock.hpp"
