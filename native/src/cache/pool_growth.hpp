@@ -6,8 +6,8 @@
 
 #include "arena/segment.hpp"
 #include "cache/cache_memory.hpp"
+#include "cache/cache_state.hpp"
 #include "cache/entry_store.hpp"
-#include "cache/writer_lock.hpp"
 
 namespace kvo {
 
