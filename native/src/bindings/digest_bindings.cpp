@@ -7,7 +7,6 @@
 #include "bindings/bindings.hpp"
 #include "bindings/buffer_view.hpp"
 #include "digest/digest.hpp"
-#include "digest/digest_read_limit.hpp"
 
 namespace nb = nanobind;
 
