@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "copy/copy_plan.hpp"
 #include "copy/copy_schedule.hpp"
-#include "copy/piece_copy.hpp"
-#include "copy/shared_blocks.hpp"
+#include "copy/host_copy.hpp"
 #include "shim/near_cpus.hpp"
 
 namespace kvo {

@@ -1,4 +1,4 @@
-#include "copy/cuda_lane_queue.hpp"
+#include "copy/cuda_job.hpp"
 
 #include <thread>
 #include <utility>
