@@ -54,7 +54,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
 NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "disk_folder": (
         "native/src/disk/disk_folder.cpp",
-        "native/src/disk/device_recovery.cpp",
+        "native/src/disk/recovery.cpp",
         "native/src/disk/device_reader.cpp",
         "native/src/disk/record_index.cpp",
     ),

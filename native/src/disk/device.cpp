@@ -4,8 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "disk/device_recovery.hpp"
-#include "disk/segment_io.hpp"
+#include "disk/recovery.hpp"
 #include "io/make_engine.hpp"
 
 namespace kvo {

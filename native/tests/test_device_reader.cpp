@@ -1,4 +1,4 @@
-#include "disk/read_plan.hpp"
+#include "disk/device_reader.hpp"
 
 #include <cstdint>
 #include <vector>

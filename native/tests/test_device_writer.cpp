@@ -1,4 +1,4 @@
-#include "disk/record_coder.hpp"
+#include "disk/device_writer.hpp"
 
 #include <vector>
 
