@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "disk/recovery.hpp"
-#include "io/make_engine.hpp"
+#include "io/io_engine.hpp"
 
 namespace kvo {
 

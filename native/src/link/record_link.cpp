@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "link/libcrypto.hpp"
+#include "link/sealing.hpp"
 #include "shim/system_fault.hpp"
 
 namespace kvo {

@@ -1,4 +1,4 @@
-#include "io/make_engine.hpp"
+#include "io/io_engine.hpp"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -11,7 +11,7 @@
 
 #include "check.hpp"
 #include "child_process.hpp"
-#include "shim/io_uring_probe.hpp"
+#include "io/uring_engine.hpp"
 
 using namespace kvo;
 using test::ChildProcess;

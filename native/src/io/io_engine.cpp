@@ -1,4 +1,4 @@
-#include "io/make_engine.hpp"
+#include "io/io_engine.hpp"
 
 #include <utility>
 
