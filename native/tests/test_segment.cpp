@@ -13,7 +13,7 @@
 #include "check.hpp"
 #include "child_process.hpp"
 #include "made_up_files.hpp"
-#include "shim/page_backing.hpp"
+#include "shim/shared_mapping.hpp"
 
 using namespace kvo;
 using test::ChildProcess;

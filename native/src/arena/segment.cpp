@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.hpp"
 #include "shim/memory_headroom.hpp"
-#include "shim/page_backing.hpp"
-#include "shim/system_fault.hpp"
+#include "shim/shared_mapping.hpp"
 
 namespace kvo {
 namespace {

@@ -20,7 +20,7 @@
 #include "copy/copy_plan.hpp"
 #include "copy/copy_schedule.hpp"
 #include "copy/host_copy.hpp"
-#include "shim/near_cpus.hpp"
+#include "shim/numa_policy.hpp"
 
 namespace kvo {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.hpp"
 #include "codec/record_codec.hpp"
 #include "io/aligned_memory.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {

@@ -16,9 +16,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/status.hpp"
 #include "io/uring_abi.hpp"
 #include "shim/file_descriptor.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
+#include "base/status.hpp"
 #include "link/sealing.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {
