@@ -13,7 +13,6 @@
 #include "bench/line_walk.hpp"
 #include "bench/turnover_load.hpp"
 #include "bindings/bindings.hpp"
-#include "bindings/cache_values.hpp"
 #include "shim/memory_headroom.hpp"
 
 namespace nb = nanobind;

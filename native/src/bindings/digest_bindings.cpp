@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "digest/digest.hpp"
 
 namespace nb = nanobind;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "link/record_link.hpp"
 #include "link/resp_values.hpp"
 #include "link/sealing.hpp"
