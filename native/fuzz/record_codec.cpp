@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "check.hpp"
-#include "codec/coded_form.hpp"
+#include "codec/codec_paths.hpp"
 #include "codec_records.hpp"
 #include "target.hpp"
 

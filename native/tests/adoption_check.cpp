@@ -1,7 +1,6 @@
 #include "adoption_check.hpp"
 
-#include "arena/slot.hpp"
-#include "arena/span_shape.hpp"
+#include "arena/span_table.hpp"
 
 namespace kvo::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "arena/arena.hpp"
-#include "bench/record_mix.hpp"
+#include "bench/turnover_load.hpp"
 
 namespace kvo::test {
 

@@ -15,7 +15,7 @@
 #include "digest/digest.hpp"
 #include "disk/device.hpp"
 #include "faulty_io.hpp"
-#include "io/make_engine.hpp"
+#include "io/io_engine.hpp"
 #include "made_up_files.hpp"
 
 namespace kvo::test {

@@ -1,9 +1,9 @@
 #include "bench/cache_load.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
-#include "bench/made_hashes.hpp"
 #include "check.hpp"
 
 using namespace kvo;
@@ -94,4 +94,48 @@ TEST(a_pool_larger_than_the_machine_is_shared_and_taken_over) {
     CHECK_EQUAL(adopted.value().done, 8'192u);
     CHECK_EQUAL(load.store(1'000).done, 1'000u);
     CHECK_EQUAL(load.stats().readable, 8'192u);
+}
+
+TEST(a_cache_is_looked_at_step_by_step) {
+    const auto steps = measure_growth({.entries = 50'000, .policy = "lru", .threads = 1}, 10'000);
+    CHECK(steps.ok());
+    CHECK_EQUAL(steps.value().size(), 5u);
+    std::uint64_t entries = 0;
+    for (const GrowthStep& step : steps.value()) {
+        CHECK_EQUAL(step.entries, entries += 10'000);
+        CHECK(step.index_bytes >= step.entries * 72);  // an entry and its digest alone
+        CHECK(step.index_bytes < 16 << 20);
+    }
+    // The policy's list alone has 24 bytes an entry; sanitizers add more, and may have taken it from what they kept.
+    CHECK(steps.value().back().private_bytes < std::uint64_t{1} << 30);
+}
+
+TEST(a_cache_that_cannot_be_made_says_why) {
+    CHECK(measure_growth({.entries = 1000, .policy = "none such"}, 100).fault().code() == Code::invalid);
+}
+
+TEST(calls_are_counted_beside_a_writer) {
+    auto made = CacheLoad::create({.entries = 10'000, .record_bytes = 4096, .policy = "lru", .threads = 1});
+    CHECK(made.ok());
+    CacheLoad& load = *made.value();
+    load.store(20'000);
+    const CacheStats before = load.stats();
+    const RaceOutcome outcome = race_stores(load, 500, 64, [&] { return load.acquire_newer(64); });
+    CHECK_EQUAL(outcome.calls, 500u);
+    CHECK(!outcome.seconds.empty() && outcome.seconds.size() <= 500);
+    CHECK(std::ranges::is_sorted(outcome.seconds));
+    CHECK(outcome.seconds.front() > 0);
+    CHECK(outcome.stored >= 1000);
+    CHECK_EQUAL(load.stats().evicted, before.evicted + outcome.stored);
+    CHECK_EQUAL(load.stats().leases, 0u);
+}
+
+TEST(calls_that_fall_short_are_left_out) {
+    auto made = CacheLoad::create({.entries = 10'000, .record_bytes = 4096, .policy = "lru", .threads = 1});
+    CHECK(made.ok());
+    std::uint64_t calls = 0;
+    const RaceOutcome outcome =
+        race_stores(*made.value(), 10, 5, [&] { return Timing{double(10 - calls), calls++ % 2 == 0 ? 5u : 4u}; });
+    CHECK_EQUAL(outcome.calls, 10u);
+    CHECK(outcome.seconds == std::vector<double>({2, 4, 6, 8, 10}));
 }

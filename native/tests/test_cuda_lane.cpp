@@ -2,8 +2,8 @@
 #include <array>
 
 #include "check.hpp"
-#include "copy/cuda_codes.hpp"
 #include "cuda_scene.hpp"
+#include "shim/cuda_api.hpp"
 
 using namespace kvo;
 using test::CudaScene;

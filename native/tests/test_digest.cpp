@@ -5,6 +5,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "check.hpp"
 #include "digest/digest_lane.hpp"
@@ -200,4 +201,19 @@ TEST(the_digest_that_would_be_zero_is_one) {
     CHECK_EQUAL(finish(narrow(kPrime - widen(part)), kName, 4096), 1u);
     CHECK_EQUAL(finish(narrow(kPrime - widen(part) + 1), kName, 4096), digest_field::mix(1));
     CHECK_EQUAL(finish(RunDigest{}, kName, 4096), digest_field::mix(part.low));
+}
+
+// A limit that leaves out bytes would not be a limit.
+TEST(every_byte_is_read) {
+    for (const std::size_t length : {1, 7, 8, 255, 256, 257, 700, 1024}) {
+        std::vector<std::uint8_t> bytes(length + 1);
+        const auto read = std::span(bytes).subspan(1);
+        CHECK_EQUAL(read_bytes(read), 0u);
+        for (std::size_t i = 0; i < length; ++i) {
+            read[i] = 0x80;
+            CHECK(read_bytes(read) != 0);
+            read[i] = 0;
+        }
+    }
+    CHECK_EQUAL(read_bytes({}), 0u);
 }

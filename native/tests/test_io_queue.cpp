@@ -6,7 +6,7 @@
 
 #include "check.hpp"
 #include "faulty_io.hpp"
-#include "io/make_engine.hpp"
+#include "io/io_engine.hpp"
 #include "io_contract.hpp"
 
 using namespace kvo;

@@ -1,4 +1,4 @@
-#include "arena/populate.hpp"
+#include "arena/segment.hpp"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -1,7 +1,146 @@
 #include "check.hpp"
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
 #include "evict/prefix_reuse.hpp"
 
 using namespace kvo;
+
+TEST(age_buckets_follow_each_other_and_hold_their_first_age) {
+    for (std::size_t bucket = 0; bucket < AgeBuckets::kCount; ++bucket) {
+        CHECK_EQUAL(AgeBuckets::bucket_of(AgeBuckets::first_age(bucket)), bucket);
+        CHECK(AgeBuckets::first_age(bucket) < AgeBuckets::first_age(bucket + 1));
+    }
+    for (std::uint32_t age = 1; age < 70000; ++age) {
+        const std::size_t step = AgeBuckets::bucket_of(age) - AgeBuckets::bucket_of(age - 1);
+        CHECK(step <= 1);
+    }
+}
+
+// Against the plain way: all epochs ever, and in which slot merging has put each.
+TEST(ladder_finds_every_epoch_where_merging_has_put_it) {
+    AgeLadder ages;
+    std::map<std::uint64_t, std::size_t> slots;
+    slots[0] = ages.slot_of(0);
+    for (std::uint64_t now = 1; now < 3000; ++now) {
+        ages.advance([&](std::size_t from, std::size_t into) {
+            CHECK(from != into);
+            for (auto& [epoch, slot] : slots) {
+                slot = slot == from ? into : slot;
+            }
+        });
+        CHECK_EQUAL(ages.now(), now);
+        slots[now] = ages.slot_of(static_cast<std::uint16_t>(now));
+        if (now % 37 != 0 && now > 300) {
+            continue;
+        }
+        for (const auto& [epoch, slot] : slots) {
+            CHECK_EQUAL(ages.slot_of(static_cast<std::uint16_t>(epoch)), slot);
+        }
+    }
+}
+
+TEST(ladder_visits_each_slot_once_newest_first_with_an_age_near_its_entries) {
+    AgeLadder ages;
+    for (int step = 0; step < 5000; ++step) {
+        ages.advance([](std::size_t, std::size_t) {});
+    }
+    std::map<std::size_t, std::uint32_t> seen;
+    std::uint32_t before = 0;
+    ages.each_slot([&](std::size_t slot, std::uint32_t age) {
+        CHECK(seen.emplace(slot, age).second);
+        CHECK(seen.size() == 1 || age > before);
+        before = age;
+    });
+    for (std::uint32_t age = 0; age <= 5000; ++age) {
+        const auto found = seen.find(ages.slot_of(static_cast<std::uint16_t>(ages.now() - age)));
+        CHECK(found != seen.end());
+        const std::uint32_t off = found->second > age ? found->second - age : age - found->second;
+        CHECK(off <= 1 + age / 8);
+    }
+}
+
+TEST(ladder_goes_on_when_epochs_no_longer_fit_sixteen_bits) {
+    AgeLadder ages;
+    std::vector<int> entries(AgeLadder::kSlots);
+    for (int step = 0; step < 140000; ++step) {
+        entries[ages.slot_of(static_cast<std::uint16_t>(ages.now()))] += 1;
+        ages.advance([&](std::size_t from, std::size_t into) {
+            entries[into] += entries[from];
+            entries[from] = 0;
+        });
+    }
+    int total = 0;
+    ages.each_slot([&](std::size_t slot, std::uint32_t) { total += entries[slot]; });
+    CHECK_EQUAL(total, 140000);
+}
+
+namespace {
+
+// Uses until an entry is of the class, in the mean.
+double mean_uses_to(EntryClass from, EntryClass kind) {
+    constexpr int kTurns = 4096;
+    std::mt19937_64 chances(1);
+    std::uint64_t uses = 0;
+    for (int turn = 0; turn < kTurns; ++turn) {
+        for (EntryClass now = from; now != kind; ++uses) {
+            now = class_after_use(now, chances());
+        }
+    }
+    return static_cast<double>(uses) / kTurns;
+}
+
+}  // namespace
+
+TEST(uses_are_counted_in_steps_that_double) {
+    for (const auto& [fresh, used, steps] :
+         {std::array{kPrefixFresh, kPrefixUsed, kPrefixUses}, std::array{kPrefixBehind, kPrefixUsed, kPrefixUses},
+          std::array{kPrefixStarted, kPrefixUsed, kPrefixUses}, std::array{kEndFresh, kEndUsed, kEndUses}}) {
+        CHECK_EQUAL(class_after_use(fresh, 0), used);
+        CHECK_EQUAL(class_after_use(fresh, 1), used);
+        double expected = 1.0;
+        for (int step = 1; step < steps; ++step) {
+            expected += 1 << step;
+            const double mean = mean_uses_to(fresh, static_cast<EntryClass>(used + step));
+            CHECK(mean > 0.9 * expected && mean < 1.1 * expected);
+        }
+        CHECK_EQUAL(class_after_use(static_cast<EntryClass>(used + steps - 1), 0), used + steps - 1);
+    }
+}
+
+TEST(an_end_that_was_passed_and_is_used_counts_on) {
+    CHECK_EQUAL(class_when_passed(kEndFresh), kPassed);
+    CHECK_EQUAL(class_after_use(kPassed, 0), kEndUsed);
+    for (EntryClass step = 0; step < kEndUses; ++step) {
+        const auto used = static_cast<EntryClass>(kEndUsed + step);
+        for (const std::uint64_t chance : {0U, 1U, 7U}) {
+            CHECK_EQUAL(class_after_use(class_when_passed(used), chance), class_after_use(used, chance));
+        }
+    }
+}
+
+TEST(a_run_is_classed_by_what_it_goes_on_from) {
+    CHECK_EQUAL(run_class(kNoClass), kPrefixFresh);
+    CHECK_EQUAL(run_class(kPrefixStarted), kPrefixFresh);
+    CHECK_EQUAL(run_class(kPrefixUsed), kPrefixBehind);
+    CHECK_EQUAL(run_class(kPrefixUsed + kPrefixUses - 1), kPrefixStarted);
+    CHECK_EQUAL(run_class(kEndFresh), kPrefixFresh);
+}
+
+TEST(blocks_of_a_run_are_classed_by_steps_that_stay_among_their_own) {
+    for (const auto& [first, end] : {std::array{kPrefixFresh, kPrefixBehind}, std::array{kPrefixBehind, kPrefixStarted},
+                                     std::array{kPrefixStarted, kPrefixUsed}}) {
+        CHECK_EQUAL(prefix_class(first, 1), first);
+        CHECK_EQUAL(prefix_class(first, 1000), end - 1);
+        for (std::uint32_t position = 1; position < 64; ++position) {
+            CHECK(prefix_class(first, position) <= prefix_class(first, position + 1));
+        }
+    }
+}
 
 namespace {
 

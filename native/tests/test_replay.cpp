@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -9,6 +11,44 @@
 #include "replay/make_policy.hpp"
 
 using namespace kvo;
+
+namespace {
+
+void add(ReplayTrace& trace, const std::vector<std::uint64_t>& ids) { CHECK(trace.add(ids).ok()); }
+
+std::vector<BlockNumber> request(const ReplayTrace& trace, std::size_t at) {
+    return {trace.request(at).begin(), trace.request(at).end()};
+}
+
+}  // namespace
+
+TEST(blocks_are_numbered_as_they_appear) {
+    ReplayTrace trace;
+    add(trace, {500, 7, 9});
+    add(trace, {500, 7, 11});
+    add(trace, {});
+    add(trace, {3});
+    CHECK_EQUAL(trace.request_count(), 3U);
+    CHECK_EQUAL(trace.reference_count(), 7U);
+    CHECK_EQUAL(trace.block_count(), 5U);
+    CHECK_EQUAL(request(trace, 0), (std::vector<BlockNumber>{0, 1, 2}));
+    CHECK_EQUAL(request(trace, 1), (std::vector<BlockNumber>{0, 1, 3}));
+    CHECK_EQUAL(request(trace, 2), (std::vector<BlockNumber>{4}));
+    CHECK_EQUAL(trace.parent(3), 1U);
+    CHECK_EQUAL(trace.parent(4), kNoBlock);
+    CHECK_EQUAL(trace.depth(3), 3U);
+    CHECK_EQUAL(trace.depth(4), 1U);
+}
+
+TEST(an_id_behind_another_one_is_another_block) {
+    ReplayTrace trace;
+    add(trace, {1, 2, 3});
+    add(trace, {4, 2, 3});
+    add(trace, {1, 1, 1});
+    CHECK_EQUAL(trace.block_count(), 8U);
+    CHECK_EQUAL(request(trace, 1), (std::vector<BlockNumber>{3, 4, 5}));
+    CHECK_EQUAL(request(trace, 2), (std::vector<BlockNumber>{0, 6, 7}));
+}
 
 namespace {
 
@@ -243,4 +283,51 @@ TEST(a_shape_that_is_none_is_refused) {
         CHECK(!outcome.ok());
         CHECK(outcome.fault().code() == Code::invalid);
     }
+}
+
+namespace {
+
+using Held = std::set<std::pair<std::uint32_t, BlockNumber>>;  // group and block
+
+std::uint64_t count(const ReplayTrace& trace, const ReplayShape& shape, std::uint32_t step, const Held& held) {
+    return useful_bytes(trace, shape, step,
+                        [&](std::uint32_t group, BlockNumber block) { return held.contains({group, block}); });
+}
+
+// Boundaries every two blocks, a window of one, a state at each boundary; sizes tell the groups apart.
+const ReplayShape kHybrid{ReplayGroup{.reuse = Reuse::prefix, .size_bytes = 1},
+                          ReplayGroup{.reuse = Reuse::window, .size_bytes = 10, .window_blocks = 1},
+                          ReplayGroup{.reuse = Reuse::exact, .size_bytes = 100, .every_blocks = 2}};
+
+}  // namespace
+
+TEST(a_plain_block_needs_all_blocks_before_it) {
+    const ReplayTrace trace = make_trace({{1, 2, 3}, {1, 4}});
+    CHECK_EQUAL(count(trace, plain_shape(), 1, {}), 0U);
+    CHECK_EQUAL(count(trace, plain_shape(), 1, {{0, 0}, {0, 2}, {0, 3}}), 2U);  // block 2 stands alone
+    CHECK_EQUAL(count(trace, plain_shape(), 1, {{0, 1}, {0, 2}, {0, 3}}), 0U);
+}
+
+TEST(hybrid_records_are_useful_for_a_boundary_only) {
+    const ReplayTrace trace = make_trace({{1, 2, 3, 4}, {1, 2, 5}});
+    const Held all{{0, 0}, {0, 1}, {0, 2}, {0, 3}, {0, 4}, {1, 0}, {1, 1}, {1, 2}, {1, 3}, {2, 1}, {2, 3}};
+    // Without the third block of the second request and the windows at odd blocks.
+    CHECK_EQUAL(count(trace, kHybrid, 2, all), 4U + 20U + 200U);
+    Held held = all;
+    held.erase({2, 3});  // the state at 4: blocks 3 and 4 lead nowhere
+    CHECK_EQUAL(count(trace, kHybrid, 2, held), 2U + 10U + 100U);
+    held = all;
+    held.erase({1, 1});  // the window at 2: its state too, but its blocks lead to 4
+    CHECK_EQUAL(count(trace, kHybrid, 2, held), 4U + 10U + 100U);
+    held = all;
+    held.erase({0, 0});
+    CHECK_EQUAL(count(trace, kHybrid, 2, held), 0U);
+}
+
+TEST(a_window_at_the_start_is_as_short_as_the_prompt) {
+    ReplayShape shape = kHybrid;
+    shape[1].window_blocks = 3;
+    const ReplayTrace trace = make_trace({{1, 2, 3, 4}});
+    const Held held{{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}, {1, 1}, {1, 3}, {2, 1}, {2, 3}};
+    CHECK_EQUAL(count(trace, shape, 2, held), 2U + 20U + 100U);
 }

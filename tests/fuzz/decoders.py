@@ -54,7 +54,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
 NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "disk_folder": (
         "native/src/disk/disk_folder.cpp",
-        "native/src/disk/device_recovery.cpp",
+        "native/src/disk/recovery.cpp",
         "native/src/disk/device_reader.cpp",
         "native/src/disk/record_index.cpp",
     ),
@@ -70,7 +70,7 @@ NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
         "native/src/cache/entry_store_adoption.cpp",
         "native/src/cache/index_reader.cpp",
     ),
-    "record_codec": ("native/src/codec/record_codec_decode.cpp", "native/src/codec/symbol_table.cpp"),
+    "record_codec": ("native/src/codec/record_codec.cpp", "native/src/codec/symbol_table.cpp"),
     "record_link": ("native/src/link/record_link.cpp", "native/src/link/sealing.cpp"),
     "resp_values": ("native/src/link/resp_values.cpp",),
     "segment": ("native/src/disk/recovery.cpp", "native/src/disk/record_format.cpp"),

@@ -4,7 +4,7 @@
 #include <cassert>
 #include <string>
 
-#include "arena/room_search.hpp"
+#include "arena/room_plan.hpp"
 
 namespace kvo {
 namespace {

@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "arena/room_plan.hpp"
-#include "arena/slot.hpp"
 #include "arena/slot_pool.hpp"
+#include "arena/span_table.hpp"
 #include "base/entry_number.hpp"
 #include "base/status.hpp"
 

@@ -1,11 +1,14 @@
 // A piece of shared memory: an unnamed file in memory (memfd) of a fixed size, and our mapping of it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "shim/file_descriptor.hpp"
@@ -94,6 +97,62 @@ private:
     bool is_hugetlb_ = false;
     bool wants_transparent_ = false;
     std::string refused_;
+};
+
+// Giving a segment its memory before it is used, by several threads.
+
+struct PopulateTerms {
+    unsigned threads = 1;  // fewer are used if the system has no more
+    // Gives other threads priority when processors are short. It does not use SCHED_IDLE: a thread that is kept waiting
+    // there would keep the process's memory map locked, and so block every thread that maps something.
+    bool is_background = false;
+    std::size_t slice_bytes = std::size_t{32} << 20;
+    std::uint64_t keep_free_bytes = 0;  // memory that must be left to other processes
+    std::filesystem::path proc = "/proc";
+};
+
+// Shared with the threads that watch or cancel; of one or several segments, one after the other.
+struct PopulateProgress {
+    std::atomic<std::uint64_t> done_bytes = 0;
+    std::atomic<bool> is_cancelled = false;  // any thread may set it; each working thread then ends after its slice
+};
+
+struct SegmentRange {
+    std::uint64_t offset = 0;
+    std::uint64_t length = UINT64_MAX;  // at most; the segment's end bounds it
+};
+
+// Blocks until all pages of the range are there (about 0.5 s per GiB and thread), until it is cancelled, or until a
+// fault; leaves no thread behind. Keeps the segment's contents. Fails with Code::unavailable, at once if the headroom
+// is too small for the missing pages, or later if other processes took the memory meanwhile; pages given until then
+// stay as long as the segment. Returns false if it was cancelled.
+Result<bool> populate(Segment& segment, const PopulateTerms& terms, PopulateProgress& progress,
+                      SegmentRange range = {});
+
+// A cache's segments as another process of it sees them: mapped, and addressed as the cache counts.
+//
+// Immutable, so safe to call from any thread. A forked child does not have the memory.
+class SegmentMap {
+public:
+    // Maps all of them for reading and writing. Takes the descriptors in any case. Code::invalid: one is no segment of
+    // this size.
+    static Result<std::unique_ptr<SegmentMap>> open(std::vector<FileDescriptor> files, std::uint64_t segment_bytes);
+
+    std::uint64_t size_bytes() const noexcept { return segments_.size() * segment_bytes_; }
+
+    // Where each segment begins in this process.
+    std::vector<std::uint64_t> bases() const;
+
+    // Where the slot at this address of the cache lies in this process. A record is never in two segments.
+    // Code::invalid: there are no such bytes.
+    Result<std::span<std::byte>> find(std::uint64_t address, std::uint64_t length) const;
+
+private:
+    SegmentMap(std::vector<Segment> segments, std::uint64_t segment_bytes);
+
+    std::vector<Segment> segments_;
+    std::vector<std::span<std::byte>> records_;  // of each segment all its bytes
+    std::uint64_t segment_bytes_;
 };
 
 }  // namespace kvo

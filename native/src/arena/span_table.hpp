@@ -12,11 +12,64 @@
 #include <optional>
 #include <vector>
 
-#include "arena/slot.hpp"
-#include "arena/span_shape.hpp"
 #include "base/entry_number.hpp"
 
 namespace kvo {
+
+// Names for places in the pool; no addresses, so they may be stored and sent.
+
+using ExtentNumber = std::uint32_t;  // counted over all segments
+using ClassNumber = std::uint16_t;   // of a record size
+
+// One record's place: a span, named by its first extent, and the position in it.
+struct Slot {
+    ExtentNumber span = 0;
+    std::uint32_t index = 0;
+
+    bool operator==(const Slot&) const = default;
+};
+
+constexpr std::uint64_t pack_slot(Slot slot) noexcept { return std::uint64_t{slot.span} << 32 | slot.index; }
+constexpr Slot unpack_slot(std::uint64_t packed) noexcept {
+    return {static_cast<std::uint32_t>(packed >> 32), static_cast<std::uint32_t>(packed)};
+}
+
+// Where a slot's bytes begin, counted over all segments as if they lay one behind the other.
+constexpr std::uint64_t slot_address(Slot slot, std::uint64_t extent_bytes, std::uint64_t slot_bytes) noexcept {
+    return slot.span * extent_bytes + slot.index * slot_bytes;
+}
+
+// The same within its segment.
+struct SlotPlace {
+    std::uint32_t segment = 0;
+    std::uint64_t offset_bytes = 0;
+
+    bool operator==(const SlotPlace&) const = default;
+};
+
+// How extents are cut into slots of one size.
+//
+//     span:  | extent | extent | extent |        k extents in a row, in one segment, serving one record size
+//            |slot|slot|slot|slot|slot|~|        n slots; what remains at the end is waste
+
+struct SpanShape {
+    std::uint32_t extents = 0;  // 0: such a slot fits no segment
+    std::uint32_t slots = 0;
+
+    // Such a record can go nowhere but to another run of extents as long.
+    constexpr bool is_one_record() const { return slots == 1; }
+    bool operator==(const SpanShape&) const = default;
+};
+
+// A record's place: whole cache lines; from 16 KiB on whole disk sectors, where 512 bytes hardly matter.
+constexpr std::uint64_t slot_bytes_for(std::uint64_t record_bytes) noexcept {
+    const std::uint64_t unit = record_bytes < 16 * 1024 ? 64 : 512;
+    return (record_bytes + unit - 1) / unit * unit;
+}
+
+// The shortest span that wastes little (1.5%), since a long one is harder to find room for. Where none up to a quarter
+// of the segment does, the one that wastes least. `extent_bytes` must divide `segment_bytes`.
+SpanShape span_shape(std::uint64_t slot_bytes, std::uint64_t extent_bytes, std::uint64_t segment_bytes) noexcept;
 
 // One record size.
 struct SizeClass {

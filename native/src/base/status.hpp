@@ -1,8 +1,11 @@
 // How a function that can fail says so. No exceptions cross the core's functions except std::bad_alloc.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <variant>
 
@@ -45,5 +48,11 @@ public:
 private:
     std::variant<T, Status> content_;
 };
+
+// The Status of a system call that failed.
+
+inline Status system_fault(std::string_view what, int error) {
+    return {Code::failed, std::string(what) + ": " + std::generic_category().message(error)};
+}
 
 }  // namespace kvo

@@ -1,14 +1,21 @@
 #include "bench/cache_load.hpp"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
+#include <fstream>
 #include <iterator>
+#include <thread>
 #include <utility>
 
-#include "bench/made_hashes.hpp"
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "replay/make_policy.hpp"
 
 namespace kvo {
@@ -224,6 +231,75 @@ Timing CacheLoad::walk(std::size_t batches) {
 std::uint64_t CacheLoad::draw_chain(std::uint64_t newest) {
     const std::uint64_t stored = chains_stored_.load(std::memory_order_acquire);
     return stored == 0 ? 0 : stored - 1 - random_() % std::clamp<std::uint64_t>(newest, 1, stored);
+}
+
+namespace {
+
+// Resident, and not of a file: shared memory counts as a file.
+Result<std::uint64_t> read_private_bytes() {
+    std::ifstream file("/proc/self/statm");
+    std::uint64_t size = 0, resident = 0, shared = 0;
+    if (!(file >> size >> resident >> shared) || resident < shared) {
+        return Status(Code::unavailable, "/proc/self/statm does not say what this process holds");
+    }
+    return (resident - shared) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+Result<std::vector<GrowthStep>> measure_growth(const LoadShape& shape, std::uint64_t step) {
+#if defined(__GLIBC__)
+    malloc_trim(0);  // what was freed before would be taken again without being seen
+#endif
+    const auto before = read_private_bytes();
+    if (!before.ok()) {
+        return before.fault();
+    }
+    const auto load = CacheLoad::create(shape);
+    if (!load.ok()) {
+        return load.fault();
+    }
+    std::vector<GrowthStep> steps;
+    for (std::uint64_t entries = 0; entries < shape.entries;) {
+        const std::uint64_t stored = load.value()->store(std::min(step, shape.entries - entries)).done;
+        const auto now = read_private_bytes();
+        if (stored == 0 || !now.ok()) {
+            return stored == 0 ? Status(Code::failed, "the cache takes no more entries") : now.fault();
+        }
+        entries += stored;
+        const std::uint64_t growth = now.value() > before.value() ? now.value() - before.value() : 0;
+        steps.push_back({entries, load.value()->stats().index_bytes, growth});
+    }
+    return steps;
+}
+
+RaceOutcome race_stores(CacheLoad& load, std::uint64_t calls, std::uint64_t wanted,
+                        const std::function<Timing()>& call) {
+    RaceOutcome outcome;
+    outcome.calls = calls;
+    outcome.seconds.reserve(calls);
+    std::atomic<bool> is_over = false;
+    std::atomic<bool> has_begun = false;
+    std::atomic<std::uint64_t> stored = 0;
+    {
+        const std::jthread writer([&] {
+            do {
+                stored.fetch_add(load.store(CacheLoad::kChainBlocks).done);
+                has_begun.store(true);
+                has_begun.notify_one();
+            } while (!is_over.load());
+        });
+        has_begun.wait(false);
+        for (std::uint64_t i = 0; i < calls; ++i) {
+            if (const Timing timing = call(); timing.done == wanted) {
+                outcome.seconds.push_back(timing.seconds);
+            }
+        }
+        is_over.store(true);
+    }
+    outcome.stored = stored.load();
+    std::ranges::sort(outcome.seconds);
+    return outcome;
 }
 
 }  // namespace kvo

@@ -3,15 +3,43 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "bench/timing.hpp"
 #include "cache/cache_core.hpp"
+#include "index/layout.hpp"
 
 namespace kvo {
+
+// The result of a measured call. `done`: number of records, hashes or leased blocks that turned out as they should. A
+// caller that needs all of them must compare.
+struct Timing {
+    double seconds = 0;
+    std::uint64_t done = 0;
+};
+
+// Block hashes for loads that are made up: the hash of a number, the same every time. Writes the hashes of numbers
+// `first`, `first` + 1 and so on, 32 bytes each, none of them zero.
+inline void make_hashes(std::uint64_t first, std::span<std::uint8_t> hashes) {
+    for (std::size_t at = 0; at + kHashBytes <= hashes.size(); at += kHashBytes) {
+        HashWords words;
+        std::uint64_t state = first++;
+        for (std::uint64_t& word : words) {
+            // splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)
+            state += 0x9e3779b97f4a7c15;
+            word = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
+            word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
+            word ^= word >> 31;
+        }
+        std::memcpy(hashes.data() + at, words.data(), kHashBytes);
+    }
+}
 
 struct LoadShape {
     std::uint64_t entries = 0;  // that the pool has room for; a few more may fit
@@ -74,5 +102,30 @@ private:
     std::atomic<std::uint64_t> chains_stored_ = 0;
     std::mt19937_64 random_{1};  // of the thread that looks up
 };
+
+// Measures the memory that a cache's bookkeeping takes while the cache fills, without the records.
+
+struct GrowthStep {
+    std::uint64_t entries = 0;
+    std::uint64_t index_bytes = 0;    // of the index file
+    std::uint64_t private_bytes = 0;  // of this process, beyond what it had before the cache was made
+};
+
+// Fills a cache of this shape from its first entry to its last and measures it every `step` entries. Other memory that
+// this process takes meanwhile counts too. Linux; Code::unavailable without /proc.
+Result<std::vector<GrowthStep>> measure_growth(const LoadShape& shape, std::uint64_t step);
+
+// How long one call takes while another thread stores at full speed.
+
+struct RaceOutcome {
+    std::vector<double> seconds;  // of the calls that did what they should, shortest first
+    std::uint64_t calls = 0;
+    std::uint64_t stored = 0;  // records, by the other thread
+};
+
+// Makes `calls` calls, each of which should get `wanted` done; the other thread has begun before the first and ends
+// after the last, whether or not it can store.
+RaceOutcome race_stores(CacheLoad& load, std::uint64_t calls, std::uint64_t wanted,
+                        const std::function<Timing()>& call);
 
 }  // namespace kvo

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/made_hashes.hpp"
+#include "bench/cache_load.hpp"
 
 namespace kvo {
 namespace {

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "arena/segment.hpp"
-#include "bench/timing.hpp"
+#include "bench/cache_load.hpp"
 #include "index/lookup.hpp"
 
 namespace kvo {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "bench/made_hashes.hpp"
+#include "bench/cache_load.hpp"
 #include "replay/make_policy.hpp"
 
 namespace kvo {

@@ -10,12 +10,9 @@
 #include <vector>
 
 #include "bench/cache_load.hpp"
-#include "bench/growth.hpp"
 #include "bench/line_walk.hpp"
-#include "bench/store_race.hpp"
 #include "bench/turnover_load.hpp"
 #include "bindings/bindings.hpp"
-#include "bindings/cache_values.hpp"
 #include "shim/memory_headroom.hpp"
 
 namespace nb = nanobind;

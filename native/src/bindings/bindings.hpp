@@ -5,10 +5,15 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/status.hpp"
+#include "index/layout.hpp"
 
 namespace kvo {
 
@@ -76,6 +81,69 @@ inline void raise_if_not_ok(const Status& status) {
         throw nanobind::value_error(status.message().c_str());
     }
     nanobind::raise("%s", status.message().c_str());
+}
+
+// Anything with the buffer protocol, seen as bytes.
+//
+// The bytes stay where they are for as long as this lives, also without the GIL; to make and to destroy it takes the
+// GIL. A BufferError if they have gaps, a TypeError if the object has none.
+class BufferView {
+public:
+    explicit BufferView(nanobind::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
+            throw nanobind::python_error();
+        }
+    }
+    ~BufferView() { PyBuffer_Release(&buffer_); }
+    BufferView(const BufferView&) = delete;
+    BufferView& operator=(const BufferView&) = delete;
+
+    std::span<const std::uint8_t> bytes() const {
+        return {static_cast<const std::uint8_t*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
+    }
+
+private:
+    Py_buffer buffer_;
+};
+
+// The same for bytes that are written to. A BufferError if they may not be.
+class WritableBufferView {
+public:
+    explicit WritableBufferView(nanobind::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_WRITABLE) != 0) {
+            throw nanobind::python_error();
+        }
+    }
+    ~WritableBufferView() { PyBuffer_Release(&buffer_); }
+    WritableBufferView(const WritableBufferView&) = delete;
+    WritableBufferView& operator=(const WritableBufferView&) = delete;
+
+    std::span<std::uint8_t> bytes() const {
+        return {static_cast<std::uint8_t*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
+    }
+
+private:
+    Py_buffer buffer_;
+};
+
+// Conversions to and from Python's values, for the bindings of the cache and of its readers.
+
+template <typename Value>
+Value take(Result<Value> result) {
+    raise_if_not_ok(result.ok() ? Status{} : result.fault());
+    return std::move(result.value());
+}
+
+template <typename Number>
+nanobind::bytes to_bytes(const std::vector<Number>& numbers) {
+    return nanobind::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Number));
+}
+
+inline Space space_of(std::uint32_t name_space, std::uint32_t group) {
+    if (name_space >= kNamespaceNumbers || group >= kGroupLimit) {
+        throw nanobind::value_error("no such group");
+    }
+    return make_space(name_space, group);
 }
 
 }  // namespace kvo

@@ -12,11 +12,7 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "bindings/cache_handle.hpp"
-#include "bindings/cache_values.hpp"
-#include "bindings/left_bindings.hpp"
-#include "bindings/survey_bindings.hpp"
 #include "cache/cache_core.hpp"
 #include "replay/make_policy.hpp"
 #include "shim/file_lock.hpp"

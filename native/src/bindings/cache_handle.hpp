@@ -12,8 +12,6 @@
 #include <utility>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
-#include "bindings/cache_values.hpp"
 #include "cache/cache_core.hpp"
 
 namespace kvo {
@@ -106,5 +104,13 @@ inline void check_shards(std::span<const std::uint32_t> wanted, std::uint32_t sh
         }
     }
 }
+
+// Calls of a cache for a thread that never waits for the writer's lock.
+
+void bind_left(nanobind::module_& module, nanobind::class_<Cache>& cache);
+
+// Bindings of the queries by which people look into a cache.
+
+void bind_survey(nanobind::class_<Cache>& cache);
 
 }  // namespace kvo

@@ -4,10 +4,10 @@
 #include "bindings/bindings.hpp"
 #include "copy/kernel_image.hpp"
 #include "hash/sha256.hpp"
+#include "io/uring_engine.hpp"
 #include "shim/cpu_features.hpp"
 #include "shim/cuda_driver.hpp"
 #include "shim/host_memory.hpp"
-#include "shim/io_uring_probe.hpp"
 
 namespace nb = nanobind;
 

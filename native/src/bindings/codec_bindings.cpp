@@ -7,7 +7,6 @@
 #include <string>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "codec/background_codec.hpp"
 #include "codec/record_codec.hpp"
 

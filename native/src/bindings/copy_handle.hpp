@@ -19,8 +19,6 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
-#include "bindings/cache_values.hpp"
 #include "copy/copy_engine.hpp"
 
 namespace kvo {

@@ -5,9 +5,7 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "digest/digest.hpp"
-#include "digest/digest_read_limit.hpp"
 
 namespace nb = nanobind;
 

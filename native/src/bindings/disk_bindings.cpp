@@ -14,8 +14,6 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
-#include "bindings/cache_values.hpp"
 #include "bindings/copy_handle.hpp"
 #include "disk/disk_store.hpp"
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "bindings/cache_handle.hpp"
 #include "service/express_end.hpp"
 #include "service/express_server.hpp"

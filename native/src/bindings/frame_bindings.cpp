@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "bindings/frame_reader.hpp"
 #include "bindings/frame_writer.hpp"
 

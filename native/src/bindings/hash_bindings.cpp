@@ -7,7 +7,6 @@
 #include <string>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
 #include "hash/block_hash.hpp"
 
 namespace nb = nanobind;

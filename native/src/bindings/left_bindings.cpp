@@ -1,4 +1,4 @@
-#include "bindings/left_bindings.hpp"
+#include "bindings/cache_handle.hpp"
 
 #include <nanobind/stl/vector.h>
 #include <poll.h>
@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
-#include "bindings/cache_values.hpp"
 #include "cache/cache_core.hpp"
 
 namespace nb = nanobind;

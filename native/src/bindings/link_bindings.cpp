@@ -11,10 +11,9 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
-#include "bindings/buffer_view.hpp"
-#include "link/libcrypto.hpp"
 #include "link/record_link.hpp"
 #include "link/resp_values.hpp"
+#include "link/sealing.hpp"
 
 namespace nb = nanobind;
 

@@ -17,7 +17,6 @@
 #include "replay/make_policy.hpp"
 #include "replay/replay.hpp"
 #include "replay/replay_memory.hpp"
-#include "replay/replay_pool.hpp"
 
 namespace nb = nanobind;
 

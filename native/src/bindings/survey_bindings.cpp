@@ -1,10 +1,9 @@
-#include "bindings/survey_bindings.hpp"
+#include "bindings/cache_handle.hpp"
 
 #include <map>
 #include <vector>
 
-#include "bindings/buffer_view.hpp"
-#include "bindings/cache_values.hpp"
+#include "bindings/bindings.hpp"
 
 namespace nb = nanobind;
 

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "arena/populate.hpp"
+#include "arena/segment.hpp"
 #include "cache/cache_memory.hpp"
 #include "cache/cache_state.hpp"
 #include "cache/commits.hpp"

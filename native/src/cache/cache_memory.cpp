@@ -7,9 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/size_text.hpp"
+#include "base/status.hpp"
 #include "shim/memory_headroom.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "cache/entry_digests.hpp"
+#include "cache/cache_state.hpp"
 
 namespace kvo {
 namespace {

@@ -18,7 +18,6 @@
 #include "cache/departures.hpp"
 #include "cache/held_shares.hpp"
 #include "cache/namespace_table.hpp"
-#include "cache/removed_log.hpp"
 #include "cache/tenant_table.hpp"
 #include "evict/entry_lists.hpp"
 #include "index/index_file.hpp"

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/spin.hpp"
-#include "cache/entry_digests.hpp"
+#include "cache/cache_state.hpp"
 #include "cache/leases.hpp"
 
 namespace kvo {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/cache_options.hpp"
+#include "cache/cache_memory.hpp"
 #include "cache/cache_state.hpp"
 #include "index/boundary.hpp"
 #include "index/lookup.hpp"

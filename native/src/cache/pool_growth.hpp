@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <mutex>
 
-#include "arena/populate.hpp"
+#include "arena/segment.hpp"
 #include "cache/cache_memory.hpp"
+#include "cache/cache_state.hpp"
 #include "cache/entry_store.hpp"
-#include "cache/writer_lock.hpp"
 
 namespace kvo {
 

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
-#include "codec/codec_loops.hpp"
+#include "codec/codec_paths.hpp"
 
 namespace kvo {
 namespace {

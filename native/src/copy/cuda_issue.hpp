@@ -14,10 +14,8 @@
 #include <span>
 #include <vector>
 
-#include "copy/cuda_ground.hpp"
 #include "copy/cuda_job.hpp"
 #include "copy/cuda_lane_device.hpp"
-#include "copy/cuda_part.hpp"
 #include "copy/cuda_parts.hpp"
 
 namespace kvo {

@@ -12,12 +12,10 @@
 #include <memory>
 #include <thread>
 
-#include "copy/cuda_ground.hpp"
+#include "copy/cuda_events.hpp"
+#include "copy/cuda_job.hpp"
 #include "copy/cuda_lane_device.hpp"
-#include "copy/cuda_lane_ends.hpp"
 #include "copy/cuda_lane_flow.hpp"
-#include "copy/cuda_lane_queue.hpp"
-#include "copy/cuda_watch.hpp"
 
 namespace kvo {
 

@@ -6,11 +6,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
+#include "copy/copy_plan.hpp"
+#include "copy/run_list.hpp"
 #include "digest/digest.hpp"
 
 namespace kvo {
+
+// The implementations of streamed lines. For host_copy*.cpp only.
+
+#if defined(__x86_64__)
+void stream_lines_avx512(std::uint8_t* to, const std::uint8_t* from, std::size_t line_count) noexcept;
+void stream_lines_avx2(std::uint8_t* to, const std::uint8_t* from, std::size_t line_count) noexcept;
+#endif
 
 inline constexpr std::size_t kStreamLineBytes = 64;
 
@@ -37,5 +47,15 @@ void stream_copy(std::uint8_t* to, std::span<const std::uint8_t> from, const Str
 // The same, with the digest of the run, which begins at `offset` of its record.
 RunDigest stream_with_digest(std::uint8_t* to, std::span<const std::uint8_t> from, std::uint64_t offset,
                              const StreamPath& path = stream_path()) noexcept;
+
+// A thread's piece of a plan: its runs, one after the other, with the next ones asked for in time.
+
+// Called with an item of the plan and the digest of what this piece has of its record, once for each such record.
+using TakeDigest = std::function<void(std::uint32_t item, const RunDigest& digest)>;
+
+// Copies the bytes [begin, end) of the row; others see them when this returns. Throws only what `take_digest` throws,
+// which is not called for plans without digests.
+void copy_piece(const CopyPlan& plan, const RunList& runs, std::uint64_t begin, std::uint64_t end,
+                const TakeDigest& take_digest);
 
 }  // namespace kvo

@@ -8,7 +8,6 @@
 #pragma GCC diagnostic pop
 
 #include "copy/host_copy.hpp"
-#include "copy/host_copy_paths.hpp"
 
 namespace kvo {
 

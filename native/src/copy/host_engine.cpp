@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "copy/copy_plan.hpp"
 #include "copy/copy_schedule.hpp"
-#include "copy/piece_copy.hpp"
-#include "copy/shared_blocks.hpp"
-#include "shim/near_cpus.hpp"
+#include "copy/host_copy.hpp"
+#include "shim/numa_policy.hpp"
 
 namespace kvo {
 namespace {

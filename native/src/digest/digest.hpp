@@ -72,4 +72,10 @@ std::uint64_t finish(const RunDigest& total, const RecordName& name, std::uint64
 std::uint64_t digest_record(std::span<const std::uint8_t> record, const RecordName& name,
                             const DigestPath& path = digest_path()) noexcept;
 
+// The limit that the digest is measured against: nothing but reading.
+
+// Reads all bytes once, in order, with this machine's widest loads. Returns all words combined by or (a last partial
+// one with zeros), so that the compiler cannot leave a load out.
+std::uint64_t read_bytes(std::span<const std::uint8_t> bytes) noexcept;
+
 }  // namespace kvo

@@ -4,9 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "disk/device_recovery.hpp"
-#include "disk/segment_io.hpp"
-#include "io/make_engine.hpp"
+#include "disk/recovery.hpp"
+#include "io/io_engine.hpp"
 
 namespace kvo {
 

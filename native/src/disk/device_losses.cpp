@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
 
 namespace kvo {
 namespace {

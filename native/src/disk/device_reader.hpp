@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -10,15 +11,39 @@
 #include <span>
 #include <vector>
 
-#include "disk/buffer_pool.hpp"
 #include "disk/coding_choice.hpp"
 #include "disk/device_terms.hpp"
 #include "disk/disk_batch.hpp"
 #include "disk/io_runner.hpp"
-#include "disk/read_plan.hpp"
-#include "disk/segment_table.hpp"
+#include "disk/segment_files.hpp"
+#include "io/aligned_memory.hpp"
 
 namespace kvo {
+
+// Plans the large reads that fetch a batch of records: a pure function of where the records lie.
+
+struct WantedRange {
+    std::uint32_t segment = 0;
+    std::uint64_t begin = 0;  // of the header
+    std::uint64_t end = 0;    // of the record
+    std::uint32_t item = 0;   // the caller's
+};
+
+struct PlannedRead {
+    std::uint32_t segment = 0;
+    std::uint64_t begin = 0;  // both aligned for O_DIRECT
+    std::uint64_t end = 0;
+    std::size_t first = 0;  // the ranges that it touches, in the order of the plan
+    std::size_t last = 0;   // behind them
+};
+
+struct ReadPlanTerms {
+    std::uint64_t gap_bytes = 0;    // gaps up to this length are read too, rather than split a read
+    std::uint64_t piece_bytes = 0;  // no read is longer; a multiple of kIoAlignment
+};
+
+// Sorts the ranges; each of their bytes is in exactly one read.
+std::vector<PlannedRead> plan_reads(std::vector<WantedRange>& ranges, const ReadPlanTerms& terms);
 
 // A record that is not what it was, or cannot be read although its segment is there.
 struct LostRecord {

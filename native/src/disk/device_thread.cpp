@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
 
 namespace kvo {
 namespace {

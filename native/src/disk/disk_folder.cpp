@@ -16,9 +16,9 @@
 #include <memory>
 #include <utility>
 
+#include "base/status.hpp"
 #include "disk/record_format.hpp"
 #include "io/aligned_memory.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {

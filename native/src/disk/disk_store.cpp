@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/status.hpp"
 #include "disk/device_thread.hpp"
 #include "shim/file_descriptor.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {

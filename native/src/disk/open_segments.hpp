@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "disk/buffer_pool.hpp"
 #include "disk/device_condition.hpp"
 #include "disk/device_terms.hpp"
 #include "disk/disk_batch.hpp"
 #include "disk/io_runner.hpp"
 #include "disk/segment_files.hpp"
 #include "disk/segment_writer.hpp"
+#include "io/aligned_memory.hpp"
 
 namespace kvo {
 

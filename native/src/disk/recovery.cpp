@@ -1,8 +1,14 @@
 #include "disk/recovery.hpp"
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "base/status.hpp"
 #include "codec/record_codec.hpp"
 #include "io/aligned_memory.hpp"
 
@@ -167,6 +173,151 @@ std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t 
         return FoundSegment{head.life, true, true, std::move(*entries)};
     }
     return FoundSegment{head.life, false, true, scan(read, head.life, segment_bytes, record_limit_bytes)};
+}
+
+std::optional<FoundSegment> SegmentIo::find(std::uint32_t number, int& error) {
+    const int file = files_[number].file.number();
+    const ReadExactly read_part = [&](std::uint64_t offset, std::span<std::byte> target) {
+        const int now = error == ETIMEDOUT ? error : read(file, offset, target);
+        error = now == ETIMEDOUT || error == 0 ? now : error;
+        return now == 0;
+    };
+    auto found = find_segment(read_part, files_.store(), terms_.segment_bytes, terms_.record_limit_bytes);
+    if (found) {
+        found->is_whole = error == 0;
+    }
+    return found;
+}
+
+std::optional<std::vector<FooterEntry>> SegmentIo::find_entries(std::uint32_t number) {
+    const SegmentFile& segment = files_[number];
+    const auto read_part = [this, file = segment.file.number()](std::uint64_t offset, std::span<std::byte> target) {
+        return read(file, offset, target) == 0;
+    };
+    return find_footer(read_part, segment.life, terms_.segment_bytes);
+}
+
+bool SegmentIo::write_footer(std::uint32_t number, const FoundSegment& found) {
+    const std::uint64_t bytes = footer_bytes(found.entries.size());
+    Result<AlignedMemory> made = AlignedMemory::create(bytes);
+    const FooterEntry& last = found.entries.back();
+    if (!made.ok() || last.offset + record_footprint(stored_length(last)) > terms_.segment_bytes - bytes) {
+        return false;
+    }
+    auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
+    std::memcpy(memory->start(), found.entries.data(), found.entries.size() * sizeof(FooterEntry));
+    const FooterTail tail = make_footer_tail(found.life, found.entries.size(), terms_.segment_bytes,
+                                             memory->span().first(bytes - sizeof(FooterTail)));
+    std::memcpy(memory->start() + bytes - sizeof tail, &tail, sizeof tail);
+    const int file = files_[number].file.number();
+    files_.spend(bytes);
+    return run(IoKind::write, file, terms_.segment_bytes - bytes, memory) == 0 &&
+           run(IoKind::sync, file, 0, memory) == 0;
+}
+
+// An errno, 0 if all is there.
+int SegmentIo::read(int file, std::uint64_t offset, std::span<std::byte> target) {
+    Result<AlignedMemory> made = AlignedMemory::create(target.size());
+    if (!made.ok()) {
+        return ENOMEM;
+    }
+    const auto memory = std::make_shared<AlignedMemory>(std::move(made.value()));
+    if (const int error = run(IoKind::read, file, offset, memory); error != 0) {
+        return error;
+    }
+    counts_.read_bytes += target.size();
+    std::memcpy(target.data(), memory->start(), target.size());
+    return 0;
+}
+
+// An errno. The memory is the kernel's for as long as it may touch it.
+int SegmentIo::run(IoKind kind, int file, std::uint64_t offset, const std::shared_ptr<AlignedMemory>& memory) {
+    auto outcome = std::make_shared<std::optional<int>>();
+    runner_.run(
+        {kind, file, offset, memory->start(), static_cast<std::uint32_t>(memory->bytes()), 0},
+        terms_.now() + terms_.io_timeout, [outcome](int error) { *outcome = error; }, [memory] {});
+    for (runner_.poll(terms_.now()); !outcome->has_value(); runner_.poll(terms_.now())) {
+        wait_readable(runner_.queue().file(), 10);
+    }
+    counts_.io_errors += **outcome == 0 ? 0 : 1;
+    return **outcome;
+}
+
+namespace {
+
+constexpr std::uint32_t kUnreadableLimit = 8;  // segments, until the device is taken for gone
+
+}  // namespace
+
+Status DeviceRecovery::run() {
+    const Instant begun = terms_.now();
+    const Result<std::vector<std::uint32_t>> numbers = files_.list();
+    if (!numbers.ok()) {
+        return numbers.fault();
+    }
+    std::vector<std::pair<std::uint32_t, FoundSegment>> found;
+    std::vector<std::uint32_t> unreadable;
+    std::uint32_t dropped = 0;
+    for (const std::uint32_t number : numbers.value()) {
+        if (const Status opened = files_.open_file(number); !opened.ok()) {
+            if (opened.code() != Code::unavailable) {
+                return opened;
+            }
+            ++dropped;
+            if (const Status removed = files_.remove_file(number); !removed.ok()) {
+                return removed;
+            }
+            continue;
+        }
+        int error = 0;
+        auto one = io_.find(number, error);
+        if (error != 0 && !one) {
+            unreadable.push_back(number);
+        }
+        const bool has_gone = error == ETIMEDOUT || error == ENOMEM || unreadable.size() == kUnreadableLimit;
+        if (has_gone || (!unreadable.empty() && unreadable.size() == numbers.value().size())) {
+            return {Code::failed, "disk folder " + terms_.path +
+                                      ": reads fail: " + system_fault(segment_file_name(number), error).message()};
+        }
+        if (one && !one->entries.empty()) {
+            found.emplace_back(number, std::move(*one));
+        } else {
+            dropped += one ? 0 : 1;
+        }
+    }
+    // Adopts the oldest segment first, so that a later record of the same key wins.
+    std::ranges::sort(found, {}, [](const auto& one) { return one.second.life.generation; });
+    for (auto& [number, segment] : found) {
+        adopt(number, std::move(segment));
+    }
+    for (const std::uint32_t number : unreadable) {
+        // Otherwise records that are removed meanwhile could be back once the file is readable again. Removing it may
+        // fail now.
+        static_cast<void>(files_.remove_file(number));
+    }
+    counts_.dropped_segments += dropped;
+    counts_.recovery_us =
+        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(terms_.now() - begun).count());
+    return {};
+}
+
+void DeviceRecovery::adopt(std::uint32_t number, FoundSegment found) {
+    files_.go_on_with_life(number, found.life);
+    SegmentFile& segment = files_[number];
+    // One that could not be read everywhere gets none: there may be more in it.
+    segment.has_footer = found.has_footer || (found.is_whole && io_.write_footer(number, found));
+    ++counts_.recovered_segments;
+    counts_.scanned_segments += found.has_footer ? 0 : 1;
+    const std::lock_guard hold(index_.lock);
+    for (const FooterEntry& entry : found.entries) {
+        if (entry.flag == RecordFlag::removal) {
+            ++segment.removals;
+            index_.index.erase(mark_of(entry.key));
+        } else {
+            ++counts_.recovered_records;
+            index_.index.put(mark_of(entry.key), place_of(number, entry));
+        }
+    }
 }
 
 }  // namespace kvo

@@ -1,8 +1,11 @@
 // The files that a device's segments are in, and the room for them: the capacity, the file system's, and today's bytes.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,10 +13,82 @@
 #include "base/status.hpp"
 #include "disk/device_terms.hpp"
 #include "disk/disk_folder.hpp"
-#include "disk/segment_table.hpp"
-#include "disk/write_budget.hpp"
+#include "disk/record_format.hpp"
+#include "disk/record_index.hpp"
+#include "io/io_queue.hpp"
+#include "shim/file_descriptor.hpp"
 
 namespace kvo {
+
+// The segment files of a device and what each is used for.
+
+enum class SegmentState : std::uint8_t {
+    none,     // no file
+    empty,    // a file without records
+    writing,  // the open one, and those that are being sealed
+    full,
+    leaving,  // being evicted
+};
+
+struct SegmentFile {
+    FileDescriptor file;
+    SegmentState state = SegmentState::none;
+    SegmentLife life;
+    std::uint32_t readers = 0;   // wanted ranges of it that have not ended
+    std::uint32_t removals = 0;  // records that say what is gone from older segments
+    bool has_footer = false;
+};
+
+// The segments by number. For the device's thread.
+using SegmentTable = std::vector<SegmentFile>;
+
+// The device's index. Any thread may look records up; only the device's thread changes it.
+struct SharedIndex {
+    explicit SharedIndex(std::uint32_t segment_count) : index(segment_count) {}
+
+    std::optional<RecordPlace> find(const KeyMark& mark) {
+        const std::lock_guard hold(lock);
+        return index.find(mark);
+    }
+
+    std::mutex lock;
+    RecordIndex index;
+};
+
+// How many bytes a device may still be given today.
+//
+// A bucket that holds an hour's share and fills at 23 of 24 parts of the daily rate, so that no span of 24 hours sees
+// more than a day's bytes. It begins full for a new folder and empty for an existing one, since the former server's
+// writes are not known. So a restart does not get around the bound.
+class WriteBudget {
+public:
+    WriteBudget(std::uint64_t daily_bytes, Instant now, bool is_new)  // 0: no bound
+        : daily_bytes_(daily_bytes), left_(is_new ? hour() : 0.0), filled_(now) {}
+
+    // Whether a record of so many bytes may be written now.
+    bool allows(std::uint64_t bytes, Instant now) {
+        fill(now);
+        return daily_bytes_ == 0 || static_cast<double>(bytes) <= left_;
+    }
+
+    // Charges bytes that are written to the device, including footers and moved records. The balance may become
+    // negative.
+    void charge(std::uint64_t bytes) { left_ -= static_cast<double>(bytes); }
+
+private:
+    static constexpr double kHours = 24.0;
+
+    double hour() const { return static_cast<double>(daily_bytes_) / kHours; }
+    void fill(Instant now) {
+        const double seconds = std::chrono::duration<double>(now - filled_).count();
+        filled_ = now;
+        left_ = std::min(hour(), left_ + seconds * hour() * (kHours - 1) / kHours / 3600.0);
+    }
+
+    std::uint64_t daily_bytes_;
+    double left_;
+    Instant filled_;
+};
 
 // For the device's thread. A call that takes a file or the folder waits for the file system.
 class SegmentFiles {

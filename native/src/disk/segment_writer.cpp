@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
 
 namespace kvo {
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "disk/buffer_pool.hpp"
 #include "disk/device_terms.hpp"
 #include "disk/disk_batch.hpp"
 #include "disk/io_runner.hpp"
 #include "disk/record_format.hpp"
 #include "disk/record_index.hpp"
+#include "io/aligned_memory.hpp"
 
 namespace kvo {
 

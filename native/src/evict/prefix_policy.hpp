@@ -5,8 +5,8 @@
 //     no state needs, entries whose parent is not here. With a state go its window and all up to the next branch.
 //     Without states, the last window block of a sequence is its end: with it go the rest of its window, in all
 //     groups, and the blocks up to the boundary before.
-//  3. The rest is sorted into classes (prefix_classes.hpp) and by age. For each the policy learns how likely reuse is
-//     and how long it takes, from what is here and from the names it evicted (prefix_reuse.hpp, prefix_ghosts.hpp).
+//  3. The rest is sorted into classes and by age. For each the policy learns how likely reuse is
+//     and how long it takes, from what is here and from the names it evicted (prefix_reuse.hpp, prefix_queues.hpp).
 //     The entry with the least hits to expect per place and time goes first.
 //  4. An entry that a slower tier also has is worth a share of that: losing it costs only a load.
 //  5. Sizes do not enter: what a hit saves grows with the bytes it serves. Time is counted in entries admitted and
@@ -26,9 +26,6 @@
 #include <unordered_map>
 
 #include "evict/eviction_policy.hpp"
-#include "evict/prefix_ages.hpp"
-#include "evict/prefix_ghosts.hpp"
-#include "evict/prefix_node.hpp"
 #include "evict/prefix_queues.hpp"
 #include "evict/prefix_reuse.hpp"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "shim/page_backing.hpp"
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
+#include "shim/shared_mapping.hpp"
 
 namespace kvo {
 namespace {

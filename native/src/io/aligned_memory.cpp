@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <string>
 
+#include "base/status.hpp"
 #include "io/io_engine.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 

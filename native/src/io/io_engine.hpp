@@ -4,8 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "base/status.hpp"
 
 namespace kvo {
 
@@ -55,5 +60,15 @@ public:
     // good.
     virtual bool close(int timeout_ms) = 0;
 };
+
+// Makes the I/O engine that this machine supports.
+
+struct MadeEngine {
+    std::unique_ptr<IoEngine> engine;
+    std::string why_no_uring;  // one line; empty where io_uring was had or not asked for
+};
+
+// `kind`: "io_uring", "threads", or "auto" for io_uring where the kernel lets us have it and threads otherwise.
+Result<MadeEngine> make_io_engine(std::string_view kind, std::size_t depth);
 
 }  // namespace kvo

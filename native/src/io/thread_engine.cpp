@@ -15,8 +15,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/status.hpp"
 #include "shim/file_descriptor.hpp"
-#include "shim/system_fault.hpp"
 
 namespace kvo {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "link/libcrypto.hpp"
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
+#include "link/sealing.hpp"
 
 namespace kvo {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
 
 namespace kvo {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "replay/replay_trace.hpp"
+#include "replay/replay.hpp"
 
 namespace kvo {
 

@@ -6,7 +6,6 @@
 #include "replay/arc.hpp"
 #include "replay/lru.hpp"
 #include "replay/s3fifo.hpp"
-#include "replay/slru.hpp"
 
 namespace kvo {
 namespace {

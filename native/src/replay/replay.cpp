@@ -3,10 +3,43 @@
 #include <algorithm>
 #include <limits>
 #include <string>
-
-#include "replay/useful_bytes.hpp"
+#include <vector>
 
 namespace kvo {
+
+std::size_t ReplayTrace::KeyHash::operator()(const Key& key) const noexcept {
+    return spread_bits(spread_bits(key.id) ^ key.parent);
+}
+
+Status ReplayTrace::add(std::span<const std::uint64_t> ids) {
+    if (ids.size() > std::numeric_limits<std::uint32_t>::max() - references_.size()) {
+        return {Code::invalid, "a trace may have 2**32 - 1 block references, this one has more"};
+    }
+    if (ids.empty()) {
+        return {};
+    }
+    BlockNumber previous = kNoBlock;
+    std::uint32_t depth = 0;
+    for (const std::uint64_t id : ids) {
+        depth += 1;
+        const auto [found, is_new] = numbers_.try_emplace({id, previous}, static_cast<BlockNumber>(parents_.size()));
+        if (is_new) {
+            parents_.push_back(previous);
+            depths_.push_back(depth);
+        }
+        previous = found->second;
+        references_.push_back(previous);
+    }
+    reference_squares_ += std::uint64_t{ids.size()} * ids.size();
+    ends_.push_back(static_cast<std::uint32_t>(references_.size()));
+    return {};
+}
+
+std::span<const BlockNumber> ReplayTrace::request(std::size_t at) const noexcept {
+    const std::size_t begin = at == 0 ? 0 : ends_[at - 1];
+    return std::span(references_).subspan(begin, ends_[at] - begin);
+}
+
 namespace {
 
 // Samples are that many requests apart, more in a long trace: looking costs as much as all blocks together.
@@ -312,6 +345,77 @@ Result<ReplayOutcome> replay(const ReplayTrace& trace, const ReplayShape& shape,
         return status;
     }
     return run.outcome();
+}
+
+namespace {
+
+using Holds = std::function<bool(std::uint32_t, BlockNumber)>;
+using Marks = std::vector<std::vector<bool>>;  // by group and block
+
+// Blocks that a boundary at `block` needs of a group that is not a prefix; false: `visit` refused one.
+template <typename Visit>
+bool each_needed(const ReplayTrace& trace, const ReplayGroup& group, BlockNumber block, Visit visit) {
+    std::uint32_t blocks = group.reuse == Reuse::window ? group.window_blocks : 1;
+    for (; blocks > 0 && block != kNoBlock; --blocks, block = trace.parent(block)) {
+        if (!visit(block)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The boundary at `block` is reached by all prefix groups; if the others accept it too, marks what they need.
+bool mark_boundary(const ReplayTrace& trace, const ReplayShape& shape, BlockNumber block, const Holds& holds,
+                   Marks& useful) {
+    for (const bool is_marking : {false, true}) {
+        for (std::uint32_t group = 0; group < shape.size(); ++group) {
+            if (shape[group].reuse == Reuse::prefix) {
+                continue;
+            }
+            const bool accepts = each_needed(trace, shape[group], block, [&](BlockNumber needed) {
+                if (is_marking) {
+                    useful[group][needed] = true;
+                }
+                return holds(group, needed);
+            });
+            if (!accepts) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+std::uint64_t useful_bytes(const ReplayTrace& trace, const ReplayShape& shape, std::uint32_t boundary_blocks,
+                           const Holds& holds) {
+    const auto block_count = static_cast<BlockNumber>(trace.block_count());
+    Marks useful(shape.size(), std::vector<bool>(block_count));
+    // Parents have the lower numbers: one way through the blocks finds what is reached, the way back what is needed.
+    std::vector<bool> is_reached(block_count);
+    std::vector<bool> is_needed(block_count);
+    for (BlockNumber block = 0; block < block_count; ++block) {
+        const BlockNumber parent = trace.parent(block);
+        bool reaches = parent == kNoBlock || is_reached[parent];
+        for (std::uint32_t group = 0; group < shape.size() && reaches; ++group) {
+            reaches = shape[group].reuse != Reuse::prefix || holds(group, block);
+        }
+        is_reached[block] = reaches;
+        is_needed[block] =
+            reaches && trace.depth(block) % boundary_blocks == 0 && mark_boundary(trace, shape, block, holds, useful);
+    }
+    std::uint64_t bytes = 0;
+    for (BlockNumber block = block_count; block-- > 0;) {
+        if (is_needed[block] && trace.parent(block) != kNoBlock) {
+            is_needed[trace.parent(block)] = true;
+        }
+        for (std::uint32_t group = 0; group < shape.size(); ++group) {
+            const bool counts = shape[group].reuse == Reuse::prefix ? is_needed[block] : useful[group][block];
+            bytes += counts ? shape[group].size_bytes : 0;
+        }
+    }
+    return bytes;
 }
 
 }  // namespace kvo

@@ -1,23 +1,82 @@
 // Express channels of a server: one thread for each, which waits for calls and serves them, without Python.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "cache/cache_core.hpp"
 #include "service/block_service.hpp"
 #include "service/byte_shares.hpp"
-#include "service/call_times.hpp"
-#include "service/refusal_counts.hpp"
+#include "service/express_messages.hpp"
 #include "shim/file_descriptor.hpp"
 
 namespace kvo {
+
+// How long calls took on the server, by what was called.
+//
+// Written and read by any threads.
+class CallTimes {
+public:
+    static constexpr std::array<std::uint64_t, 11> kBoundsNs = {
+        1'000, 3'000, 10'000, 30'000, 100'000, 300'000, 1'000'000, 3'000'000, 10'000'000, 100'000'000, 1'000'000'000};
+
+    struct Row {
+        std::string_view name;
+        std::uint64_t op = 0;
+        std::array<std::atomic<std::uint64_t>, kBoundsNs.size() + 1> counts = {};  // the last: longer than all bounds
+        std::atomic<std::uint64_t> sum_ns = 0;
+    };
+
+    void add(std::uint64_t op, std::uint64_t took_ns) {
+        const auto row = std::ranges::find(rows_, op, &Row::op);
+        if (row == rows_.end()) {
+            return;
+        }
+        const auto bucket = std::ranges::lower_bound(kBoundsNs, took_ns) - kBoundsNs.begin();
+        row->counts[static_cast<std::size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+        row->sum_ns.fetch_add(took_ns, std::memory_order_relaxed);
+    }
+
+    const auto& rows() const { return rows_; }
+
+private:
+    std::array<Row, 7> rows_ = {{{"acquire", express::kAcquire},
+                                 {"acquire_entries", express::kAcquireEntries},
+                                 {"credits", express::kCredits},
+                                 {"publish", express::kPublish},
+                                 {"abort", express::kAbort},
+                                 {"release", express::kRelease},
+                                 {"invalidate", express::kInvalidate}}};
+};
+
+// How many calls the server refused, by why.
+//
+// Written and read by any threads.
+class RefusalCounts {
+public:
+    static constexpr std::size_t kCodes = 32;  // of the protocol, with room for more
+
+    void add(std::uint64_t code) {
+        if (code < kCodes) {
+            counts_[code].fetch_add(1, std::memory_order_relaxed);
+        }
+    }
+
+    std::uint64_t of(std::uint64_t code) const { return counts_[code].load(std::memory_order_relaxed); }
+
+private:
+    std::array<std::atomic<std::uint64_t>, kCodes> counts_ = {};
+};
 
 // Safe to call from any thread of a program without Python; its bindings, from one.
 class ExpressServer {

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
 
 namespace kvo {
 namespace {

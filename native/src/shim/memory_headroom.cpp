@@ -9,8 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/size_text.hpp"
-
 namespace kvo {
 namespace {
 

@@ -17,7 +17,7 @@
 #include <system_error>
 #include <utility>
 
-#include "shim/system_fault.hpp"
+#include "base/status.hpp"
 
 namespace kvo {
 namespace {
