@@ -35,7 +35,7 @@ from kvoffload.cache.answers import (
     Tickets,
 )
 from kvoffload.cache.ask import NO_LIMIT, Ask
-from kvoffload.cache.terms import RULE_NUMBERS, CacheFiles, CacheGeometry, CacheOwner, CacheTerms
+from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheOwner, CacheTerms
 from kvoffload.errors import CacheMemoryError
 from kvoffload.types import Fingerprint
 from kvoffload.units import format_size
@@ -223,7 +223,7 @@ class LocalCache:
     def open_namespace(self, fingerprint: Fingerprint, geometry: CacheGeometry) -> int:
         """The number of an identity; the same for the same fingerprint, which must have the same geometry."""
         groups = [
-            (group.record_bytes, group.rule.block_size, group.rule.window, group.shards, RULE_NUMBERS[group.rule.reuse])
+            (group.record_bytes, group.rule.block_size, group.rule.window, group.shards, int(group.rule.reuse))
             for group in geometry.groups
         ]
         return self._core.open_namespace(fingerprint, geometry.hash_block_size, groups)

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvoffload.errors import BlockCountError, GeometryError, UnknownLayerError
 from kvoffload.kvspec.spec import LayerKind, LayerSpec
-
-
-class ReuseRule(StrEnum):
-    """The blocks of this group that must be present before a prefix may be reused."""
-
-    PREFIX = "prefix"
-    """Every block from the first on."""
-    WINDOW = "window"
-    """The blocks that hold the last `window` tokens before the boundary."""
-    CHUNK = "chunk"
-    """The blocks of the chunk that the boundary lies in."""
-    EXACT_BOUNDARY = "exact_boundary"
-    """The block whose state was saved exactly at the boundary."""
-    NOTHING = "nothing"
-    """Nothing: no layer of the group is stored."""
-
+from kvoffload.types import ReuseRule
 
 _RULES = {
     LayerKind.FULL_ATTENTION: ReuseRule.PREFIX,
@@ -112,8 +96,8 @@ class GroupSpec:
 
     @property
     def window(self) -> int:
-        """Tokens that a boundary needs behind it under WINDOW and CHUNK; 0 under the other rules."""
-        if self.reuse_rule not in (ReuseRule.WINDOW, ReuseRule.CHUNK):
+        """Tokens that a boundary needs behind it under a rule with a window; 0 under the other rules."""
+        if not self.reuse_rule.has_window:
             return 0
         return max(layer.window for layer in self.layers if not layer.excluded)
 

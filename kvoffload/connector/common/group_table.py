@@ -68,9 +68,7 @@ class GroupTable:
         prefix = [group for group in firsts if self.rules[group].reuse is ReuseRule.PREFIX]
         self.first_prefix = prefix[0] if prefix else None
         """The group whose blocks are the parents of windows and states."""
-        self.windows = tuple(
-            group for group in firsts if self.rules[group].reuse in (ReuseRule.WINDOW, ReuseRule.CHUNK)
-        )
+        self.windows = tuple(group for group in firsts if self.rules[group].reuse.has_window)
         self.prefixes = tuple(prefix)
         self.is_all_prefix = len(prefix) == len(self.of_table)
         self.dropped_tokens = self.alignment if drops_last_block else 0

@@ -17,6 +17,7 @@ from kvoffload.cache import (
     AcquireOutcome,
     Ask,
     BlockLease,
+    CacheGeometry,
     CacheStats,
     CacheTerms,
     HugePages,
@@ -31,7 +32,6 @@ from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
 from kvoffload.client.lanes import Pending
 from kvoffload.connector.common.step_plan import Place
 from kvoffload.protocol import Acquire, Acquired, Hinted, HintOutcome, Outcome, Register
-from kvoffload.server.sessions.domain import read_geometry
 from kvoffload.types import HASH_BYTES
 
 MEMORY = CacheTerms(
@@ -67,7 +67,7 @@ class LocalClient:
 
     def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
         self.register = register
-        self._geometry = read_geometry(register)
+        self._geometry = CacheGeometry.read(register)
         self.sessions: dict[int, LocalSession] = {}
         self._held: list[Callable[[bool], None]] = []
         self.is_served = True
