@@ -44,3 +44,14 @@ class ReuseRule(IntEnum):
     def has_window(self) -> bool:
         """Whether a boundary needs the group's last blocks only, and the group says how many tokens that are."""
         return self in (ReuseRule.WINDOW, ReuseRule.CHUNK)
+
+
+class AcquireOutcome(IntEnum):
+    """Whether there is a lease, and if not, why. Messages and the native core have these numbers."""
+
+    HIT = 0
+    MISS = 1
+    OVER_LIMIT = 2
+    """The session is not open, or it, its user or a tenant would hold more than they may."""
+    NO_ROOM = 3
+    """The index cannot hold another lease."""

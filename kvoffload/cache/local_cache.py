@@ -14,7 +14,6 @@ from typing_extensions import Buffer
 from kvoffload import native
 from kvoffload.cache.answers import (
     Acquired,
-    AcquireOutcome,
     Addresses,
     AdoptionReport,
     CacheStats,
@@ -37,11 +36,10 @@ from kvoffload.cache.answers import (
 from kvoffload.cache.ask import NO_LIMIT, Ask
 from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheOwner, CacheTerms
 from kvoffload.errors import CacheMemoryError
-from kvoffload.types import Fingerprint
+from kvoffload.types import AcquireOutcome, Fingerprint
 from kvoffload.units import format_size
 
 NOBODY = CacheOwner()
-_OUTCOMES = {outcome.value: outcome for outcome in AcquireOutcome}
 
 
 class LocalCache:
@@ -553,7 +551,7 @@ def _as_buffer(numbers: npt.NDArray[np.uint64], name: str) -> memoryview:
 def _read_acquired(answer: tuple[int, int, int, tuple[tuple[int, bytes, bytes], ...]], shards: int) -> Acquired:
     outcome, boundary, lease, groups = answer
     return Acquired(
-        _OUTCOMES[outcome],
+        AcquireOutcome(outcome),
         boundary,
         LeaseId(lease),
         tuple(

@@ -462,7 +462,7 @@ class BlockCalls:
 
     def _read_acquired(self, answer: ServerMessage | None, memory_id: int, local: int, shards: int) -> AcquiredBlocks:
         if not isinstance(answer, Acquired) or not answer.lease:
-            outcome = AcquireOutcome[answer.outcome.name] if isinstance(answer, Acquired) else AcquireOutcome.MISS
+            outcome = answer.outcome if isinstance(answer, Acquired) else AcquireOutcome.MISS
             return AcquiredBlocks(outcome, local)
         lease = BlockLease(memory_id, answer.lease, self._blocks.session)
         self._leases.add(lease)

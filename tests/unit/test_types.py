@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from kvoffload.types import HASH_BYTES, ReuseRule
+from kvoffload.types import HASH_BYTES, AcquireOutcome, ReuseRule
 
 NATIVE = Path(__file__).parents[2] / "native/src"
 
@@ -28,3 +28,10 @@ def test_rules_have_the_numbers_of_the_native_core() -> None:
         for name in list_native_names("index/boundary.hpp", "BoundaryRule")
     ]
     assert {rule.label: rule.value for rule in ReuseRule} == {name: number for number, name in enumerate(names)}
+
+
+def test_outcomes_have_the_numbers_of_the_native_core() -> None:
+    names = list_native_names("cache/leases.hpp", "AcquireOutcome")
+    assert {outcome.name.lower(): outcome.value for outcome in AcquireOutcome} == {
+        name: number for number, name in enumerate(names)
+    }
