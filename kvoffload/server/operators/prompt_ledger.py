@@ -152,7 +152,7 @@ class PromptLedger:
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower
         self.tokens["hit_lower"] += lower
-        self.tokens[explanation.miss.name.lower()] += max(query.asked - query.promised, 0)
+        self.tokens[explanation.miss.label] += max(query.asked - query.promised, 0)
         return explanation
 
     def _explain(self, registration: Registration, query: Query, found: FoundBlock, others: _Others) -> Explanation:
