@@ -45,6 +45,11 @@ class ReuseRule(IntEnum):
         """Whether a boundary needs the group's last blocks only, and the group says how many tokens that are."""
         return self in (ReuseRule.WINDOW, ReuseRule.CHUNK)
 
+    @property
+    def is_chunked(self) -> bool:
+        """Whether windows begin at multiples of their length, which is then the same for all layers of a group."""
+        return self is ReuseRule.CHUNK
+
 
 class AcquireOutcome(IntEnum):
     """Whether there is a lease, and if not, why. Messages and the native core have these numbers."""

@@ -4,10 +4,9 @@ and, with a pipeline, stage by stage."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, lcm
+from math import lcm
 from sys import maxsize
 
-from kvoffload.cache import GroupRule
 from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.errors import BlockAlignmentError
 from kvoffload.kvspec import ReuseRule
@@ -98,12 +97,5 @@ class GroupTable:
 
     @property
     def spare_tokens(self) -> int:
-        """How many tokens a request may gain beyond a boundary before the engine drops a block that a hit there needs:
-        one of a window that moves on, or of a chunk that is over."""
-        return min((self._count_spare(self.rules[group]) for group in self.windows), default=maxsize)
-
-    def _count_spare(self, rule: GroupRule) -> int:
-        if rule.reuse is ReuseRule.CHUNK:
-            return gcd(self.alignment, rule.window) - 1
-        whole_blocks = -(-(rule.window - 1) // rule.block_size) * rule.block_size
-        return rule.block_size + rule.window - 2 - whole_blocks
+        """Returns the least `GroupRule.spare_tokens` of all windows."""
+        return min((self.rules[group].spare_tokens(self.alignment) for group in self.windows), default=maxsize)
