@@ -21,9 +21,9 @@ HASH_BYTES = 32
 
 
 class ReuseRule(IntEnum):
-    """The blocks of a group that must be present before a prefix may be reused. Messages, files and the native core
-    have these numbers."""
+    """The blocks of a group that must be present before a prefix may be reused."""
 
+    # Messages, files and the native core have these numbers.
     PREFIX = 0
     """Every block from the first on."""
     WINDOW = 1
@@ -52,8 +52,9 @@ class ReuseRule(IntEnum):
 
 
 class AcquireOutcome(IntEnum):
-    """Whether there is a lease, and if not, why. Messages and the native core have these numbers."""
+    """Whether there is a lease, and if not, why."""
 
+    # Messages and the native core have these numbers.
     HIT = 0
     MISS = 1
     OVER_LIMIT = 2
