@@ -17,8 +17,6 @@ from kvoffload.types import HASH_BYTES
 
 _REUSE = {
     ReuseRule.PREFIX: "prefix",
-    ReuseRule.WINDOW: "window",
-    ReuseRule.CHUNK: "window",
     ReuseRule.EXACT_BOUNDARY: "exact",
 }
 _NO_PARENT = bytes(HASH_BYTES)
@@ -38,7 +36,7 @@ class IdealPool:
 
     def __init__(self, rules: Sequence[GroupRule], record_bytes: Sequence[int], *, capacity_bytes: int) -> None:
         terms = [
-            (_REUSE[rule.reuse], size, -(-rule.window // rule.block_size))
+            ("window" if rule.reuse.has_window else _REUSE[rule.reuse], size, -(-rule.window // rule.block_size))
             for rule, size in zip(rules, record_bytes, strict=True)
         ]
         self._is_first = [reuse == "prefix" for reuse, _, _ in terms]

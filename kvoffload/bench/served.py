@@ -15,12 +15,12 @@ from kvoffload.cache import AcquiredBlocks, Ask, CacheTerms, Publication
 from kvoffload.cache.terms import DEFAULT_POLICY
 from kvoffload.client import Client, ClientTerms, LinkTerms, Member
 from kvoffload.errors import BenchmarkError
-from kvoffload.protocol import GroupTerms, Register, Reuse, Role
+from kvoffload.protocol import GroupTerms, Register, Role
 from kvoffload.protocol.limits import MAX_BATCH
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.tiering.terms import TierPlan, TierTerms
 from kvoffload.tiers.disk import DiskFolder, DiskTerms
-from kvoffload.types import HASH_BYTES
+from kvoffload.types import HASH_BYTES, ReuseRule
 from kvoffload.units import MIB
 
 BLOCK_TOKENS = 16
@@ -47,7 +47,7 @@ def make_register(record_bytes: int) -> Register:
         hash_algorithm="sha256",
         hash_seed=b"",
         hash_block_size=BLOCK_TOKENS,
-        groups=(GroupTerms(record_bytes=record_bytes, block_size=BLOCK_TOKENS, reuse=Reuse.PREFIX),),
+        groups=(GroupTerms(record_bytes=record_bytes, block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX),),
     )
 
 

@@ -6,7 +6,6 @@
 from kvoffload.cache.answers import (
     NO_ADDRESS,
     Acquired,
-    AcquireOutcome,
     AdoptionReport,
     CacheStats,
     CommitOutcome,
@@ -45,6 +44,7 @@ from kvoffload.cache.terms import (
     HugePages,
     refuse_memory,
 )
+from kvoffload.types import AcquireOutcome
 
 __all__ = [
     "NO_ADDRESS",

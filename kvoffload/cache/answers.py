@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
+
+from kvoffload.types import AcquireOutcome
 
 SessionId = NewType("SessionId", int)
 LeaseId = NewType("LeaseId", int)
@@ -19,17 +21,6 @@ Tickets = npt.NDArray[np.uint64]
 """Rights to write to reserved slots. 0 stands for a block that needs no saving."""
 
 NO_ADDRESS = 2**64 - 1
-
-
-class AcquireOutcome(Enum):
-    """Whether there is a lease, and if not, why."""
-
-    HIT = 0
-    MISS = 1
-    OVER_LIMIT = 2
-    """The session is not open, or it, its user or a tenant would hold more than they may."""
-    NO_ROOM = 3
-    """The index cannot hold another lease."""
 
 
 class LeaseFor(IntEnum):

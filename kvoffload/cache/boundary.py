@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import gcd, lcm
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.kvspec import ReuseRule
-from kvoffload.types import BlockHash
+from kvoffload.types import BlockHash, ReuseRule
 
 IsPresent = Callable[[int, int], bool]
 """(group, index of a block in the request) -> its record can be loaded."""
@@ -31,6 +30,14 @@ class GroupRule:
     block_size: int
     reuse: ReuseRule
     window: int = 0
+
+    def spare_tokens(self, alignment: int) -> int:
+        """Returns how many tokens a request may gain beyond a boundary before the engine drops a block that a hit there
+        needs: one of a window that moves on, or of a chunk that is over. Boundaries are multiples of `alignment`."""
+        if self.reuse.is_chunked:
+            return gcd(alignment, self.window) - 1
+        whole_blocks = -(-(self.window - 1) // self.block_size) * self.block_size
+        return self.block_size + self.window - 2 - whole_blocks
 
 
 def needed_blocks(rule: GroupRule, *, local: int, boundary: int) -> range:

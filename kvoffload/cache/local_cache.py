@@ -14,7 +14,6 @@ from typing_extensions import Buffer
 from kvoffload import native
 from kvoffload.cache.answers import (
     Acquired,
-    AcquireOutcome,
     Addresses,
     AdoptionReport,
     CacheStats,
@@ -35,13 +34,12 @@ from kvoffload.cache.answers import (
     Tickets,
 )
 from kvoffload.cache.ask import NO_LIMIT, Ask
-from kvoffload.cache.terms import RULE_NUMBERS, CacheFiles, CacheGeometry, CacheOwner, CacheTerms
+from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheOwner, CacheTerms
 from kvoffload.errors import CacheMemoryError
-from kvoffload.types import Fingerprint
+from kvoffload.types import AcquireOutcome, Fingerprint
 from kvoffload.units import format_size
 
 NOBODY = CacheOwner()
-_OUTCOMES = {outcome.value: outcome for outcome in AcquireOutcome}
 
 
 class LocalCache:
@@ -223,7 +221,7 @@ class LocalCache:
     def open_namespace(self, fingerprint: Fingerprint, geometry: CacheGeometry) -> int:
         """The number of an identity; the same for the same fingerprint, which must have the same geometry."""
         groups = [
-            (group.record_bytes, group.rule.block_size, group.rule.window, group.shards, RULE_NUMBERS[group.rule.reuse])
+            (group.record_bytes, group.rule.block_size, group.rule.window, group.shards, int(group.rule.reuse))
             for group in geometry.groups
         ]
         return self._core.open_namespace(fingerprint, geometry.hash_block_size, groups)
@@ -553,7 +551,7 @@ def _as_buffer(numbers: npt.NDArray[np.uint64], name: str) -> memoryview:
 def _read_acquired(answer: tuple[int, int, int, tuple[tuple[int, bytes, bytes], ...]], shards: int) -> Acquired:
     outcome, boundary, lease, groups = answer
     return Acquired(
-        _OUTCOMES[outcome],
+        AcquireOutcome(outcome),
         boundary,
         LeaseId(lease),
         tuple(

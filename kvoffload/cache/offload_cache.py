@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from kvoffload.cache.answers import AcquireOutcome, Addresses, CacheStats, LeasedGroup, Tickets
+from kvoffload.cache.answers import Addresses, CacheStats, LeasedGroup, Tickets
 from kvoffload.cache.ask import Ask
 from kvoffload.cache.segment_map import SegmentMap
+from kvoffload.types import AcquireOutcome
 
 
 class Placed(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from kvoffload.cache.boundary import GroupRule
 from kvoffload.errors import CacheMemoryError
-from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import GroupTerms, Introduce, Register
 from kvoffload.units import GIB, MIB, describe_size, format_size
 
 Verify = Literal["tiers", "always"]
@@ -20,16 +20,6 @@ TENANT_LIMIT = 63
 """A pool has at most so many tenants with a name, as the native core has it."""
 TENANT_NAME_BYTES = 55
 """A tenant's name has at most so many bytes."""
-
-# As the native core numbers them.
-RULE_NUMBERS = {
-    ReuseRule.PREFIX: 0,
-    ReuseRule.WINDOW: 1,
-    ReuseRule.CHUNK: 2,
-    ReuseRule.EXACT_BOUNDARY: 3,
-    ReuseRule.NOTHING: 4,
-}
-
 
 _NUMBER_BITS = {
     "memory_bytes": 64,
@@ -129,6 +119,32 @@ class CacheGeometry:
 
     hash_block_size: int
     groups: Sequence[CacheGroup]
+
+    @classmethod
+    def read(cls, message: Register | Introduce) -> Self:
+        """Reads the geometry that an engine or a peer has sent."""
+        groups = tuple(
+            CacheGroup(
+                rule=GroupRule(block_size=group.block_size, reuse=group.reuse, window=group.window),
+                record_bytes=group.record_bytes,
+                shards=group.shards,
+            )
+            for group in message.groups
+        )
+        return cls(hash_block_size=message.hash_block_size, groups=groups)
+
+    def group_terms(self) -> tuple[GroupTerms, ...]:
+        """Returns the groups as messages carry them."""
+        return tuple(
+            GroupTerms(
+                record_bytes=group.record_bytes,
+                block_size=group.rule.block_size,
+                reuse=group.rule.reuse,
+                window=group.rule.window,
+                shards=group.shards,
+            )
+            for group in self.groups
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

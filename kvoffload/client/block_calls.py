@@ -43,12 +43,11 @@ from kvoffload.protocol import (
     Publish,
     Register,
     Release,
-    Reuse,
     ServerMessage,
 )
 from kvoffload.protocol.hints import MAX_TTL_MS
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS
-from kvoffload.types import HASH_BYTES
+from kvoffload.types import HASH_BYTES, ReuseRule
 
 _WIRE = np.dtype("<u8")
 _NO_NUMBERS = np.empty(0, np.uint64)
@@ -152,7 +151,7 @@ class BlockCalls:
             )
             for number, group in enumerate(register.groups)
         ]
-        self._is_hybrid = any(group.reuse is not Reuse.PREFIX for group in register.groups)
+        self._is_hybrid = any(group.reuse is not ReuseRule.PREFIX for group in register.groups)
         """With hybrid models, blocks are useless until their windows or states are there too, and the other way round:
         a full pool evicts the first pieces of a prompt that is saved in pieces. So more slots are asked for. With full
         attention alone, more slots held ready would only take the place of blocks."""
@@ -463,7 +462,7 @@ class BlockCalls:
 
     def _read_acquired(self, answer: ServerMessage | None, memory_id: int, local: int, shards: int) -> AcquiredBlocks:
         if not isinstance(answer, Acquired) or not answer.lease:
-            outcome = AcquireOutcome[answer.outcome.name] if isinstance(answer, Acquired) else AcquireOutcome.MISS
+            outcome = answer.outcome if isinstance(answer, Acquired) else AcquireOutcome.MISS
             return AcquiredBlocks(outcome, local)
         lease = BlockLease(memory_id, answer.lease, self._blocks.session)
         self._leases.add(lease)

@@ -242,7 +242,7 @@ def _describe_identity(read: IdentityRead) -> Row:
             "block_tokens": group.block_size,
             "record_bytes": group.record_bytes,
             "shards": group.shards,
-            "reuse": group.reuse.name.lower(),
+            "reuse": group.reuse.label,
             "window": group.window or None,
         }
         for group in read.groups

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.hash_rows import as_rows
-from kvoffload.protocol import Explain, Explained, Explanation, Miss, Query, Register, Reuse
+from kvoffload.protocol import Explain, Explained, Explanation, Miss, Query, Register
 from kvoffload.protocol.insight import MAX_TAGS, TAG_BYTES
 from kvoffload.protocol.limits import MAX_QUERIES
-from kvoffload.types import HASH_BYTES
+from kvoffload.types import HASH_BYTES, ReuseRule
 
 SEND_AFTER_NS = SECOND_NS // 5
 MESSAGE_BYTES = 128 << 10
@@ -49,7 +49,7 @@ class PromptLog:
 
     def __init__(self, link: Link, register: Register) -> None:
         self._link = link
-        prefixes = [at for at, group in enumerate(register.groups) if group.reuse is Reuse.PREFIX]
+        prefixes = [at for at, group in enumerate(register.groups) if group.reuse is ReuseRule.PREFIX]
         self._group = prefixes[0] if prefixes else 0
         self._block_size = register.groups[self._group].block_size
         self._hash_block_size = register.hash_block_size

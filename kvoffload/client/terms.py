@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.client.joining import Member
-from kvoffload.protocol import GroupTerms, IdentityField, Register, Reuse
+from kvoffload.protocol import IdentityField, Register
 from kvoffload.protocol.limits import MAX_REPORT
 from kvoffload.types import Fingerprint
 
@@ -67,22 +67,12 @@ def describe_blocks(
     identity: tuple[IdentityField, ...] = (),
 ) -> Register:
     """Makes an engine's description of its blocks. `hash_seed` is the digest of the seed, never the seed itself."""
-    groups = tuple(
-        GroupTerms(
-            record_bytes=group.record_bytes,
-            block_size=group.rule.block_size,
-            reuse=Reuse[group.rule.reuse.name],
-            window=group.rule.window,
-            shards=group.shards,
-        )
-        for group in geometry.groups
-    )
     return Register(
         fingerprint=fingerprint,
         hash_algorithm=hash_algorithm,
         hash_seed=hash_seed,
         hash_block_size=geometry.hash_block_size,
-        groups=groups,
+        groups=geometry.group_terms(),
         rank=rank,
         ranks=ranks,
         tenant=tenant,

@@ -257,7 +257,7 @@ def _describe_group(group: GroupFacts, sharing: SharingTerms, size_bytes: int) -
     shards, replicas = sharing.shards_of(group), sharing.replicas_of(group)
     parts = f" in {shards} parts" if shards > 1 else ""
     alike = f", held alike by {replicas} ranks" if replicas > 1 else ""
-    rule = f"{group.rule.reuse}, {group.rule.block_size} tokens"
+    rule = f"{group.rule.reuse.label}, {group.rule.block_size} tokens"
     return f"{group.name}{stage} ({rule}, {size_bytes:,} bytes{parts}{alike})"
 
 

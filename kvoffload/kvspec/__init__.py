@@ -13,7 +13,7 @@ from kvoffload.kvspec.dtype import (
     resolve_kv_dtype,
 )
 from kvoffload.kvspec.geometry import KVGeometry, ScaleView
-from kvoffload.kvspec.group import GroupSpec, ReuseRule
+from kvoffload.kvspec.group import GroupSpec
 from kvoffload.kvspec.layout import (
     LAYOUTS,
     Layout,
@@ -42,6 +42,7 @@ from kvoffload.kvspec.spec import (
     recurrent_layer,
 )
 from kvoffload.kvspec.units import MAX_UNITS, HeadUnits, UnitPages, cut_placement
+from kvoffload.types import ReuseRule
 
 __all__ = [
     "LAYOUTS",

@@ -134,7 +134,7 @@ class KVGeometry:
                 {
                     "name": group.name,
                     "block_size": group.block_size,
-                    "reuse": str(group.reuse_rule),
+                    "reuse": group.reuse_rule.label,
                     "window": group.window,
                     "record_bytes": self.record_bytes(group),
                     "layers": [self._describe_layer(layer) for layer in group.layers],

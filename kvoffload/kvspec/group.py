@@ -4,34 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvoffload.errors import BlockCountError, GeometryError, UnknownLayerError
-from kvoffload.kvspec.spec import LayerKind, LayerSpec
-
-
-class ReuseRule(StrEnum):
-    """The blocks of this group that must be present before a prefix may be reused."""
-
-    PREFIX = "prefix"
-    """Every block from the first on."""
-    WINDOW = "window"
-    """The blocks that hold the last `window` tokens before the boundary."""
-    CHUNK = "chunk"
-    """The blocks of the chunk that the boundary lies in."""
-    EXACT_BOUNDARY = "exact_boundary"
-    """The block whose state was saved exactly at the boundary."""
-    NOTHING = "nothing"
-    """Nothing: no layer of the group is stored."""
-
-
-_RULES = {
-    LayerKind.FULL_ATTENTION: ReuseRule.PREFIX,
-    LayerKind.MLA: ReuseRule.PREFIX,
-    LayerKind.SLIDING_WINDOW: ReuseRule.WINDOW,
-    LayerKind.CHUNKED_LOCAL: ReuseRule.CHUNK,
-    LayerKind.RECURRENT: ReuseRule.EXACT_BOUNDARY,
-}
+from kvoffload.kvspec.spec import LayerSpec
+from kvoffload.types import ReuseRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +80,7 @@ class GroupSpec:
     @property
     def reuse_rule(self) -> ReuseRule:
         """The strictest of its layers' rules; an alias layer reads its target's pages under its own kind."""
-        rules = {_RULES[layer.kind] for layer in self.layers if not layer.excluded}
+        rules = {layer.kind.reuse_rule for layer in self.layers if not layer.excluded}
         if not self.is_stored:
             return ReuseRule.NOTHING
         # One block table serves all its layers, so with one layer that needs every block, every block is needed.
@@ -112,13 +88,13 @@ class GroupSpec:
 
     @property
     def window(self) -> int:
-        """Tokens that a boundary needs behind it under WINDOW and CHUNK; 0 under the other rules."""
-        if self.reuse_rule not in (ReuseRule.WINDOW, ReuseRule.CHUNK):
+        """Tokens that a boundary needs behind it under a rule with a window; 0 under the other rules."""
+        if not self.reuse_rule.has_window:
             return 0
         return max(layer.window for layer in self.layers if not layer.excluded)
 
     def _check_kinds(self) -> None:
-        rules = {_RULES[layer.kind] for layer in self.layers if not layer.excluded}
+        rules = {layer.kind.reuse_rule for layer in self.layers if not layer.excluded}
         if len(rules - {ReuseRule.PREFIX}) > 1 or (ReuseRule.EXACT_BOUNDARY in rules and len(rules) > 1):
             kinds = sorted({str(layer.kind) for layer in self.layers if not layer.excluded})
             raise GeometryError(
@@ -126,7 +102,7 @@ class GroupSpec:
                 remedy="give each of these kinds a group of its own",
                 group=self.name,
             )
-        if len({layer.window for layer in self.layers if layer.kind is LayerKind.CHUNKED_LOCAL}) > 1:
+        if len({layer.window for layer in self.layers if layer.kind.reuse_rule.is_chunked}) > 1:
             raise GeometryError(
                 f"group {self.name}: chunked layers of different chunk sizes cannot share a block table",
                 remedy="give each chunk size a group of its own",

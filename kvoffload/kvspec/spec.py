@@ -9,6 +9,7 @@ from math import prod
 
 from kvoffload.errors import DtypeError, GeometryError
 from kvoffload.kvspec.dtype import STATE_BYTES, Quantisation, canonical_dtype, find_kv_dtype
+from kvoffload.types import ReuseRule
 
 SCALE_BYTES = 4
 """A per-token-head scale is one fp32."""
@@ -33,8 +34,22 @@ class LayerKind(StrEnum):
         return self is LayerKind.RECURRENT
 
     @property
+    def reuse_rule(self) -> ReuseRule:
+        return _RULES[self]
+
+    @property
     def has_window(self) -> bool:
-        return self in (LayerKind.SLIDING_WINDOW, LayerKind.CHUNKED_LOCAL)
+        return self.reuse_rule.has_window
+
+
+_RULES = {
+    LayerKind.FULL_ATTENTION: ReuseRule.PREFIX,
+    LayerKind.MLA: ReuseRule.PREFIX,
+    LayerKind.SLIDING_WINDOW: ReuseRule.WINDOW,
+    LayerKind.CHUNKED_LOCAL: ReuseRule.CHUNK,
+    LayerKind.RECURRENT: ReuseRule.EXACT_BOUNDARY,
+    LayerKind.SCRATCH: ReuseRule.NOTHING,
+}
 
 
 class ScalePlacement(StrEnum):

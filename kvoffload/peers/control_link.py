@@ -18,13 +18,11 @@ from kvoffload.protocol import (
     ClientMessage,
     Done,
     Error,
-    GroupTerms,
     Hello,
     HelloAccepted,
     Introduce,
     LinkOpened,
     OpenLink,
-    Reuse,
     ServerMessage,
 )
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN
@@ -98,17 +96,9 @@ class ControlLink:
     def introduce(self, space: PeerSpace) -> bool:
         """Names an identity whose records will come. False: the peer knows it as another one, or has no room for it."""
         geometry = space.geometry
-        groups = tuple(
-            GroupTerms(
-                record_bytes=group.record_bytes,
-                block_size=group.rule.block_size,
-                reuse=_REUSES[group.rule.reuse.name],
-                window=group.rule.window,
-                shards=group.shards,
-            )
-            for group in geometry.groups
+        message = Introduce(
+            fingerprint=space.fingerprint, hash_block_size=geometry.hash_block_size, groups=geometry.group_terms()
         )
-        message = Introduce(fingerprint=space.fingerprint, hash_block_size=geometry.hash_block_size, groups=groups)
         with self._lock:
             answer = self._ask(message)
         if isinstance(answer, Done):
@@ -189,6 +179,3 @@ class ControlLink:
 
 def _describe(answer: ServerMessage) -> str:
     return answer.message if isinstance(answer, Error) else f"it answers {type(answer).__name__}"
-
-
-_REUSES = {reuse.name: reuse for reuse in Reuse}

@@ -14,7 +14,6 @@ from kvoffload.protocol.blocks import (
     Invalidate,
     InvalidReason,
     LeasedSlots,
-    Outcome,
     Prefetch,
     Promote,
     Promoted,
@@ -65,17 +64,7 @@ from kvoffload.protocol.lifeline import (
     Welcome,
 )
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, Channel, ClientMessage, Phase, ServerMessage
-from kvoffload.protocol.opening import (
-    Bye,
-    GroupTerms,
-    Hello,
-    HelloAccepted,
-    IdentityField,
-    Mark,
-    Register,
-    Registered,
-    Reuse,
-)
+from kvoffload.protocol.opening import Bye, GroupTerms, Hello, HelloAccepted, IdentityField, Mark, Register, Registered
 from kvoffload.protocol.peering import Introduce, LinkOpened, OpenLink
 from kvoffload.protocol.sequence import Arrival, InboundSequence
 from kvoffload.protocol.watching import (
@@ -171,7 +160,6 @@ __all__ = [
     "NamespaceOpened",
     "Offer",
     "OpenLink",
-    "Outcome",
     "Phase",
     "PlaceCounts",
     "Prefetch",
@@ -187,7 +175,6 @@ __all__ = [
     "Release",
     "Removed",
     "Retire",
-    "Reuse",
     "Role",
     "ServerMessage",
     "ServerTerms",

@@ -23,17 +23,7 @@ from kvoffload.protocol.fields import (
 from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS, MAX_GROUPS, MAX_LEASES, MAX_SHARDS
 from kvoffload.protocol.message import EXPRESS, OneWay, Reply, Request
 from kvoffload.protocol.shape import Shape
-
-
-class Outcome(IntEnum):
-    """Whether there is a lease, and if not, why."""
-
-    HIT = 0
-    MISS = 1
-    OVER_LIMIT = 2
-    """The session is not open, or it, its user or a tenant would hold more than they may."""
-    NO_ROOM = 3
-    """The index cannot hold another lease."""
+from kvoffload.types import AcquireOutcome
 
 
 class PromotionOutcome(IntEnum):
@@ -82,7 +72,7 @@ class Acquired(Reply):
     op = 68
     channels = EXPRESS
 
-    outcome: Annotated[Outcome, Choice(Outcome), "whether there is a lease"]
+    outcome: Annotated[AcquireOutcome, Choice(AcquireOutcome), "whether there is a lease"]
     boundary: Annotated[U64, "the boundary in tokens; `local` if it is no hit; 0 for acquire_entries"] = 0
     lease: Annotated[U64, "number and generation of the lease in one, as `release` names it; 0: none"] = 0
     groups: Annotated[

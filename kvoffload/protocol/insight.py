@@ -49,6 +49,11 @@ class Miss(IntEnum):
     INCOMPLETE = 13
     """It was there, but not all that a boundary behind it needs."""
 
+    @property
+    def label(self) -> str:
+        """The reason's name in metrics and log lines."""
+        return self.name.lower()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Query:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Annotated
 
 from kvoffload.protocol.answers import Done
@@ -25,18 +24,9 @@ from kvoffload.protocol.fields import (
 from kvoffload.protocol.limits import LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, MAX_REPORT, MAX_TENANTS, NAME_BYTES
 from kvoffload.protocol.message import CONTROL, EXPRESS, Phase, Reply, Request
 from kvoffload.protocol.shape import Shape
+from kvoffload.types import ReuseRule
 
 ReportText = Blob("lines of UTF-8, bytes", 1, MAX_REPORT)
-
-
-class Reuse(IntEnum):
-    """The rule for the blocks of a group that must be present before a prefix may be reused."""
-
-    PREFIX = 0
-    WINDOW = 1
-    CHUNK = 2
-    EXACT_BOUNDARY = 3
-    NOTHING = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +35,7 @@ class GroupTerms:
 
     record_bytes: Annotated[U64, "bytes of one block on one rank"]
     block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens of a block"]
-    reuse: Annotated[Reuse, Choice(Reuse), "rule of reuse"]
+    reuse: Annotated[ReuseRule, Choice(ReuseRule), "rule of reuse"]
     window: Annotated[U32, "tokens that a boundary needs behind it, for WINDOW and CHUNK"] = 0
     shards: Annotated[int, Whole(2**16 - 1, minimum=1), "parts of a block, each with a digest of its own"] = 1
 

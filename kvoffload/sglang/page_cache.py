@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, Placed, Publication, ReservedSlots, SegmentMap
 from kvoffload.client import PendingAcquire, PromptNote
-from kvoffload.sglang.held_pages import GroupTerms
+from kvoffload.sglang.held_pages import PoolTerms
 
 FULL = 0
 """The group whose pages all are needed, of whatever model."""
@@ -49,7 +49,7 @@ class PageTerms:
     """The sizes and groups of one rank's pages, and how they are checked."""
 
     page_size: int
-    groups: tuple[GroupTerms, ...]
+    groups: tuple[PoolTerms, ...]
     """The group of all pages comes first."""
     fingerprint: bytes
     """Fingerprint of the rank's identity; digests are made with it."""

@@ -28,7 +28,7 @@ from kvoffload.kvspec import (
     recurrent_layer,
     tensor_dims,
 )
-from kvoffload.sglang.held_pages import GroupTerms
+from kvoffload.sglang.held_pages import PoolTerms
 
 if TYPE_CHECKING:
     import torch
@@ -95,9 +95,9 @@ class PoolPages:
         return tuple(group.name for group in self.geometry.groups)
 
     @property
-    def group_terms(self) -> tuple[GroupTerms, ...]:
+    def pool_terms(self) -> tuple[PoolTerms, ...]:
         return tuple(
-            GroupTerms(
+            PoolTerms(
                 record_bytes=group.record_bytes,
                 page_rows=1 if group.has_recurrent else group.block_size,
                 trailing_pages=_count_trailing(group),

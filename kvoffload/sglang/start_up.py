@@ -148,7 +148,7 @@ def _link(
         raise
     terms = PageTerms(
         page_size=pages.geometry.hash_block_size,
-        groups=pages.group_terms,
+        groups=pages.pool_terms,
         fingerprint=fingerprint,
         ranks=ranks,
         verify_always=settings.verify == "always",

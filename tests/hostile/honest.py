@@ -24,18 +24,8 @@ import numpy as np
 import zmq
 
 from kvoffload.errors import KVOffloadError
-from kvoffload.protocol import (
-    Acquire,
-    Acquired,
-    Credits,
-    CreditsGranted,
-    Mark,
-    Outcome,
-    Promote,
-    Publish,
-    Register,
-    Release,
-)
+from kvoffload.protocol import Acquire, Acquired, Credits, CreditsGranted, Mark, Promote, Publish, Register, Release
+from kvoffload.types import AcquireOutcome
 from tests.kit.server.blocks import chain_parents, hashes_of, register_of
 from tests.kit.server.raw_client import RawClient
 
@@ -159,10 +149,10 @@ class Honest:
             acquired = client.express.ask(acquire)
         assert isinstance(acquired, Acquired), acquired
         self.found.counts[acquired.outcome.name] += 1
-        if acquired.outcome is not Outcome.HIT:
+        if acquired.outcome is not AcquireOutcome.HIT:
             # A tenant beyond its quota may not use more than its quota at once, what the server writes included.
-            is_beyond = self.register.tenant == "stream" and acquired.outcome is Outcome.OVER_LIMIT
-            assert is_beyond or acquired.outcome is Outcome.MISS, acquired.outcome.name
+            is_beyond = self.register.tenant == "stream" and acquired.outcome is AcquireOutcome.OVER_LIMIT
+            assert is_beyond or acquired.outcome is AcquireOutcome.MISS, acquired.outcome.name
             return 0
         addresses = np.frombuffer(acquired.groups[0].addresses, "<u8").tolist()
         for at in range(0, len(addresses), max(1, len(addresses) // looks)) if looks else ():

@@ -23,13 +23,13 @@ from kvoffload.protocol import (
     ErrorCode,
     Invalidate,
     LeasedSlots,
-    Outcome,
     Publish,
     Release,
 )
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.common.refusal import refuse
 from kvoffload.server.sessions.session import Registration
+from kvoffload.types import AcquireOutcome
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 
@@ -63,7 +63,7 @@ def acquire(cache: LocalCache, session: SessionId, message: Acquire | AcquireEnt
     shards = message.shards
     found = _ask(cache, session, message)
     if not found.is_hit:
-        return Acquired(outcome=Outcome[found.outcome.name], boundary=found.boundary)
+        return Acquired(outcome=found.outcome, boundary=found.boundary)
     size = _answer_bytes(found, len(shards))
     if size > FRAME_BYTES:
         cache.release(session, found.lease)
@@ -75,7 +75,7 @@ def acquire(cache: LocalCache, session: SessionId, message: Acquire | AcquireEnt
     ]
     if isinstance(message, AcquireEntries):
         slots = [slots[message.group]]
-    return Acquired(outcome=Outcome.HIT, boundary=found.boundary, lease=found.lease, groups=tuple(slots))
+    return Acquired(outcome=AcquireOutcome.HIT, boundary=found.boundary, lease=found.lease, groups=tuple(slots))
 
 
 def grant_credits(

@@ -7,7 +7,8 @@ from itertools import count
 from typing import TypeVar
 
 from kvoffload.client.terms import LinkTerms
-from kvoffload.protocol import GroupTerms, Register, Reuse, Role
+from kvoffload.protocol import GroupTerms, Register, Role
+from kvoffload.types import ReuseRule
 from tests.kit.cache.cache_model import fingerprint
 from tests.simulation.channels import Connection
 from tests.simulation.engine import TOKENS, Scheduler, Worker
@@ -247,7 +248,7 @@ class World:
 
 
 def make_register(name: str, workers: int, record_bytes: int) -> Register:
-    group = GroupTerms(record_bytes=record_bytes, block_size=TOKENS, reuse=Reuse.PREFIX, window=0, shards=workers)
+    group = GroupTerms(record_bytes=record_bytes, block_size=TOKENS, reuse=ReuseRule.PREFIX, window=0, shards=workers)
     return Register(
         fingerprint=fingerprint(name), hash_algorithm="sha256", hash_seed=b"", hash_block_size=TOKENS, groups=(group,)
     )

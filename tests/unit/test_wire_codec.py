@@ -12,27 +12,20 @@ from hypothesis import strategies as st
 
 from kvoffload import native
 from kvoffload.errors import ProtocolError
-from kvoffload.protocol import (
-    CODEC,
-    MESSAGES,
-    Acquire,
-    Acquired,
-    Channel,
-    Codec,
-    LeasedSlots,
-    Outcome,
-    Publish,
-    Release,
-)
+from kvoffload.protocol import CODEC, MESSAGES, Acquire, Acquired, Channel, Codec, LeasedSlots, Publish, Release
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_BLOCKS
 from kvoffload.protocol.message import ClientMessage
+from kvoffload.types import AcquireOutcome
 from kvoffload.wire_codec import CODEC as COMPILED
 from tests.kit.protocol.agreed import agree, decode
 from tests.kit.protocol.any_bytes import ANYTHING
 from tests.kit.protocol.examples import draw_message
 
 ACQUIRED = Acquired(
-    outcome=Outcome.HIT, boundary=64, lease=7, groups=(LeasedSlots(first=0, addresses=bytes(16), digests=bytes(32)),)
+    outcome=AcquireOutcome.HIT,
+    boundary=64,
+    lease=7,
+    groups=(LeasedSlots(first=0, addresses=bytes(16), digests=bytes(32)),),
 )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.saves.terms import REPORT_WAIT_S
+from kvoffload.protocol import Miss
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.equality import answer, restored_answer
@@ -65,7 +65,7 @@ def noting_misses(engine: Engine) -> Iterator[dict[str, int]]:
     note = notes.note
     seen: dict[str, int] = {}
 
-    def watched(tracked: Any, *, boundary: int, reason: MissReason, **more: int) -> None:
+    def watched(tracked: Any, *, boundary: int, reason: Miss, **more: int) -> None:
         seen[reason] = seen.get(reason, 0) + tracked.request.num_tokens - boundary
         note(tracked, boundary=boundary, reason=reason, **more)
 

@@ -4,10 +4,9 @@ and, with a pipeline, stage by stage."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, lcm
+from math import lcm
 from sys import maxsize
 
-from kvoffload.cache import GroupRule
 from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.errors import BlockAlignmentError
 from kvoffload.kvspec import ReuseRule
@@ -68,9 +67,7 @@ class GroupTable:
         prefix = [group for group in firsts if self.rules[group].reuse is ReuseRule.PREFIX]
         self.first_prefix = prefix[0] if prefix else None
         """The group whose blocks are the parents of windows and states."""
-        self.windows = tuple(
-            group for group in firsts if self.rules[group].reuse in (ReuseRule.WINDOW, ReuseRule.CHUNK)
-        )
+        self.windows = tuple(group for group in firsts if self.rules[group].reuse.has_window)
         self.prefixes = tuple(prefix)
         self.is_all_prefix = len(prefix) == len(self.of_table)
         self.dropped_tokens = self.alignment if drops_last_block else 0
@@ -100,12 +97,5 @@ class GroupTable:
 
     @property
     def spare_tokens(self) -> int:
-        """How many tokens a request may gain beyond a boundary before the engine drops a block that a hit there needs:
-        one of a window that moves on, or of a chunk that is over."""
-        return min((self._count_spare(self.rules[group]) for group in self.windows), default=maxsize)
-
-    def _count_spare(self, rule: GroupRule) -> int:
-        if rule.reuse is ReuseRule.CHUNK:
-            return gcd(self.alignment, rule.window) - 1
-        whole_blocks = -(-(rule.window - 1) // rule.block_size) * rule.block_size
-        return rule.block_size + rule.window - 2 - whole_blocks
+        """Returns the least `GroupRule.spare_tokens` of all windows."""
+        return min((self.rules[group].spare_tokens(self.alignment) for group in self.windows), default=maxsize)

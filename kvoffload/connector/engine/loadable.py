@@ -67,7 +67,7 @@ class LoadableBlocks:
         self._rules = rules
         self._prefixes = self._bits_of(rules, ReuseRule.PREFIX)
         self._states = self._bits_of(rules, ReuseRule.EXACT_BOUNDARY)
-        windows = [group for group, rule in rules.items() if rule.reuse in (ReuseRule.WINDOW, ReuseRule.CHUNK)]
+        windows = [group for group, rule in rules.items() if rule.reuse.has_window]
         self._windows = tuple(self._describe_window(rules[group], self._bits[group]) for group in windows)
         self._no_runs = (0,) * len(self._windows)
         step = lcm(alignment, *(rule.block_size for rule in rules.values()))

@@ -10,12 +10,11 @@ from hashlib import sha256
 import msgpack
 
 from kvoffload.cache import GroupRule
-from kvoffload.cache.terms import RULE_NUMBERS
 from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.connector.engine.geometry import group_name
 from kvoffload.errors import IdentityError, RegistrationError, UnsupportedError
 from kvoffload.protocol.limits import MAX_GROUPS, MAX_IDENTITY
-from kvoffload.types import HASH_BYTES, Fingerprint
+from kvoffload.types import HASH_BYTES, Fingerprint, ReuseRule
 
 FRAME_BYTES = 16_384
 """Length of each message, padded with zeros: all have the same length, so ranks need not exchange it first."""
@@ -25,7 +24,6 @@ _LENGTH_BYTES = 2
 _TAG = b"kvoffload weights of ranks 1\n"
 _STAGES_TAG = b"kvoffload groups per stage 1\n"
 """A tag that sets names apart from those of former versions, whose records of a pipeline have other groups."""
-_RULES = {number: rule for rule, number in RULE_NUMBERS.items()}
 
 Exchange = Callable[[bytes], Sequence[bytes]]
 """Sends a frame to all ranks and returns the frames of all, stage by stage in their order, with this one's."""
@@ -123,7 +121,7 @@ def encode_stage(stage: Stage) -> bytes:
         (
             group.index,
             group.rule.block_size,
-            RULE_NUMBERS[group.rule.reuse],
+            group.rule.reuse,
             group.rule.window,
             group.record_bytes,
             group.replicas,
@@ -175,7 +173,7 @@ def _read_group(*numbers: int) -> GroupFacts:
     index, block_size, reuse, window, record_bytes, replicas = numbers
     if not replicas:
         raise ValueError("no rank holds a group")
-    rule = GroupRule(block_size=block_size, reuse=_RULES[reuse], window=window)
+    rule = GroupRule(block_size=block_size, reuse=ReuseRule(reuse), window=window)
     return GroupFacts(index=index, name=group_name(index), rule=rule, record_bytes=record_bytes, replicas=replicas)
 
 

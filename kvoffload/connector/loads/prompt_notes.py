@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import partial
 
 from kvoffload.client import PromptNote
@@ -19,36 +18,20 @@ from kvoffload.units import describe_size
 
 logger = logging.getLogger(__name__)
 
-
-class MissReason(StrEnum):
-    """Why a request's prompt was not restored, in the words of metrics and log lines."""
-
-    NEVER_SEEN = "never_seen"
-    TOO_SHORT = "too_short"
-    NOT_SERVED = "not_served"
-    REFUSED = "refused"
-    SLOW_TO_ANSWER = "slow_to_answer"
-    NO_ROOM = "no_room"
-    SLOWER_THAN_COMPUTING = "slower_than_computing"
-    TIER_TOO_SLOW = "tier_too_slow"
-    SKIPPED = "skipped"
-
-
 LINE_PAUSE_S = 600.0
 """Least number of seconds between two log lines about stored prompts that were computed."""
 
 _WHY_COMPUTED = {
-    MissReason.NOT_SERVED: "the cache server does not serve this engine at the moment",
-    MissReason.SLOW_TO_ANSWER: (
+    Miss.NOT_SERVED: "the cache server does not serve this engine at the moment",
+    Miss.SLOW_TO_ANSWER: (
         "the cache server did not answer within acquire_deadline, or a quarter of the time that computing takes"
     ),
-    MissReason.REFUSED: "the cache server gave no lease",
-    MissReason.NO_ROOM: "the engine had no blocks free for a load",
-    MissReason.SLOWER_THAN_COMPUTING: "loading was estimated to take longer than computing",
-    MissReason.TIER_TOO_SLOW: "a tier slower than memory did not bring it within promote_deadline",
+    Miss.REFUSED: "the cache server gave no lease",
+    Miss.NO_ROOM: "the engine had no blocks free for a load",
+    Miss.SLOWER_THAN_COMPUTING: "loading was estimated to take longer than computing",
+    Miss.TIER_TOO_SLOW: "a tier slower than memory did not bring it within promote_deadline",
 }
 """Reasons for which a prompt is computed although its blocks are stored, or may be."""
-_NEVER_SEEN, _TOO_SHORT = MissReason.NEVER_SEEN, MissReason.TOO_SHORT
 
 
 class ComputedPrompts:
@@ -58,12 +41,12 @@ class ComputedPrompts:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.counts: Counter[MissReason] = Counter()
+        self.counts: Counter[Miss] = Counter()
         """Number of prompts since the last line, by reason."""
         self._last = ""
         self._next_line_s = 0.0
 
-    def note(self, request_id: str, reason: MissReason, fault: str) -> None:
+    def note(self, request_id: str, reason: Miss, fault: str) -> None:
         """Takes note of why a prompt was computed. `fault` says why the server does not serve, if that is known."""
         if reason in _WHY_COMPUTED:
             self.counts[reason] += 1
@@ -76,8 +59,8 @@ class ComputedPrompts:
         """Writes a line about the prompts that were noted since the last line, if there are any."""
         if not self.counts:
             return
-        level = logging.INFO if set(self.counts) == {MissReason.SLOWER_THAN_COMPUTING} else logging.WARNING
-        counts = ", ".join(f"{reason.value} {count}" for reason, count in self.counts.items())
+        level = logging.INFO if set(self.counts) == {Miss.SLOWER_THAN_COMPUTING} else logging.WARNING
+        counts = ", ".join(f"{reason.label} {count}" for reason, count in self.counts.items())
         logger.log(
             level,
             "prompts were computed although they are stored, or may be (%s), the last one by request %s",
@@ -102,7 +85,7 @@ class PromptNotes:
         self._computed = ComputedPrompts(clock)
 
     def note(
-        self, tracked: TrackedRequest, *, local: int, boundary: int, limit: int, reason: MissReason, lower: int = 0
+        self, tracked: TrackedRequest, *, local: int, boundary: int, limit: int, reason: Miss, lower: int = 0
     ) -> None:
         """Notes that the engine has the tokens up to `local` itself, that those up to `boundary` were promised, `lower`
         of them from tiers slower than memory, and the reason why the others were not. No token beyond `limit` could
@@ -112,13 +95,13 @@ class PromptNotes:
         self._measures.count("kvoffload_queries_total", promised + computed)
         self._measures.count("kvoffload_hits_total", promised - lower, tier="memory")
         self._measures.count("kvoffload_hits_total", lower, tier="lower")
-        self._measures.count("kvoffload_misses_total", computed, reason=reason.value)
+        self._measures.count("kvoffload_misses_total", computed, reason=reason.label)
         self._measures.count("kvoffload_saved_seconds_total", saved_ns / 1e9)
         is_told = logger.isEnabledFor(logging.DEBUG)
-        name, why = tracked.request.request_id, reason.value
-        if self._computed.counts or (reason is not _NEVER_SEEN and reason is not _TOO_SHORT):
+        name, why = tracked.request.request_id, reason.label
+        if self._computed.counts or reason not in (Miss.NEVER_SEEN, Miss.TOO_SHORT):
             fault = ""
-            if reason is MissReason.NOT_SERVED:
+            if reason is Miss.NOT_SERVED:
                 fault = self._cache.fault or "a rank of the engine has not joined the server's memory yet"
             self._computed.note(name, reason, fault)
         if is_told:
@@ -137,7 +120,7 @@ class PromptNotes:
                 limit=limit,
                 lower=lower,
                 saved_us=saved_ns // 1000,
-                miss=Miss[reason.name],
+                miss=reason,
                 session=session,
                 on_explained=partial(_log, name) if is_told else None,
             )
@@ -157,7 +140,7 @@ class PromptNotes:
 
 def _log(request_id: str, explanation: Explanation) -> None:
     """Logs the server's explanation of a miss. The server knows more about it than this process."""
-    line = explanation.miss.name.lower()
+    line = explanation.miss.label
     if explanation.miss is Miss.EVICTED:
         more = describe_size(explanation.missing_bytes)
         line += f" {explanation.seconds_ago} s ago; {more} more memory would have kept it"

@@ -21,9 +21,10 @@ from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.loads.arrivals import Arrivals
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
-from kvoffload.connector.loads.prompt_notes import MissReason, PromptNotes
+from kvoffload.connector.loads.prompt_notes import PromptNotes
 from kvoffload.connector.saves.terms import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
+from kvoffload.protocol import Miss
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -72,7 +73,7 @@ class _Question:
     """The time until which the request waits for room; None: it has not lacked room yet."""
     reported: int = 0
     """Number of tokens that were last reported to the engine for a load."""
-    miss: MissReason | None = None
+    miss: Miss | None = None
     """The reason why there is nothing to report; None: there is a hit, or no answer yet."""
 
 
@@ -274,7 +275,7 @@ class Restores:
                 found = question.pending.found
                 if question.miss is None and found is not None and found.is_hit:
                     # The engine did not take it, or the guard refused it.
-                    reason = MissReason.SKIPPED if question.reported else MissReason.NO_ROOM
+                    reason = Miss.SKIPPED if question.reported else Miss.NO_ROOM
                     self.note_miss(question.tracked, question.tracked.reused_tokens, reason)
                 self._drop(request_id)
 
@@ -323,11 +324,11 @@ class Restores:
         self.doom(request_id)
 
     @staticmethod
-    def _explain_rest(boundary: int, found: int, limit: int) -> MissReason:
+    def _explain_rest(boundary: int, found: int, limit: int) -> Miss:
         """Returns why the tokens beyond a load's boundary are not loaded."""
         if boundary < found:
-            return MissReason.SKIPPED
-        return MissReason.TOO_SHORT if boundary >= limit else MissReason.NEVER_SEEN
+            return Miss.SKIPPED
+        return Miss.TOO_SHORT if boundary >= limit else Miss.NEVER_SEEN
 
     def _is_early(self, tracked: TrackedRequest, local: int) -> bool:
         """Whether blocks that the request expects are still on their way."""
@@ -337,7 +338,7 @@ class Restores:
         is_wanted = tracked.may_load
         if not is_wanted and not tracked.was_skipped:
             tracked.was_skipped = True
-            self.note_miss(tracked, local, MissReason.SKIPPED)
+            self.note_miss(tracked, local, Miss.SKIPPED)
         return is_wanted
 
     def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
@@ -346,7 +347,7 @@ class Restores:
         most = tracked.terms.max_load_tokens
         return limit if most is None else min(limit, local + self._groups.align(most))
 
-    def note_miss(self, tracked: TrackedRequest, local: int, reason: MissReason) -> None:
+    def note_miss(self, tracked: TrackedRequest, local: int, reason: Miss) -> None:
         self.notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
 
     def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
@@ -401,7 +402,7 @@ class Restores:
             # Workers join a new server's memory by themselves, and report it with the next steps.
             if self._may_wait(question):
                 return False
-            question.miss = MissReason.NOT_SERVED
+            question.miss = Miss.NOT_SERVED
         else:
             question.miss = self._judge_hit(tracked, question, local)
         if question.miss is not None:
@@ -472,14 +473,14 @@ class Restores:
             return question.pending.found.boundary > local
         return question.version == version and question.local == local
 
-    def _judge_hit(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason | None:
+    def _judge_hit(self, tracked: TrackedRequest, question: _Question, local: int) -> Miss | None:
         found = question.pending.found
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
         gained = found.boundary - max(local, self.terms.replayed_tokens)
         if gained <= 0:
-            return MissReason.TOO_SHORT
+            return Miss.TOO_SHORT
         if self._is_always_loaded(tracked):
             return None
         size_bytes = 0
@@ -488,24 +489,24 @@ class Restores:
             size_bytes += stored_bytes * min(len(needed), len(leased.addresses))
         rest = question.num_tokens - found.boundary
         is_faster = self._judge.favours_load(gained, size_bytes, rest=rest)
-        return None if is_faster else MissReason.SLOWER_THAN_COMPUTING
+        return None if is_faster else Miss.SLOWER_THAN_COMPUTING
 
     def _is_always_loaded(self, tracked: TrackedRequest) -> bool:
         """Whether hits of the request are loaded even if computing is faster. A prompt that another engine has computed
         for it always is."""
         return self.terms.always or tracked.terms.expect_tokens > 0
 
-    def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> MissReason:
+    def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> Miss:
         pending = question.pending
         if pending.found is not None and pending.found.outcome in (AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM):
-            return MissReason.REFUSED
+            return Miss.REFUSED
         if not self._cache.is_served:
-            return MissReason.NOT_SERVED
+            return Miss.NOT_SERVED
         if pending.came_late:
-            return MissReason.TIER_TOO_SLOW
+            return Miss.TIER_TOO_SLOW
         if pending.request is not None and pending.request.answer is None:
-            return MissReason.SLOW_TO_ANSWER
-        return MissReason.TOO_SHORT if self._find_limit(tracked, local) <= local else MissReason.NEVER_SEEN
+            return Miss.SLOW_TO_ANSWER
+        return Miss.TOO_SHORT if self._find_limit(tracked, local) <= local else Miss.NEVER_SEEN
 
     def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
         return self.admission.admits(

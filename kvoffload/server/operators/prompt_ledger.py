@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from kvoffload.cache import Departed, Leaving, LocalCache
-from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register, Reuse
+from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.insight import TAG_BYTES
 from kvoffload.protocol.limits import LINE_BYTES
@@ -23,6 +23,7 @@ from kvoffload.server.operators.distinct_blocks import DistinctBlocks
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Registration
 from kvoffload.server.tiering.counts import cut_text
+from kvoffload.types import ReuseRule
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class PromptLedger:
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower
         self.tokens["hit_lower"] += lower
-        self.tokens[explanation.miss.name.lower()] += max(query.asked - query.promised, 0)
+        self.tokens[explanation.miss.label] += max(query.asked - query.promised, 0)
         return explanation
 
     def _explain(self, registration: Registration, query: Query, found: FoundBlock, others: _Others) -> Explanation:
@@ -212,7 +213,7 @@ class _Others:
         for name_space, fingerprint in islice(others, MAX_LOOKED_AT):
             register = domain.registers.get(fingerprint)
             if register is not None:
-                group = next((at for at, one in enumerate(register.groups) if one.reuse is Reuse.PREFIX), 0)
+                group = next((at for at, one in enumerate(register.groups) if one.reuse is ReuseRule.PREFIX), 0)
                 compared.append((name_space, group, find_differences(self._registration.register, register)))
         return compared
 

@@ -7,29 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kvoffload.cache import NO_LIMIT, CacheGeometry, CacheGroup, GroupRule, LocalCache
-from kvoffload.kvspec import ReuseRule
-from kvoffload.protocol import (
-    Error,
-    ErrorCode,
-    Greeting,
-    Introduce,
-    Register,
-    Reuse,
-    ServerTerms,
-    agree_version,
-)
+from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache
+from kvoffload.protocol import Error, ErrorCode, Greeting, Register, ServerTerms, agree_version
 from kvoffload.server.common.refusal import refuse
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.terms import TierSpace
-
-_RULES = {
-    Reuse.PREFIX: ReuseRule.PREFIX,
-    Reuse.WINDOW: ReuseRule.WINDOW,
-    Reuse.CHUNK: ReuseRule.CHUNK,
-    Reuse.EXACT_BOUNDARY: ReuseRule.EXACT_BOUNDARY,
-    Reuse.NOTHING: ReuseRule.NOTHING,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +196,3 @@ def choose_domain(domains: Mapping[str, Domain], greeting: Greeting, uid: int) -
     domain = named or allowed[0]
     protocol = agree_version(domain.handshake, greeting)
     return protocol if isinstance(protocol, Error) else domain
-
-
-def read_geometry(message: Register | Introduce) -> CacheGeometry:
-    """Returns an identity's groups as the cache needs them."""
-    return CacheGeometry(hash_block_size=message.hash_block_size, groups=tuple(_read_groups(message)))
-
-
-def _read_groups(message: Register | Introduce) -> Iterable[CacheGroup]:
-    for group in message.groups:
-        rule = GroupRule(block_size=group.block_size, reuse=_RULES[group.reuse], window=group.window)
-        yield CacheGroup(rule=rule, record_bytes=group.record_bytes, shards=group.shards)

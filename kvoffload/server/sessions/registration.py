@@ -13,7 +13,7 @@ from kvoffload.protocol import Agreement, Error, ErrorCode, Introduce, Register,
 from kvoffload.protocol.differences import differ_by_setting, tell_differences
 from kvoffload.protocol.opening import find_model
 from kvoffload.server.common.refusal import refuse
-from kvoffload.server.sessions.domain import Domain, read_geometry, sizes_of
+from kvoffload.server.sessions.domain import Domain, sizes_of
 from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.sessions.outbox import OpenExpress
 from kvoffload.server.sessions.session import Connection, EngineSession, Registration
@@ -96,7 +96,7 @@ class Identities:
     def open(self, domain: Domain, message: Register | Introduce, *, uid: int | None = None) -> int | Error:
         """Returns the number of an identity, known or new, for engines of this user; `uid` is None for a peer. A
         refusal may have made others be forgotten or give way, and changes nothing else."""
-        geometry = read_geometry(message)
+        geometry = CacheGeometry.read(message)
         is_known = message.fingerprint in domain.fingerprints.values()
         refusal = None if is_known else self._make_place(domain, message, geometry, uid)
         if refusal is not None:

@@ -17,6 +17,7 @@ from kvoffload.cache import (
     AcquireOutcome,
     Ask,
     BlockLease,
+    CacheGeometry,
     CacheStats,
     CacheTerms,
     HugePages,
@@ -30,8 +31,7 @@ from kvoffload.cache import (
 from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
 from kvoffload.client.lanes import Pending
 from kvoffload.connector.common.step_plan import Place
-from kvoffload.protocol import Acquire, Acquired, Hinted, HintOutcome, Outcome, Register
-from kvoffload.server.sessions.domain import read_geometry
+from kvoffload.protocol import Acquire, Acquired, Hinted, HintOutcome, Register
 from kvoffload.types import HASH_BYTES
 
 MEMORY = CacheTerms(
@@ -67,7 +67,7 @@ class LocalClient:
 
     def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
         self.register = register
-        self._geometry = read_geometry(register)
+        self._geometry = CacheGeometry.read(register)
         self.sessions: dict[int, LocalSession] = {}
         self._held: list[Callable[[bool], None]] = []
         self.is_served = True
@@ -180,7 +180,7 @@ class LocalClient:
                 found = AcquiredBlocks(self.refusal or AcquireOutcome.MISS, local)
             else:
                 found = session.acquire(ask._replace(limit=boundary))
-            request.end(None if is_lost else Acquired(outcome=Outcome[found.outcome.name]))
+            request.end(None if is_lost else Acquired(outcome=found.outcome))
             if request.is_wanted:
                 pending.found = found
             elif found.lease is not None:

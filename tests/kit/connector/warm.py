@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvoffload.connector.loads.prompt_notes import MissReason
+from kvoffload.protocol import Miss
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.scripted import ScriptedEngine
 
@@ -31,9 +31,9 @@ def leave_free(engine: ScriptedEngine, blocks: int) -> object:
     return engine.pool.get_new_blocks(engine.pool.get_num_free_blocks() - blocks)
 
 
-def note_misses(engine: ScriptedEngine) -> list[tuple[str, MissReason]]:
+def note_misses(engine: ScriptedEngine) -> list[tuple[str, Miss]]:
     """Every miss that is noted from now on."""
-    noted: list[tuple[str, MissReason]] = []
+    noted: list[tuple[str, Miss]] = []
     restores = engine.parts.restores
     restores.note_miss = lambda tracked, _local, reason: noted.append((tracked.request.request_id, reason))
     return noted

@@ -15,17 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload.protocol import (
-    Acquire,
-    Acquired,
-    Counts,
-    Credits,
-    CreditsGranted,
-    Outcome,
-    Publish,
-    Release,
-    Stats,
-)
+from kvoffload.protocol import Acquire, Acquired, Counts, Credits, CreditsGranted, Publish, Release, Stats
+from kvoffload.types import AcquireOutcome
 from tests.kit.server.blocks import RECORD_BYTES, chain_parents, hashes_of, register_of
 from tests.kit.server.raw_client import RawClient
 
@@ -43,7 +34,7 @@ class HonestClient:
     def check(self) -> dict[str, int]:
         """How many of its blocks are there, and how many of these have their bytes."""
         acquired = self._acquire()
-        if acquired.outcome is not Outcome.HIT:
+        if acquired.outcome is not AcquireOutcome.HIT:
             return {"blocks": 0, "right": 0}
         addresses = np.frombuffer(acquired.groups[0].addresses, "<u8").tolist()
         right = sum(
@@ -69,7 +60,7 @@ class HonestClient:
             begun = time.perf_counter()
             acquired = self._acquire()
             taken.append(time.perf_counter() - begun)
-            assert acquired.outcome is Outcome.HIT, acquired
+            assert acquired.outcome is AcquireOutcome.HIT, acquired
             self._express.tell(Release(leases=acquired.lease.to_bytes(8, "little")))
         return taken
 

@@ -8,19 +8,9 @@ import numpy as np
 import numpy.random  # loaded by numpy at its first use, when a test's process may be another user who cannot read it
 
 from kvoffload.cache import CacheTerms
-from kvoffload.protocol import (
-    Acquire,
-    Acquired,
-    Counts,
-    Credits,
-    CreditsGranted,
-    GroupTerms,
-    Publish,
-    Register,
-    Reuse,
-    Stats,
-)
+from kvoffload.protocol import Acquire, Acquired, Counts, Credits, CreditsGranted, GroupTerms, Publish, Register, Stats
 from kvoffload.server.loop import CacheServer
+from kvoffload.types import ReuseRule
 from kvoffload.units import MIB
 from tests.kit.server.raw_client import RawClient
 
@@ -36,7 +26,7 @@ def register_of(name: int = 1, record_bytes: int = RECORD_BYTES) -> Register:
         hash_algorithm="sha256",
         hash_seed=b"",
         hash_block_size=16,
-        groups=(GroupTerms(record_bytes=record_bytes, block_size=16, reuse=Reuse.PREFIX),),
+        groups=(GroupTerms(record_bytes=record_bytes, block_size=16, reuse=ReuseRule.PREFIX),),
     )
 
 

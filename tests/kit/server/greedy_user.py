@@ -6,8 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from kvoffload.protocol import Credits, CreditsGranted, Outcome
+from kvoffload.protocol import Credits, CreditsGranted
 from kvoffload.protocol.limits import MAX_BATCH
+from kvoffload.types import AcquireOutcome
 from tests.kit.server.blocks import MEMORY, RECORD_BYTES, acquire, hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
 
@@ -34,14 +35,14 @@ def lease_all(client: RawClient) -> None:
     for hashes in saved:
         save(client, hashes, 7)
     for hashes in saved:
-        if acquire(client, hashes).outcome is not Outcome.HIT:
+        if acquire(client, hashes).outcome is not AcquireOutcome.HIT:
             return
 
 
 def lease_often(client: RawClient) -> None:
     """Leases one block until it gets no more leases."""
     save(client, hashes_of(1, 1), 7)
-    while acquire(client, hashes_of(1, 1)).outcome is Outcome.HIT:
+    while acquire(client, hashes_of(1, 1)).outcome is AcquireOutcome.HIT:
         pass
 
 

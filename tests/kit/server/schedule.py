@@ -18,7 +18,6 @@ from kvoffload.protocol import (
     ErrorCode,
     HelloAccepted,
     Invalidate,
-    Outcome,
     Publish,
     Registered,
     Release,
@@ -27,6 +26,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import OneWay
 from kvoffload.server import ServerLimits
+from kvoffload.types import AcquireOutcome
 from tests.kit.cache.cache_model import (
     HYBRID,
     KIB,
@@ -209,7 +209,7 @@ class Schedule:
             return
         local = self.random.choice([0, 0, 16, 32])
         answer = self.ask(process, Acquire(name_space=process.name_space, chain=chain, local=local))
-        if answer is None or answer.outcome is not Outcome.HIT:
+        if answer is None or answer.outcome is not AcquireOutcome.HIT:
             return
         slots = []
         for group, (leased, terms) in enumerate(zip(answer.groups, process.geometry.groups, strict=True)):

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvoffload.protocol import Counts, Explain, Explained, Outcome, Query, Stats
+from kvoffload.protocol import Counts, Explain, Explained, Query, Stats
 from kvoffload.protocol.survey import BlocksFound, FindBlocks
+from kvoffload.types import AcquireOutcome
 from tests.kit.server.blocks import acquire, hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
 
@@ -15,7 +16,7 @@ from tests.kit.server.raw_client import RawClient
 def be_served(client: RawClient, seed: int) -> None:
     """An engine saves blocks and acquires them, and what takes long is answered."""
     save(client, hashes_of(3, seed), 7)
-    assert acquire(client, hashes_of(3, seed)).outcome is Outcome.HIT
+    assert acquire(client, hashes_of(3, seed)).outcome is AcquireOutcome.HIT
     query = Query(asked=16, promised=0, missing=hashes_of(1, seed=99))
     assert isinstance(client.ask(Explain(queries=(query,))), Explained)
     assert isinstance(client.ask(FindBlocks()), BlocksFound)

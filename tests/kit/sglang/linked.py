@@ -201,7 +201,7 @@ def link(
     registration.register(pages.geometry, pages.tensors)
     engine = wrap(open_engine(registration.page_map, registration.memory))
     cache = cache or SessionCache(pages.geometry.groups)
-    given = PageTerms(page_size=pool.page_size, groups=pages.group_terms, fingerprint=FINGERPRINT, **terms)
+    given = PageTerms(page_size=pool.page_size, groups=pages.pool_terms, fingerprint=FINGERPRINT, **terms)
     linker = PageLinker(given, cache, engine, mask=mask, **({} if clock is None else {"clock": clock}))
     return Linked(linker, cache, pool)
 

@@ -8,7 +8,8 @@ import msgpack
 
 from kvoffload.bench.child import Child
 from kvoffload.bench.echo import LARGE, NUMBER, EchoClient
-from kvoffload.protocol import CODEC, Acquire, Acquired, Channel, LeasedSlots, Outcome
+from kvoffload.protocol import CODEC, Acquire, Acquired, Channel, LeasedSlots
+from kvoffload.types import AcquireOutcome
 
 BLOCKS = 64
 
@@ -22,7 +23,7 @@ def test_an_echo_is_as_long_as_what_it_stands_for(tmp_path: Path) -> None:
         channel=Channel.EXPRESS,
     )
     slots = LeasedSlots(first=0, addresses=bytes(8 * BLOCKS))
-    hit = Acquired(outcome=Outcome.HIT, boundary=16 * BLOCKS, lease=LARGE, groups=(slots,))
+    hit = Acquired(outcome=AcquireOutcome.HIT, boundary=16 * BLOCKS, lease=LARGE, groups=(slots,))
     reply = CODEC.encode_answer(hit, number=NUMBER, boot_id=LARGE, channel=Channel.EXPRESS)
     with Child("kvoffload.bench.echo", tmp_path / "e"), EchoClient(tmp_path / "e", BLOCKS) as echo:
         assert msgpack.packb(echo.request) == request

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.cache import CacheTerms, LocalCache
-from kvoffload.cache.terms import RULE_NUMBERS
-from kvoffload.kvspec import ReuseRule
 from kvoffload.units import GIB, MIB
 
 
@@ -16,11 +14,6 @@ from kvoffload.units import GIB, MIB
 )
 def test_the_index_is_made_for_what_fits(memory_bytes: int, entry_limit: int, expected: int) -> None:
     assert CacheTerms(memory_bytes=memory_bytes, entry_limit=entry_limit).limit_entries() == expected
-
-
-def test_every_rule_has_a_number_of_its_own() -> None:
-    assert set(RULE_NUMBERS) == set(ReuseRule)
-    assert sorted(RULE_NUMBERS.values()) == list(range(len(ReuseRule)))
 
 
 @pytest.mark.parametrize(

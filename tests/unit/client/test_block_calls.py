@@ -30,7 +30,6 @@ from kvoffload.protocol import (
     Hinted,
     HintOutcome,
     LeasedSlots,
-    Outcome,
     Prefetch,
     Promote,
     Promoted,
@@ -97,7 +96,7 @@ class Setting:
 
     def hit(self, call: Call, *, lease: int = 9) -> None:
         slots = LeasedSlots(first=0, addresses=np.arange(4, dtype="<u8").tobytes())
-        answer = Acquired(outcome=Outcome.HIT, boundary=64, lease=lease, groups=(slots,))
+        answer = Acquired(outcome=AcquireOutcome.HIT, boundary=64, lease=lease, groups=(slots,))
         self.script.answer(call, answer)
 
 
@@ -168,8 +167,8 @@ def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
     assert [type(call.message) for call in setting.wire.take_all()] == [Acquire]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.MISS, Outcome.OVER_LIMIT, Outcome.NO_ROOM])
-def test_the_server_may_say_no(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [AcquireOutcome.MISS, AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM])
+def test_the_server_may_say_no(outcome: AcquireOutcome) -> None:
     setting = Setting()
     setting.index.boundary = 64
     pending = setting.acquire(local=16)

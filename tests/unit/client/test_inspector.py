@@ -19,7 +19,6 @@ from kvoffload.protocol import (
     Inspect,
     ListAgentSessions,
     MemorySize,
-    Reuse,
     Role,
     Stats,
 )
@@ -40,6 +39,7 @@ from kvoffload.protocol.survey import (
     ReadReport,
     ReportRead,
 )
+from kvoffload.types import ReuseRule
 
 TOKEN = "the operator's"
 MODEL = IdentityRead(
@@ -50,7 +50,7 @@ MODEL = IdentityRead(
     hash_algorithm="sha256",
     hash_block_size=16,
     ranks=2,
-    groups=(GroupTerms(record_bytes=64, block_size=16, reuse=Reuse.WINDOW, window=40, shards=2),),
+    groups=(GroupTerms(record_bytes=64, block_size=16, reuse=ReuseRule.WINDOW, window=40, shards=2),),
     identity=(IdentityField(name="model", value="made-up"),),
 )
 COUNTS = Counts(

@@ -26,11 +26,11 @@ from kvoffload.protocol import (
     Offer,
     Register,
     Registered,
-    Reuse,
     Role,
     ServerMessage,
     Welcome,
 )
+from kvoffload.types import ReuseRule
 
 BOOT_ID, FORMER_BOOT_ID = 11, 10
 WORKER = Member(engine="engine", role=Role.WORKER, rank=1, pid=7, uid=8)
@@ -39,7 +39,7 @@ REGISTER = Register(
     hash_algorithm="sha256",
     hash_seed=b"",
     hash_block_size=16,
-    groups=(GroupTerms(record_bytes=4096, block_size=16, reuse=Reuse.PREFIX),),
+    groups=(GroupTerms(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX),),
 )
 WELCOME = Welcome(protocol=1, session=5, domain="", control="ipc:///x")
 ACCEPTED = HelloAccepted(protocol=1, capabilities=("adopt", "events"), domain="")

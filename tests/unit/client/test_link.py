@@ -26,7 +26,6 @@ from kvoffload.protocol import (
     ListBlocks,
     Mark,
     Offer,
-    Outcome,
     Quarantine,
     Release,
     Retire,
@@ -38,12 +37,13 @@ from kvoffload.protocol import (
     Welcome,
 )
 from kvoffload.protocol.message import Event
+from kvoffload.types import AcquireOutcome
 from tests.kit.client.fake_wire import NO_FILE, FakeWire, Script, lease, make_link
 
 COUNTS = Counts(**{name: 0 for name in Counts.__dataclass_fields__ if name != "tenants"})
 WAIT_NS = SECOND_NS // 10
 ACQUIRE = Acquire(name_space=4, chain=b"")
-MISS = Acquired(outcome=Outcome.MISS, boundary=0)
+MISS = Acquired(outcome=AcquireOutcome.MISS, boundary=0)
 
 
 def one_ways(calls: list[Call]) -> list[tuple[int, object]]:
@@ -293,7 +293,7 @@ def test_what_cannot_be_given_back_ends_the_connection_now_and_not_long_ago(
 ) -> None:
     script.join()
     wire.takes = False
-    script.send(Acquired(outcome=Outcome.HIT, boundary=16, lease=77), 1000)
+    script.send(Acquired(outcome=AcquireOutcome.HIT, boundary=16, lease=77), 1000)
     assert link.state is LinkState.DOWN
     assert link.next_ns(script.now_ns) > script.now_ns
 

@@ -22,13 +22,13 @@ from kvoffload.protocol import (
     Express,
     Invalidate,
     Mark,
-    Outcome,
     Prefetch,
     Publish,
     Release,
     Stats,
 )
 from kvoffload.protocol.message import Message, OneWay
+from kvoffload.types import AcquireOutcome
 from tests.kit.client.fake_wire import NO_FILE, FakeWire, Script, lease
 
 ACQUIRE = Acquire(name_space=4, chain=bytes(32))
@@ -62,7 +62,7 @@ def test_blocks_go_by_express(link: Link, wire: FakeWire, script: Script) -> Non
     sent = wire.take_express()
     assert [(call.number, call.session, call.message) for call in sent] == [(1, 9, ACQUIRE), (1, 9, lease(2))]
     assert messages(wire.take()) == [PREFETCH, Stats()]
-    hit = Acquired(outcome=Outcome.HIT, boundary=16, lease=7)
+    hit = Acquired(outcome=AcquireOutcome.HIT, boundary=16, lease=7)
     script.answer_express(sent[0], hit)
     assert (acquire.answer, stats.is_over) == (hit, False)
 
@@ -135,7 +135,7 @@ def test_a_late_answer_on_express_is_of_blocks_alone(link: Link, wire: FakeWire,
     script.pass_time(0.05)
     assert (wire.take(), messages(wire.take_express())) == ([], [Mark()])
     # A lease in a late answer is released on the channel over which it came.
-    script.answer_express(late, Acquired(outcome=Outcome.HIT, boundary=16, lease=77))
+    script.answer_express(late, Acquired(outcome=AcquireOutcome.HIT, boundary=16, lease=77))
     assert link.is_serving
     assert (wire.take(), messages(wire.take_express())) == ([], [lease(77)])
 
@@ -160,7 +160,7 @@ def test_a_dead_control_channel_is_not_hidden_by_express(link: Link, wire: FakeW
         script.pass_time(1)
         link.ask(ACQUIRE, script.now_ns, WAIT_NS)
         (call,) = wire.take_express()
-        script.answer_express(call, Acquired(outcome=Outcome.MISS, boundary=0))
+        script.answer_express(call, Acquired(outcome=AcquireOutcome.MISS, boundary=0))
         assert link.is_serving
     assert set(map(type, messages(wire.take()))) == {Mark}
     script.pass_time(2)
@@ -188,7 +188,7 @@ def test_what_either_lost_is_said_again_where_it_was(link: Link, wire: FakeWire,
     link.tell(PUBLISH, script.now_ns)
     wire.take()
     sent = wire.take_express()
-    script.answer_express(sent[1], Acquired(outcome=Outcome.MISS, boundary=0))  # the second release arrived
+    script.answer_express(sent[1], Acquired(outcome=AcquireOutcome.MISS, boundary=0))  # the second release arrived
     assert acquire.is_over
     ask = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     link.on_hang_up(script.now_ns, "gone")
@@ -247,7 +247,7 @@ def test_answers_of_another_server_are_none(link: Link, wire: FakeWire, script: 
     script.join()
     pending = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
     script.boot_id = 2
-    script.answer_express(wire.take_express()[0], Acquired(outcome=Outcome.HIT, boundary=16, lease=7))
+    script.answer_express(wire.take_express()[0], Acquired(outcome=AcquireOutcome.HIT, boundary=16, lease=7))
     assert (pending.answer, link.state) == (None, LinkState.DOWN)
     assert link.fault == "another server answers"
 

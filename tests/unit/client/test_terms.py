@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvoffload.cache import CacheGeometry
 from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.client.joining import Member
 from kvoffload.client.terms import ClientTerms, LinkTerms
 from kvoffload.config.sources import Settings
 from kvoffload.protocol import Role
 from kvoffload.protocol.limits import MAX_REPORT
-from kvoffload.server.sessions.domain import read_geometry
 from tests.kit.cache.cache_model import HYBRID, fingerprint
 
 
@@ -25,7 +25,7 @@ def test_a_geometry_arrives_as_it_was() -> None:
     message = describe_blocks(
         fingerprint("m"), HYBRID, hash_algorithm="sha256", hash_seed=bytes(32), rank=1, ranks=2, tenant="t"
     )
-    assert read_geometry(message) == HYBRID
+    assert CacheGeometry.read(message) == HYBRID
     assert (message.fingerprint, message.hash_algorithm) == (fingerprint("m"), "sha256")
     assert (message.hash_seed, message.rank, message.ranks, message.tenant) == (bytes(32), 1, 2, "t")
 

@@ -21,10 +21,10 @@ from kvoffload.protocol import (
     ClientMessage,
     Done,
     Mark,
-    Outcome,
     Release,
     ServerMessage,
 )
+from kvoffload.types import AcquireOutcome
 from tests.kit.open_files import count_open_files
 
 BOOT_ID = 5
@@ -148,7 +148,7 @@ def test_a_frame_is_behind_its_length(wire: SocketWire, peer: Peer) -> None:
 
 
 def test_answers_come_whole_and_in_order(wire: SocketWire, peer: Peer, link: Any) -> None:
-    hit = Acquired(outcome=Outcome.HIT, boundary=16, lease=7)
+    hit = Acquired(outcome=AcquireOutcome.HIT, boundary=16, lease=7)
     data = framed(hit, 1) + framed(Done(), 2)
     cut = len(framed(hit)) + 2
     peer.end.sendall(data[:cut])
@@ -162,7 +162,7 @@ def test_answers_come_whole_and_in_order(wire: SocketWire, peer: Peer, link: Any
 
 
 def test_what_is_larger_than_a_socket_comes_too(wire: SocketWire, peer: Peer, link: Any) -> None:
-    large = Acquired(outcome=Outcome.HIT, boundary=1, lease=1, groups=())
+    large = Acquired(outcome=AcquireOutcome.HIT, boundary=1, lease=1, groups=())
     data = framed(large) * 20_000
     while data:
         try:

@@ -24,7 +24,6 @@ from kvoffload.protocol import (
     Greeting,
     Hello,
     LeasedSlots,
-    Outcome,
     ProtocolFault,
     Publish,
     Release,
@@ -33,7 +32,7 @@ from kvoffload.protocol import (
     answer_fault,
 )
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_BLOCKS
-from kvoffload.types import HASH_BYTES
+from kvoffload.types import HASH_BYTES, AcquireOutcome
 from tests.kit.protocol import version_two
 from tests.kit.protocol.agreed import send
 from tests.kit.protocol.examples import draw_message
@@ -75,7 +74,9 @@ def test_any_kind_of_buffer_is_decoded(wrap: Any) -> None:
 
 def test_a_frame_is_one_array_in_the_documented_order() -> None:
     assert msgpack.unpackb(send(ACQUIRE)) == [4, 7, 8, 9, 1, bytes(64), 16, 2**64 - 1, 1, []]
-    acquired = Acquired(outcome=Outcome.HIT, boundary=32, lease=3, groups=(LeasedSlots(first=1, addresses=bytes(8)),))
+    acquired = Acquired(
+        outcome=AcquireOutcome.HIT, boundary=32, lease=3, groups=(LeasedSlots(first=1, addresses=bytes(8)),)
+    )
     assert msgpack.unpackb(send(acquired)) == [68, 7, 8, 0, 32, 3, [[1, bytes(8), b""]], 0]
 
 
@@ -97,8 +98,8 @@ class TestVersions:
 
     def test_rows_grow_like_messages(self) -> None:
         row = version_two.LeasedSlots(first=1, addresses=bytes(8), age_s=77)
-        newer = version_two.Acquired(outcome=Outcome.HIT, groups=(row,))
-        older = Acquired(outcome=Outcome.HIT, groups=(LeasedSlots(first=1, addresses=bytes(8)),))
+        newer = version_two.Acquired(outcome=AcquireOutcome.HIT, groups=(row,))
+        older = Acquired(outcome=AcquireOutcome.HIT, groups=(LeasedSlots(first=1, addresses=bytes(8)),))
         assert receive(send(newer, version_two.CODEC_TWO), newer).message == older
         found = receive(send(older), older, version_two.CODEC_TWO).message
         assert found == replace(newer, groups=(replace(row, age_s=0),))
@@ -227,7 +228,7 @@ class TestEncoding:
     def test_a_message_whose_fields_are_too_much_together_is_an_error(self) -> None:
         row = LeasedSlots(first=0, addresses=bytes(8 * MAX_BLOCKS))
         with pytest.raises(ProtocolError, match=r"^acquired: 9437\d+ bytes, allowed: at most 8388608"):
-            send(Acquired(outcome=Outcome.HIT, groups=(row,) * 9))
+            send(Acquired(outcome=AcquireOutcome.HIT, groups=(row,) * 9))
 
     def test_a_message_goes_over_its_own_channel(self) -> None:
         greeting = Greeting(protocol_min=1, protocol_max=1, engine="e", role=Role.WORKER)

@@ -28,7 +28,6 @@ from kvoffload.protocol import (
     Phase,
     Prefetch,
     Register,
-    Reuse,
     Role,
     ServerTerms,
     Stats,
@@ -37,14 +36,15 @@ from kvoffload.protocol import (
     agree_version,
     check_call,
 )
+from kvoffload.types import ReuseRule
 from tests.kit.protocol.examples import draw_message
 from tests.kit.protocol.version_two import Pin
 
 TERMS = ServerTerms(capabilities=frozenset({"adopt", "events"}), domain="blue", software="kvoffload 1")
 HELLO = Hello(protocol_min=1, protocol_max=1, capabilities=("events", "prefetch", "warp"))
 GROUPS = (
-    GroupTerms(record_bytes=4096, block_size=16, reuse=Reuse.PREFIX, shards=2),
-    GroupTerms(record_bytes=100, block_size=32, reuse=Reuse.WINDOW, window=1024),
+    GroupTerms(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX, shards=2),
+    GroupTerms(record_bytes=100, block_size=32, reuse=ReuseRule.WINDOW, window=1024),
 )
 IDENTITY = (IdentityField(name="model_dtype", value="bfloat16"), IdentityField(name="revision", value="r1"))
 REGISTER = Register(
@@ -157,7 +157,7 @@ class TestRegister:
                 "100 here, 101 there",
             ),
             (
-                {"groups": (GROUPS[0], replace(GROUPS[1], reuse=Reuse.CHUNK))},
+                {"groups": (GROUPS[0], replace(GROUPS[1], reuse=ReuseRule.CHUNK))},
                 "groups[1].reuse",
                 "WINDOW here, CHUNK there",
             ),

@@ -36,7 +36,6 @@ from kvoffload.protocol import (
     ErrorCode,
     Farewell,
     Offer,
-    Outcome,
     Prefetch,
     Quarantine,
     Release,
@@ -46,6 +45,7 @@ from kvoffload.server import DomainTerms, TenantTerms
 from kvoffload.server.channels.control import ControlSocket
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.loop import SWITCH_S, CacheServer, ServerPlan
+from kvoffload.types import AcquireOutcome
 from kvoffload.units import KIB, MIB
 from tests.kit.children import child
 from tests.kit.server.blocks import MEMORY, RECORD_BYTES, acquire, connect, hashes_of, register_of, save
@@ -84,7 +84,7 @@ def test_what_one_engine_saves_another_hits(server: CacheServer, tmp_path: Path)
     assert second.name_space == first.name_space
     assert second.index.lookup(second.name_space, 0, hashes).all()
     hit = acquire(second, hashes + hashes_of(2, seed=9))
-    assert (hit.outcome, hit.boundary) == (Outcome.HIT, 80)
+    assert (hit.outcome, hit.boundary) == (AcquireOutcome.HIT, 80)
     addresses = np.frombuffer(hit.groups[0].addresses, "<u8").tolist()
     assert len(addresses) == 5
     for address in addresses:
@@ -116,8 +116,8 @@ def test_two_models_share_one_pool_and_nothing_else(server: CacheServer, tmp_pat
     hashes = hashes_of(3)
     save(small, hashes, 1)
     assert large.name_space != small.name_space
-    assert acquire(large, hashes).outcome is Outcome.MISS
-    assert acquire(small, hashes).outcome is Outcome.HIT
+    assert acquire(large, hashes).outcome is AcquireOutcome.MISS
+    assert acquire(small, hashes).outcome is AcquireOutcome.HIT
     small.close()
     large.close()
 
@@ -415,7 +415,7 @@ def test_a_killed_servers_memory_is_adopted_by_the_next(tmp_path: Path) -> None:
     again = RawClient(tmp_path / "s", register_of(), former=client.held, turn=lambda: server.turn(0.001))
     assert again.joining.keeps_former
     found = acquire(again, hashes)
-    assert (found.outcome, found.boundary) == (Outcome.HIT, 64)
+    assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, 64)
     again.close()
     client.close()
     server.close()
@@ -454,7 +454,7 @@ def test_a_successor_with_other_tenants_adopts_the_memory(
         again = RawClient(tmp_path / "s", register_of(), former=client.held, turn=lambda: server.turn(0.001))
         with closing(again):
             assert again.joining.keeps_former
-            assert acquire(again, hashes).outcome is Outcome.HIT
+            assert acquire(again, hashes).outcome is AcquireOutcome.HIT
             counts = again.ask(Stats())
     assert isinstance(counts, Counts)
     assert {one.name: one.quota_bytes for one in counts.tenants} == {"": 0, **after}

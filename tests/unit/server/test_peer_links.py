@@ -18,11 +18,12 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.loop_queue import LoopQueue
 from kvoffload.peers.peer_server import LinkSession
-from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpened, OpenLink, Registered, Reuse
+from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpened, OpenLink, Registered
 from kvoffload.server import DomainTerms, peer_links
 from kvoffload.server.peer_links import PeeringPlan, PeerLinks, open_peer_links
 from kvoffload.server.sessions.event_feed import Space
 from kvoffload.tiers.base import RecordNames, RecordOutcome
+from kvoffload.types import ReuseRule
 from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.guests import HELLO, Visitor
 from tests.kit.server.harness import Server, code_of, core_terms, greeted, register_of
@@ -64,7 +65,9 @@ def peer_of(server: Server, *, is_peer: bool = True) -> Visitor:
 
 def introduce(geometry: Any = HYBRID, name: str = "model") -> Introduce:
     register = register_of()
-    groups = register.groups if geometry is HYBRID else (GroupTerms(record_bytes=1, block_size=16, reuse=Reuse.PREFIX),)
+    groups = (
+        register.groups if geometry is HYBRID else (GroupTerms(record_bytes=1, block_size=16, reuse=ReuseRule.PREFIX),)
+    )
     return Introduce(fingerprint=register.fingerprint, hash_block_size=register.hash_block_size, groups=groups)
 
 

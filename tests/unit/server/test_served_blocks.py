@@ -16,7 +16,6 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     Invalidate,
-    Outcome,
     Prefetch,
     Publish,
     Registered,
@@ -24,6 +23,7 @@ from kvoffload.protocol import (
     Stats,
 )
 from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.types import AcquireOutcome
 from tests.kit.cache.cache_model import (
     HYBRID,
     KIB,
@@ -44,7 +44,7 @@ def test_what_one_engine_saves_another_one_hits(server: Server, engine: Client) 
     save_chain(server.cache, engine, chain)
     other = server.process("other").join()
     found = other.ask(Acquire(name_space=other.name_space, chain=chain, shards=(0, 1)))
-    assert (found.outcome, found.boundary) == (Outcome.HIT, 128)
+    assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, 128)
     for group, slots in enumerate(found.groups):
         names = block_hashes(chain, HYBRID, group)[slots.first :]
         addresses = numbers(slots.addresses)
@@ -58,18 +58,18 @@ def test_what_one_engine_saves_another_one_hits(server: Server, engine: Client) 
 
 def test_a_miss_is_a_value(engine: Client) -> None:
     found = engine.ask(Acquire(name_space=engine.name_space, chain=make_chain(1, 8), local=16))
-    assert (found.outcome, found.boundary, found.lease, found.groups) == (Outcome.MISS, 16, 0, ())
+    assert (found.outcome, found.boundary, found.lease, found.groups) == (AcquireOutcome.MISS, 16, 0, ())
 
 
 def test_entries_of_one_group_are_leased_all_or_none(server: Server, engine: Client) -> None:
     chain = make_chain(1, 4)
     save_chain(server.cache, engine, chain)
     found = engine.ask(AcquireEntries(name_space=engine.name_space, group=0, hashes=chain, shards=(1, 0)))
-    assert found.outcome is Outcome.HIT
+    assert found.outcome is AcquireOutcome.HIT
     (slots,) = found.groups
     assert (len(slots.addresses), len(slots.digests), slots.first) == (4 * 8, 8 * 8, 0)
     absent = engine.ask(AcquireEntries(name_space=engine.name_space, group=0, hashes=chain + bytes(32)))
-    assert (absent.outcome, absent.lease) == (Outcome.MISS, 0)
+    assert (absent.outcome, absent.lease) == (AcquireOutcome.MISS, 0)
     assert server.cache.stats.leases == 1
 
 
@@ -106,7 +106,7 @@ def test_a_session_holds_no_more_than_its_limit() -> None:
         save_chain(server.cache, engine, make_chain(1, 8), PLAIN)
         assert len(engine.ask(Credits(name_space=engine.name_space, group=0, count=20)).tickets) == 10 * 8
         found = engine.ask(Acquire(name_space=engine.name_space, chain=make_chain(1, 8)))
-        assert (found.outcome, found.lease) == (Outcome.OVER_LIMIT, 0)
+        assert (found.outcome, found.lease) == (AcquireOutcome.OVER_LIMIT, 0)
 
 
 def test_an_aborted_ticket_is_void(server: Server, engine: Client) -> None:
@@ -137,7 +137,7 @@ def test_invalidated_blocks_are_a_miss_and_leases_stay(server: Server, engine: C
     found = engine.ask(Acquire(name_space=engine.name_space, chain=chain))
     assert engine.tell(Invalidate(name_space=engine.name_space, group=0, hashes=chain)) is None
     again = engine.ask(Acquire(name_space=engine.name_space, chain=chain))
-    assert again.outcome is Outcome.MISS
+    assert again.outcome is AcquireOutcome.MISS
     address = int(numbers(found.groups[0].addresses)[0])
     assert has_pattern(server.cache, HYBRID, (engine.name_space, 0), chain[:32], address)
 
@@ -200,7 +200,7 @@ def test_two_geometries_share_one_pool(server: Server, engine: Client) -> None:
     assert plain.name_space != engine.name_space
     chain = make_chain(1, 8)
     save_chain(server.cache, engine, chain)
-    assert plain.ask(Acquire(name_space=plain.name_space, chain=chain)).outcome is Outcome.MISS
+    assert plain.ask(Acquire(name_space=plain.name_space, chain=chain)).outcome is AcquireOutcome.MISS
     save_chain(server.cache, plain, chain, PLAIN)
     hits = [who.ask(Acquire(name_space=who.name_space, chain=chain)) for who in (engine, plain)]
     assert [hit.boundary for hit in hits] == [128, 128]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from kvoffload.config.tcp_address import TcpAddress
-from kvoffload.protocol import CODEC, Call, Counts, Error, ErrorCode, Outcome, Stats
+from kvoffload.protocol import CODEC, Call, Counts, Error, ErrorCode, Stats
 from kvoffload.protocol.survey import BlocksFound, FindBlocks
 from kvoffload.server import Guest, RemoteTerms
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators import survey
+from kvoffload.types import AcquireOutcome
 from tests.kit.server.blocks import MEMORY, acquire, connect, hashes_of, save
 from tests.kit.server.remote_client import RemoteClient, make_keys
 
@@ -49,7 +50,7 @@ def test_others_are_served_meanwhile_and_the_order_is_kept(server: CacheServer, 
     for _ in range(3):
         assert isinstance(other.ask(Stats()), Counts)
     assert asks.receive_control() is None
-    assert acquire(asks, hashes_of(3)).outcome is Outcome.HIT
+    assert acquire(asks, hashes_of(3)).outcome is AcquireOutcome.HIT
     gate.set()
     found = asks.receive(101)
     assert isinstance(found, BlocksFound)
@@ -109,7 +110,7 @@ def test_an_engine_that_is_gone_meanwhile_harms_nobody(server: CacheServer, tmp_
         server.turn(0.005)
     gate.set()
     save(other, hashes_of(3, seed=4), 1)
-    assert acquire(other, hashes_of(3, seed=4)).outcome is Outcome.HIT
+    assert acquire(other, hashes_of(3, seed=4)).outcome is AcquireOutcome.HIT
     other.close()
 
 

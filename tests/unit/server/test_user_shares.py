@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.protocol import Acquired, AcquireEntries, Outcome
+from kvoffload.protocol import Acquired, AcquireEntries
 from kvoffload.protocol.limits import MAX_BLOCKS
+from kvoffload.types import AcquireOutcome
 from tests.kit.children import child
 from tests.kit.server.blocks import acquire, hashes_of, save
 from tests.kit.server.greedy_user import ACTS, SLOTS, TOGETHER, reserve_all
@@ -48,7 +49,7 @@ def be_served(client: RawClient) -> None:
     """It may hold an eighth of the pool at once."""
     for seed in range(1000, 1000 + SLOTS // 8 // TOGETHER):
         save(client, hashes_of(TOGETHER, seed), 7)
-        assert acquire(client, hashes_of(TOGETHER, seed)).outcome is Outcome.HIT
+        assert acquire(client, hashes_of(TOGETHER, seed)).outcome is AcquireOutcome.HIT
 
 
 @of_other_users
@@ -76,7 +77,7 @@ def test_a_block_that_a_request_names_often_is_leased_once() -> None:
             hashes = hashes_of(1) * MAX_BLOCKS
             answer = first.ask(AcquireEntries(name_space=first.name_space, group=0, hashes=hashes))
             assert isinstance(answer, Acquired)
-            assert answer.outcome is Outcome.HIT
+            assert answer.outcome is AcquireOutcome.HIT
             addresses = np.frombuffer(answer.groups[0].addresses, "<u8")
             assert len(addresses) == MAX_BLOCKS
             assert len(set(addresses.tolist())) == 1

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import LeasedGroup
-from kvoffload.sglang.held_pages import GroupTerms, HeldPages, list_lengths
+from kvoffload.sglang.held_pages import HeldPages, PoolTerms, list_lengths
 
-ALL = GroupTerms(record_bytes=8, page_rows=4)
-WINDOW = GroupTerms(record_bytes=8, page_rows=4, trailing_pages=2)
-STATE = GroupTerms(record_bytes=8, page_rows=1, trailing_pages=1)
+ALL = PoolTerms(record_bytes=8, page_rows=4)
+WINDOW = PoolTerms(record_bytes=8, page_rows=4, trailing_pages=2)
+STATE = PoolTerms(record_bytes=8, page_rows=1, trailing_pages=1)
 
 
 def there(marks: str) -> np.ndarray:
@@ -34,7 +34,7 @@ def there(marks: str) -> np.ndarray:
     ],
 )
 def test_a_length_has_what_each_group_needs_at_its_end(
-    terms: list[GroupTerms], marks: list[str], lengths: list[int]
+    terms: list[PoolTerms], marks: list[str], lengths: list[int]
 ) -> None:
     assert list_lengths(terms, [there(one) for one in marks]) == lengths
 

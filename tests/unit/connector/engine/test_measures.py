@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.cache import AcquireOutcome
 from kvoffload.connector.common.step_plan import WorkerReport
 from kvoffload.connector.engine.measures import HAND_OVER_S, Measures
-from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.loads.restores import READY_WAIT_S
+from kvoffload.protocol import Miss
 from tests.kit.connector.saving import DENSE, make_engine
 from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine
 from tests.kit.connector.warm import warm_engine
@@ -180,17 +180,15 @@ def is_empty(engine: ScriptedEngine) -> None:
 @pytest.mark.parametrize(
     ("change", "tokens", "reason"),
     [
-        (is_empty, 30, MissReason.NEVER_SEEN),
-        (is_empty, 4, MissReason.TOO_SHORT),
-        (is_not_served, 30, MissReason.NOT_SERVED),
-        (has_no_place, 30, MissReason.NOT_SERVED),
-        (refuses, 30, MissReason.REFUSED),
-        (is_slower, 30, MissReason.SLOWER_THAN_COMPUTING),
+        (is_empty, 30, Miss.NEVER_SEEN),
+        (is_empty, 4, Miss.TOO_SHORT),
+        (is_not_served, 30, Miss.NOT_SERVED),
+        (has_no_place, 30, Miss.NOT_SERVED),
+        (refuses, 30, Miss.REFUSED),
+        (is_slower, 30, Miss.SLOWER_THAN_COMPUTING),
     ],
 )
-def test_a_miss_counts_once_by_its_reason_and_adds_up_to_what_was_asked(
-    change: Any, tokens: int, reason: MissReason
-) -> None:
+def test_a_miss_counts_once_by_its_reason_and_adds_up_to_what_was_asked(change: Any, tokens: int, reason: Miss) -> None:
     engine = measured_engine()
     change(engine)
     request = engine.arrive("second", range(tokens))
@@ -199,7 +197,7 @@ def test_a_miss_counts_once_by_its_reason_and_adds_up_to_what_was_asked(
     assert [engine.match(request) for _ in range(3)] == [0, 0, 0]
     data = take(engine)
     assert data["kvoffload_queries_total"] == {"": tokens}
-    assert data["kvoffload_misses_total"] == {reason.value: tokens}
+    assert data["kvoffload_misses_total"] == {reason.label: tokens}
     assert "kvoffload_hits_total" not in data
 
 

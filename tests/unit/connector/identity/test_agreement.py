@@ -25,8 +25,8 @@ from kvoffload.connector.identity.agreement import (
 from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.errors import IdentityError, UnsupportedError
 from kvoffload.kvspec import AllocationReport, CompletenessReport, HeadUnits
-from kvoffload.protocol import Reuse
 from kvoffload.protocol.limits import MAX_REPORT
+from kvoffload.types import ReuseRule
 
 
 def terms(**changes: Any) -> SharingTerms:
@@ -243,7 +243,7 @@ def test_a_server_is_told_every_rule_and_never_the_seed() -> None:
         (64, 4, 0, 2),
         (64, 8, 6, 4),
     ]
-    assert [group.reuse for group in register.groups] == [Reuse.PREFIX, Reuse.WINDOW]
+    assert [group.reuse for group in register.groups] == [ReuseRule.PREFIX, ReuseRule.WINDOW]
 
 
 def test_of_a_pipeline_the_first_stage_and_the_number_of_stages_are_described() -> None:

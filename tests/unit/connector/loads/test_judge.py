@@ -22,7 +22,7 @@ from kvoffload.connector.loads.judge import (
     SLOWEST_OF,
     LoadJudge,
 )
-from kvoffload.connector.loads.prompt_notes import MissReason
+from kvoffload.protocol import Miss
 from kvoffload.units import GIB, MIB
 from tests.kit.connector.timed import TimedEngine, TrueCosts, draw_prompt
 from tests.kit.connector.warm import note_misses
@@ -220,7 +220,7 @@ def test_what_it_measures_is_what_things_take(is_async: bool, drafts: int, is_un
         assert judge.predict_load_s(blocks * record_bytes) == pytest.approx(
             engine.true_load_s(blocks * record_bytes), rel=0.1
         )
-    assert MissReason.SLOWER_THAN_COMPUTING not in [reason for _, reason in noted]
+    assert Miss.SLOWER_THAN_COMPUTING not in [reason for _, reason in noted]
     assert engine.connector.faults == {}
 
 
@@ -234,7 +234,7 @@ def test_what_is_truly_faster_is_loaded_and_what_is_clearly_slower_is_not(
     engine = TimedEngine(costs, is_async=is_async, drafts=3, is_uniproc=True)
     noted = note_misses(engine)
     serve_mixed(engine, burst=burst)
-    refused = [name for name, reason in noted if reason is MissReason.SLOWER_THAN_COMPUTING]
+    refused = [name for name, reason in noted if reason is Miss.SLOWER_THAN_COMPUTING]
     if loaded_token_s <= costs.token_s:
         assert not refused
     else:
@@ -329,7 +329,7 @@ def test_an_engine_computes_what_its_steps_have_room_for(free_tokens: int, is_as
         for _ in range(5):
             engine.turn()
     engine.work()
-    computed = [name for name, reason in noted if reason is MissReason.SLOWER_THAN_COMPUTING]
+    computed = [name for name, reason in noted if reason is Miss.SLOWER_THAN_COMPUTING]
     assert len(computed) >= 20 if free_tokens else not computed
     assert engine.connector.faults == {}
 

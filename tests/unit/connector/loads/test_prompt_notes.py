@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import PromptNote
-from kvoffload.connector.loads.prompt_notes import LINE_PAUSE_S, ComputedPrompts, MissReason
+from kvoffload.connector.loads.prompt_notes import LINE_PAUSE_S, ComputedPrompts
 from kvoffload.protocol import Explanation, Miss
 from tests.kit.connector.measured import measured_engine, take
 from tests.kit.connector.scripted import ScriptedEngine
@@ -109,7 +109,7 @@ def test_without_debug_logging_explanations_are_not_asked_for() -> None:
 
 
 def test_labels_are_what_they_were() -> None:
-    assert [str(reason) for reason in MissReason] == [
+    assert [miss.label for miss in Miss if miss < Miss.EVICTED] == [
         "never_seen",
         "too_short",
         "not_served",
@@ -183,7 +183,7 @@ def test_a_choice_that_is_as_it_should_be_warns_of_nothing(caplog: pytest.LogCap
     now_s = [0.0]
     computed = ComputedPrompts(lambda: now_s[0])
     with caplog.at_level(logging.INFO):
-        computed.note("a", MissReason.SLOWER_THAN_COMPUTING, "")
+        computed.note("a", Miss.SLOWER_THAN_COMPUTING, "")
         now_s[0] += LINE_PAUSE_S
-        computed.note("b", MissReason.SLOW_TO_ANSWER, "")
+        computed.note("b", Miss.SLOW_TO_ANSWER, "")
     assert [row.levelno for row in caplog.records] == [logging.INFO, logging.WARNING]

@@ -15,8 +15,8 @@ import numpy as np
 from kvoffload.cache import AcquireOutcome
 from kvoffload.connector.common.step_plan import WorkerReport
 from kvoffload.connector.loads.judge import MAX_REFUSALS, MIN_SAMPLES
-from kvoffload.connector.loads.prompt_notes import MissReason
 from kvoffload.connector.loads.restores import MAX_EARLY, READY_WAIT_S
+from kvoffload.protocol import Miss
 from tests.kit.connector.engine_configs import full
 from tests.kit.connector.scripted import Admission, ScriptedEngine, list_moves
 from tests.kit.connector.warm import DENSE, TWO_SIZES, leave_free, warm_engine
@@ -97,7 +97,7 @@ def test_an_answer_that_never_comes_is_a_miss_until_something_changes() -> None:
     assert engine.match(request) is None, "what was asked early is asked again"
     engine.cache.answer(is_lost=True)
     assert [engine.match(request) for _ in range(3)] == [0, 0, 0]
-    assert noted == [("second", MissReason.SLOW_TO_ANSWER)]
+    assert noted == [("second", Miss.SLOW_TO_ANSWER)]
     assert len(engine.cache.asked) == 2
     engine.cache.holds_answers = False
     engine.serve("saver", range(100, 130))
@@ -107,15 +107,15 @@ def test_an_answer_that_never_comes_is_a_miss_until_something_changes() -> None:
 @pytest.mark.parametrize(
     ("prompt", "is_served", "refusal", "reason"),
     [
-        (range(30), True, AcquireOutcome.OVER_LIMIT, MissReason.REFUSED),
-        (range(30), True, AcquireOutcome.NO_ROOM, MissReason.REFUSED),
-        (range(30), False, None, MissReason.NOT_SERVED),
-        (range(100, 130), True, None, MissReason.NEVER_SEEN),
-        (range(4), True, None, MissReason.TOO_SHORT),
+        (range(30), True, AcquireOutcome.OVER_LIMIT, Miss.REFUSED),
+        (range(30), True, AcquireOutcome.NO_ROOM, Miss.REFUSED),
+        (range(30), False, None, Miss.NOT_SERVED),
+        (range(100, 130), True, None, Miss.NEVER_SEEN),
+        (range(4), True, None, Miss.TOO_SHORT),
     ],
 )
 def test_a_miss_has_its_reason_once(
-    prompt: range, is_served: bool, refusal: AcquireOutcome | None, reason: MissReason
+    prompt: range, is_served: bool, refusal: AcquireOutcome | None, reason: Miss
 ) -> None:
     engine = warm_engine(DENSE)
     noted = note_misses(engine)
@@ -204,7 +204,7 @@ def is_slower(engine: ScriptedEngine) -> None:
     noted = note_misses(engine)
     request = engine.requests["second"]
     assert [engine.match(request) for _ in range(3)] == [0, 0, 0]
-    assert noted == [("second", MissReason.SLOWER_THAN_COMPUTING)]
+    assert noted == [("second", Miss.SLOWER_THAN_COMPUTING)]
     favours = [engine.parts.judge.favours_load(64, 1) for _ in range(MAX_REFUSALS)]
     assert favours.index(True) == MAX_REFUSALS - 1, "it is asked once for each request"
 
@@ -292,7 +292,7 @@ def test_workers_that_do_not_join_in_time_make_it_a_miss() -> None:
     engine.now_s += READY_WAIT_S * 0.2
     assert engine.match(request) == 0
     assert engine.cache.stats().leases == 0
-    assert noted == [("second", MissReason.NOT_SERVED)]
+    assert noted == [("second", Miss.NOT_SERVED)]
 
 
 # ---- what a load tells ----
@@ -428,7 +428,7 @@ def test_who_waits_for_room_waits_no_longer_than_computing_takes() -> None:
     engine.now_s += 28 * TOKEN_S * 1.1
     assert engine.admit(request, chunk=4) == Admission(0, 0)
     engine.report(engine.step())
-    assert noted == [("second", MissReason.NO_ROOM)]
+    assert noted == [("second", Miss.NO_ROOM)]
     engine.pool.free_blocks(hog)
     engine.finish(request)
     engine.step()

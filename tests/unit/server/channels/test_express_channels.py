@@ -25,7 +25,6 @@ from kvoffload.protocol import (
     ErrorCode,
     Invalidate,
     Mark,
-    Outcome,
     Publish,
     Release,
 )
@@ -33,6 +32,7 @@ from kvoffload.server.channels import express_channels
 from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.sessions.outbox import OpenExpress
+from kvoffload.types import AcquireOutcome
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.instructions import Instructions
@@ -112,7 +112,7 @@ def test_blocks_are_served_with_the_sessions_rights(served: Served) -> None:
     peer = served.must_open()
     served.save(peer)
     hit = served.acquire(peer)
-    assert (hit.outcome, hit.boundary) == (Outcome.HIT, 64)
+    assert (hit.outcome, hit.boundary) == (AcquireOutcome.HIT, 64)
     assert served.cache.stats.leases == 1
     refused = peer.ask(Credits(name_space=served.space("another").name_space, group=0, count=1))
     assert isinstance(refused, Error)

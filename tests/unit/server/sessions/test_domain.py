@@ -7,7 +7,6 @@ import pytest
 from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import Error, ErrorCode, Welcome
 from kvoffload.server import DomainTerms, TenantTerms
-from kvoffload.server.sessions.domain import read_geometry
 from tests.kit.cache.cache_model import HYBRID, PLAIN
 from tests.kit.server.harness import Server, register_of
 
@@ -88,4 +87,4 @@ def test_without_tenants_nobody_pays() -> None:
 
 @pytest.mark.parametrize("geometry", [HYBRID, PLAIN])
 def test_a_geometry_comes_as_it_was_sent(geometry: CacheGeometry) -> None:
-    assert read_geometry(register_of(geometry)) == geometry
+    assert CacheGeometry.read(register_of(geometry)) == geometry

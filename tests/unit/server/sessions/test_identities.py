@@ -17,7 +17,6 @@ from kvoffload.protocol import (
     IdentityField,
     Invalidate,
     NamespaceOpened,
-    Outcome,
     Register,
     Registered,
     Removed,
@@ -26,6 +25,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.server import ServerLimits
 from kvoffload.server.sessions.registration import MAX_TOLD
+from kvoffload.types import AcquireOutcome
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.cache.offload_contract import CHAIN as SAVED
@@ -48,7 +48,7 @@ def plain(name: str) -> Register:
 def boundary(engine: Client, chain: bytes = CHAIN) -> int:
     found = engine.ask(Acquire(name_space=engine.name_space, chain=chain, shards=(0,)))
     assert isinstance(found, Acquired)
-    return found.boundary if found.outcome is Outcome.HIT else 0
+    return found.boundary if found.outcome is AcquireOutcome.HIT else 0
 
 
 def come_and_go(server: Server, name: str) -> int:
