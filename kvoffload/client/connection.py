@@ -42,7 +42,7 @@ class Connection(MappedBlocks):
             random=Random(),
             on_event=on_event,
         )
-        self._blocks = None if terms.register is None else BlockCalls(self.link, self, terms.register, terms.link)
+        self._blocks = None if terms.register is None else BlockCalls(self.link, terms.register, terms.link)
         self._prompts = None if terms.register is None else PromptLog(self.link, terms.register)
 
     # ---- how it stands ----
