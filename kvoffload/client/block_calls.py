@@ -297,7 +297,7 @@ class BlockCalls(MappedBlocks):
     @property
     def is_low(self) -> bool:
         """More slots are on their way, or should be."""
-        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self.stocks)
+        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self._stocks)
 
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
@@ -311,11 +311,13 @@ class BlockCalls(MappedBlocks):
 
     def refill(self, now_ns: int) -> None:
         """Asks for slots where too few are held ready. A server that ends gets them back."""
-        if not self._link.is_serving or self._memories.mapped is None:
+        mapped = self._memories.mapped
+        if mapped is None or not self._link.is_serving:
             return
         # The pool grows, and fills.
-        fit_stocks(self.stocks, self._memories.mapped[0].index.ready_bytes, is_full=not self.has_room)
-        for stock in self.stocks:
+        stocks = self.stocks
+        fit_stocks(stocks, mapped[0].index.ready_bytes, is_full=not self.has_room)
+        for stock in stocks:
             if self._link.is_closing:
                 self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
                 continue
@@ -323,7 +325,7 @@ class BlockCalls(MappedBlocks):
             if count:
                 stock.is_asking = True
                 stock.lacking = 0
-                message = Credits(name_space=self._memories.mapped[1], group=stock.group, count=count)
+                message = Credits(name_space=mapped[1], group=stock.group, count=count)
                 request = self._link.ask(message, now_ns, self._call_ns)
                 request.when_over(partial(self._put, stock, request))
 

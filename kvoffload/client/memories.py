@@ -190,12 +190,14 @@ class MappedBlocks:
 
     @property
     def memory_id(self) -> int:
-        return 0 if self._memories.mapped is None else self._memories.mapped[0].memory_id
+        mapped = self._memories.mapped
+        return 0 if mapped is None else mapped[0].memory_id
 
     @property
     def session(self) -> int:
         """The engine's session, as numbered within the memory. New leases and slots belong to it."""
-        return 0 if self._memories.mapped is None else self._memories.mapped[0].held.memory_session
+        mapped = self._memories.mapped
+        return 0 if mapped is None else mapped[0].held.memory_session
 
     def memory(self, memory_id: int) -> SegmentMap:
         return self._find_memory(memory_id).segments
