@@ -114,5 +114,5 @@ def count_left(engine: Any) -> dict[str, int]:
 
 def _count_stock(client: Any) -> int | None:
     with client.lock:
-        stocks = client.engine.stocks
+        stocks = client.blocks.stocks
         return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))

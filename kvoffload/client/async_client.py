@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from typing_extensions import Buffer
 
-from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
-from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire, PendingSlots
+from kvoffload.cache import AcquiredBlocks, Ask, CacheStats, ReservedSlots
+from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
-from kvoffload.client.lanes import Pending
-from kvoffload.client.link import SECOND_NS
-from kvoffload.client.prompt_log import PromptNote
-from kvoffload.client.terms import ClientTerms, LinkState
-from kvoffload.errors import KVOffloadError
+from kvoffload.client.terms import ClientTerms
 from kvoffload.protocol import (
     Clear,
     ClearedBlocks,
@@ -32,11 +28,8 @@ from kvoffload.protocol import (
     ServerMessage,
     SetQuota,
     Stats,
-    Subscribe,
 )
 from kvoffload.protocol.message import Reply, Request
-
-"""How often answers are looked for while some are awaited, whatever the loop hears from the socket."""
 
 
 class AsyncClient(Connection):
@@ -46,27 +39,27 @@ class AsyncClient(Connection):
     There is no step budget, since a call blocks no other task: calls end by their deadlines.
     """
 
+    _hears_answers = True
+
     def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
-        """`on_event` hears of the events of a subscription; it must not call the client."""
-        super().__init__(terms, on_event=on_event)
-        self._watched: list[int] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._served = asyncio.Event()
-        self._finding: asyncio.Task[None] | None = None
+        """`on_event` hears of the events of a subscription, in the loop."""
+        super().__init__(terms, on_event=None if on_event is None else self._pass_on)
+        self._on_event = on_event
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turned = asyncio.Event()
+        """Set at the next turn of the connection's thread, which may have ended calls. Each turn has its own."""
 
     async def start(self) -> Self:
         """Begins to join."""
-        self._turn()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._keeper.start()
         return self
 
     async def close(self) -> None:
-        """Gives back what is held and parts from the server. Holds the loop for 0.2 s at most."""
-        if self.link.state is LinkState.CLOSED:
-            return
-        self._unwatch()
-        if self._finding is not None:
-            self._finding.cancel()
+        """Gives back what is held and parts from the server. Holds the loop for 0.4 s at most."""
         self._end()
+        self._tell_turn()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -79,7 +72,7 @@ class AsyncClient(Connection):
     async def wait_until_served(self, timeout_s: float) -> bool:
         """Waits until it is served. False: it is not by then, and `fault` says why."""
         try:
-            await asyncio.wait_for(self._served.wait(), timeout_s)
+            await asyncio.wait_for(self._until(lambda: self.link.is_serving), timeout_s)
         except TimeoutError:
             return False
         return True
@@ -88,65 +81,34 @@ class AsyncClient(Connection):
 
     async def acquire(self, ask: Ask, *, far: FarTerms | None = None) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
-        over = asyncio.Event()
-        pending = self.engine.start_acquire(ask, time.monotonic_ns(), self._acquire_ns, far=far, on_over=over.set)
-        return await self._finish(pending, over)
+        return await self._finish(self.start_acquire(ask, far=far))
 
     async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
-        over = asyncio.Event()
-        pending = self.engine.start_acquire_entries(
-            group,
-            hashes,
-            time.monotonic_ns(),
-            self._acquire_ns,
-            shards=shards,
-            on_over=over.set,
-        )
-        return await self._finish(pending, over)
-
-    def release(self, lease: BlockLease) -> None:
-        self.engine.release(lease, time.monotonic_ns())
-
-    def prefetch(self, ask: Ask) -> None:
-        """Sends word to the server that a request with this ask comes soon."""
-        self.engine.prefetch(ask, time.monotonic_ns())
+        return await self._finish(self._start_entries(group, hashes, shards))
 
     async def hint(self, hint: HintTerms) -> Hinted:
         """Does what a hint says, as far as it can be done. ServerError: the server takes none, or refuses this one."""
-        pending = self.engine.start_hint(hint, time.monotonic_ns())
-        await self._await_over(pending)
+        pending = self.start_hint(hint)
+        await self._until(lambda: pending.is_over)
         return expect(pending.answer, Hinted, "hint")
 
-    def take(self, group: int, count: int) -> ReservedSlots:
-        """Slots that are held ready, as many as there are."""
-        return self.engine.take(group, count, time.monotonic_ns())
-
     async def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
-        over = asyncio.Event()
-        pending = self.engine.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes, on_over=over.set)
-        await self._finish_slots(pending, over)
+        pending = self._start_reserve(group, count, hashes)
+        try:
+            await self._until(lambda: pending.is_over)
+        except asyncio.CancelledError:
+            with self.lock:
+                self.blocks.cancel_slots(pending, time.monotonic_ns())
+            raise
         return pending.slots
 
-    def publish(self, publication: Publication) -> bool:
-        return self.engine.publish(publication, time.monotonic_ns())
-
-    def abort(self, slots: ReservedSlots) -> None:
-        self.engine.abort(slots, time.monotonic_ns())
-
-    def invalidate(self, group: int, hashes: Buffer) -> None:
-        self.engine.invalidate(group, hashes, time.monotonic_ns())
+    # ---- administration ----
 
     async def stats(self) -> CacheStats:
         """Returns the server's counts, with all that was told before. ServerError: there is no answer."""
-        confirmed = self.link.confirm(time.monotonic_ns(), self._call_ns)
-        if confirmed is not None:
-            await self._await_over(confirmed)
+        confirmed = self._confirm()
+        await self._until(lambda: confirmed is None or confirmed.is_over)
         return read_stats(await self._ask(Stats()))
-
-    def note_prompt(self, note: PromptNote) -> None:
-        """Records what became of a prompt, for the server's counts. The server is told later."""
-        assert self._prompts is not None, "an observer has no prompts"
-        self._prompts.note(note, time.monotonic_ns())
 
     async def insight(self) -> ServerInsight:
         """Returns the outcomes of prompts and the timings of calls. ServerError: there is no answer."""
@@ -169,101 +131,60 @@ class AsyncClient(Connection):
         """The server takes nothing new and ends. ServerError: it refuses."""
         return expect(await self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
-    def subscribe(self, name_spaces: Sequence[int] = (), *, with_inventory: bool = False) -> None:
-        """Starts a subscription to events, which is renewed after every reconnect. With an inventory, the blocks that
-        are there already are told as well, for these namespaces or else for the client's own: `InventoryBegun`,
-        `Stored` events among the others, `InventoryEnded`. The inventory is repeated after every loss."""
-        message = Subscribe(name_spaces=tuple(name_spaces))
-        self.link.subscribe(message, time.monotonic_ns(), with_inventory=with_inventory)
-
     # ---- inside ----
 
     async def _ask(self, message: Request) -> ServerMessage | None:
-        request = self.link.ask(message, time.monotonic_ns(), self._call_ns)
-        await self._await_over(request)
+        request = self._start_ask(message)
+        await self._until(lambda: request.is_over)
         return request.answer
 
-    async def _await_over(self, request: Pending) -> None:
-        over = asyncio.Event()
-        request.when_over(over.set)
-        self._turn()
-        await over.wait()
-
-    async def _finish(self, pending: PendingAcquire, over: asyncio.Event) -> AcquiredBlocks:
-        if not pending.is_over:
-            self._turn()
-            try:
-                await over.wait()
-                if not pending.is_over:
-                    # The slower tiers have done what they could.
-                    over.clear()
-                    self.engine.go_on(pending, time.monotonic_ns())
-                    self._turn()
-                    while not pending.is_over:
-                        await over.wait()
-            except asyncio.CancelledError:
-                self.engine.cancel(pending, time.monotonic_ns())
-                raise
+    async def _finish(self, pending: PendingAcquire) -> AcquiredBlocks:
+        try:
+            await self._until(lambda: self._has_found(pending))
+        except asyncio.CancelledError:
+            self.cancel(pending)
+            raise
         assert pending.found is not None
         return pending.found
 
-    async def _finish_slots(self, pending: PendingSlots, over: asyncio.Event) -> None:
-        if not pending.is_over:
-            self._turn()
-            try:
-                await over.wait()
-            except asyncio.CancelledError:
-                self.engine.cancel_slots(pending, time.monotonic_ns())
-                raise
+    def _has_found(self, pending: PendingAcquire) -> bool:
+        if pending.then is not None and not pending.is_over:
+            with self.lock:
+                self.blocks.go_on(pending, time.monotonic_ns())
+            # The memory may have been asked, with a deadline of its own.
+            self._wake_in_time()
+        return pending.is_over
 
-    def _turn(self) -> None:
-        """Hands over what has come, and sees to it that it is called again."""
-        self._unwatch()
-        if self.link.state is LinkState.CLOSED:
-            return
-        now_ns = time.monotonic_ns()
-        self.wire.receive_all(self.link, now_ns)
-        if not self.wire.needs_path:
-            self.link.on_time(now_ns)
-        elif self.link.is_dial_due(now_ns) and self._finding is None:
-            self._finding = asyncio.get_running_loop().create_task(self._find_server())
-        if self._blocks is not None:
-            self._blocks.refill(now_ns)
-        if self._prompts is not None:
-            self._prompts.send(now_ns, self._call_ns)
-        if self.link.is_serving:
-            self._served.set()
-        else:
-            self._served.clear()
-        loop = asyncio.get_running_loop()
-        for file in (self.wire.lifeline_file, self.wire.control_file, self.wire.express_file):
-            if file >= 0:
-                loop.add_reader(file, self._turn)
-                self._watched.append(file)
-        wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
-        for file in self.wire.files_to_write:
-            loop.add_writer(file, self._turn)
-        self._timer = loop.call_later(max(wait_s, 0), self._turn)
+    async def _until(self, is_over: Callable[[], bool]) -> None:
+        """Waits until it is so."""
+        if not is_over():
+            self._wake_in_time()
+        while not is_over():
+            await self._turned.wait()
 
-    async def _find_server(self) -> None:
-        """A private one is found or started on another thread."""
-        find = self.terms.socket
-        assert not isinstance(find, Path)
-        try:
-            holds_memory = self.link.memories.current is not None
-            self.wire.path = await asyncio.to_thread(find, holds_memory)
-        except KVOffloadError as fault:
-            self.link.cannot_dial(time.monotonic_ns(), str(fault))
-        finally:
-            self._finding = None
-        self._turn()
+    def _wake_in_time(self) -> None:
+        """Wakes the connection's thread if it would sleep beyond the deadline of a call."""
+        with self.lock:
+            if self.link.next_ns(time.monotonic_ns()) < self._sleeps_until_ns:
+                self._wake_keeper()
 
-    def _unwatch(self) -> None:
-        loop = asyncio.get_running_loop()
-        for file in self._watched:
-            loop.remove_reader(file)
-            loop.remove_writer(file)
-        self._watched.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _look(self, now_ns: int) -> None:
+        super()._look(now_ns)
+        self._tell_turn()
+
+    def _end_turn(self) -> None:
+        self._call_in_loop(self._tell_turn)
+
+    def _tell_turn(self) -> None:
+        turned, self._turned = self._turned, asyncio.Event()
+        turned.set()
+
+    def _pass_on(self, heard: Heard, number: int) -> None:
+        if self._on_event is not None:
+            self._call_in_loop(self._on_event, heard, number)
+
+    def _call_in_loop(self, act: Callable[..., None], *arguments: object) -> None:
+        # A loop that has ended without closing this client hears nothing.
+        with contextlib.suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(act, *arguments)

@@ -132,17 +132,16 @@ class PendingSlots:
     is_over: bool = False
 
 
-class BlockCalls:
-    """Calls about blocks. The caller holds the client's lock. `blocks` holds the present memory, which this class
-    sets."""
+class BlockCalls(MappedBlocks):
+    """Calls about blocks, and the look-ups that they need. The caller holds the client's lock."""
 
-    def __init__(self, link: Link, blocks: MappedBlocks, register: Register, terms: LinkTerms) -> None:
+    def __init__(self, link: Link, register: Register, terms: LinkTerms) -> None:
+        super().__init__(link.memories, groups=len(register.groups))
         self._link = link
-        self._blocks = blocks
         self._hash_block_size = register.hash_block_size
         self._terms = terms
         wanted = (*terms.stock_slots, *[0] * len(register.groups))
-        self.stocks = [
+        self._stocks = [
             CreditStock(
                 number,
                 wanted[number],
@@ -156,10 +155,9 @@ class BlockCalls:
         a full pool evicts the first pieces of a prompt that is saved in pieces. So more slots are asked for. With full
         attention alone, more slots held ready would only take the place of blocks."""
         self._has_own_hashes = all(group.block_size == register.hash_block_size for group in register.groups)
-        self._tenants: dict[str, int] = {}
-        """Tenants that may be charged, by name, with the server's number for each."""
+        self._stocked_in = 0
+        """The link's number of the session to which the slots in stock belong."""
         self._leases: set[BlockLease] = set()
-        link.on_joined = self._on_joined
 
     # ---- loads ----
 
@@ -175,12 +173,12 @@ class BlockCalls:
         """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can. Of a
         long chain the index is asked for a sample."""
         pending = PendingAcquire(local=ask.local)
-        mapped = self._blocks.mapped
+        mapped = self._memories.mapped
         may_estimate = far is None and self._has_own_hashes and not self._is_hybrid
         if may_estimate and count_hashes(ask.chain) >= _LONG_CHAIN:
-            boundary = self._blocks.estimate_boundary(ask, block_tokens=self._hash_block_size)
+            boundary = self.estimate_boundary(ask, block_tokens=self._hash_block_size)
         else:
-            boundary = self._blocks.find_boundary(ask)
+            boundary = self.find_boundary(ask)
         asked, alignment = MemoryAsk(ask, wait_ns, on_over), ask.alignment
         most = min(count_hashes(ask.chain) * self._hash_block_size, ask.limit) // alignment * alignment
         if far is None or mapped is None or boundary >= most or not self._link.has("promote"):
@@ -210,7 +208,7 @@ class BlockCalls:
         asked, request = pending.then, pending.request
         if asked is not None and request is not None and request.is_over:
             pending.then = None
-            boundary = self._blocks.find_boundary(asked.ask)
+            boundary = self.find_boundary(asked.ask)
             if not pending.is_over:
                 self._acquire(pending, asked, now_ns, boundary)
 
@@ -225,8 +223,8 @@ class BlockCalls:
         on_over: Callable[[], None] | None = None,
     ) -> PendingAcquire:
         pending = PendingAcquire(local=0)
-        mapped = self._blocks.mapped
-        if not self._blocks.lookup(group, hashes).all() or mapped is None or not self._link.is_serving:
+        mapped = self._memories.mapped
+        if not self.lookup(group, hashes).all() or mapped is None or not self._link.is_serving:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, 0)
             return pending
         message = AcquireEntries(name_space=mapped[1], group=group, hashes=bytes(hashes), shards=tuple(shards))
@@ -244,21 +242,21 @@ class BlockCalls:
         if lease not in self._leases:
             return
         self._leases.discard(lease)
-        if lease.memory_id == self._blocks.memory_id:
+        if lease.memory_id == self.memory_id:
             self._link.tell(Release(leases=lease.number.to_bytes(8, "little")), now_ns)
         self._link.memories.let_go(lease.memory_id)
 
     def prefetch(self, ask: Ask, now_ns: int) -> None:
         """A hint, which may be dropped."""
-        if self._blocks.mapped is not None and self._link.is_serving:
+        if self._memories.mapped is not None and self._link.is_serving:
             chain = bytes(memoryview(ask.chain).cast("B")[: HASH_BYTES * MAX_BLOCKS])
-            name_space = self._blocks.mapped[1]
+            name_space = self._memories.mapped[1]
             message = Prefetch(name_space=name_space, chain=chain, local=ask.local, limit=ask.limit)
             self._link.tell(message, now_ns)
 
     def start_hint(self, hint: HintTerms, now_ns: int) -> Pending:
         """Over at once, without an answer, where the server takes none."""
-        mapped = self._blocks.mapped
+        mapped = self._memories.mapped
         message = Hint(
             name_space=0 if mapped is None else mapped[1],
             action=hint.action,
@@ -267,7 +265,7 @@ class BlockCalls:
             session=hint.session,
             ttl_ms=min(int(hint.ttl_s * 1000), MAX_TTL_MS),
             priority=hint.priority,
-            tenant=self._tenants.get(hint.tenant, 0),
+            tenant=self._link.tenants.get(hint.tenant, 0),
         )
         if mapped is None or not self._link.is_serving or not self._link.has("hints"):
             return make_ended(message, now_ns)
@@ -275,10 +273,20 @@ class BlockCalls:
 
     # ---- saves ----
 
+    @property
+    def stocks(self) -> list[CreditStock]:
+        """The slots held ready, by group. Those of an earlier session are gone: they belong to this process no more."""
+        if self._stocked_in != self._link.sessions:
+            self._stocked_in = self._link.sessions
+            for stock in self._stocks:
+                stock.clear()
+        return self._stocks
+
     def most_slots(self, group: int) -> int:
         """Returns how many slots are held ready at best."""
-        self._blocks.check_group(group)
-        return self.stocks[group].high
+        self.check_group(group)
+        # Any thread may ask, so the stocks are left as they are.
+        return self._stocks[group].high
 
     def ready_slots(self, now_ns: int) -> list[int]:
         """Returns how many slots `take` would give now, by group; where they run low, more are asked for."""
@@ -288,33 +296,35 @@ class BlockCalls:
     @property
     def is_low(self) -> bool:
         """More slots are on their way, or should be."""
-        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self.stocks)
+        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self._stocks)
 
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
-        self._blocks.check_group(group)
+        self.check_group(group)
         stock = self.stocks[group]
         if self._is_hybrid:
             stock.lacking = max(stock.lacking, count - len(stock))
-        taken = stock.take(self._blocks.memory_id, self._blocks.session, count)
+        taken = stock.take(self.memory_id, self.session, count)
         self.refill(now_ns)
         return taken
 
     def refill(self, now_ns: int) -> None:
         """Asks for slots where too few are held ready. A server that ends gets them back."""
-        if not self._link.is_serving or self._blocks.mapped is None:
+        mapped = self._memories.mapped
+        if mapped is None or not self._link.is_serving:
             return
         # The pool grows, and fills.
-        fit_stocks(self.stocks, self._blocks.mapped[0].index.ready_bytes, is_full=not self._blocks.has_room)
-        for stock in self.stocks:
+        stocks = self.stocks
+        fit_stocks(stocks, mapped[0].index.ready_bytes, is_full=not self.has_room)
+        for stock in stocks:
             if self._link.is_closing:
-                self.abort(stock.take(self._blocks.memory_id, self._blocks.session, len(stock)), now_ns)
+                self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
                 continue
             count = stock.missing(now_ns)
             if count:
                 stock.is_asking = True
                 stock.lacking = 0
-                message = Credits(name_space=self._blocks.mapped[1], group=stock.group, count=count)
+                message = Credits(name_space=mapped[1], group=stock.group, count=count)
                 request = self._link.ask(message, now_ns, self._call_ns)
                 request.when_over(partial(self._put, stock, request))
 
@@ -327,15 +337,13 @@ class BlockCalls:
         hashes: Buffer | None = None,
         on_over: Callable[[], None] | None = None,
     ) -> PendingSlots:
-        self._blocks.check_group(group)
+        self.check_group(group)
         names = b"" if hashes is None else bytes(hashes)
-        pending = PendingSlots(
-            ReservedSlots(self._blocks.memory_id, self._blocks.session, group, _NO_NUMBERS, _NO_NUMBERS)
-        )
-        if self._blocks.mapped is None or not self._link.is_serving or (hashes is not None and not names):
+        pending = PendingSlots(ReservedSlots(self.memory_id, self.session, group, _NO_NUMBERS, _NO_NUMBERS))
+        if self._memories.mapped is None or not self._link.is_serving or (hashes is not None and not names):
             pending.is_over = True
             return pending
-        message = Credits(name_space=self._blocks.mapped[1], group=group, count=min(count, MAX_BATCH), hashes=names)
+        message = Credits(name_space=self._memories.mapped[1], group=group, count=min(count, MAX_BATCH), hashes=names)
         request = pending.request = self._link.ask(message, now_ns, self._call_ns)
 
         def end() -> None:
@@ -357,7 +365,7 @@ class BlockCalls:
         self.abort(pending.slots, now_ns)
 
     def publish(self, publication: Publication, now_ns: int) -> bool:
-        mapped, slots = self._blocks.mapped, publication.slots
+        mapped, slots = self._memories.mapped, publication.slots
         if mapped is None or slots.memory_id != mapped[0].memory_id:
             return False
         parents, digests, shards = publication.parents, publication.digests, publication.shards
@@ -371,23 +379,23 @@ class BlockCalls:
                 hashes=choose_rows(publication.hashes, part),
                 parents=b"" if parents is None else choose_rows(parents, part),
                 digests=b"" if totals is None else to_blob(totals[:, part]),
-                tenant=self._tenants.get(publication.tenant, 0),
+                tenant=self._link.tenants.get(publication.tenant, 0),
                 more_shards=shards - 1,
             )
             self._link.tell(message, now_ns)
         return True
 
     def abort(self, slots: ReservedSlots, now_ns: int) -> None:
-        if slots.memory_id == self._blocks.memory_id != 0:
+        if slots.memory_id == self.memory_id != 0:
             for part in cut_batches(slots.tickets != 0):
                 self._link.tell(Abort(tickets=to_blob(slots.tickets[part])), now_ns)
 
     def invalidate(self, group: int, hashes: Buffer, now_ns: int) -> None:
-        self._blocks.check_group(group)
-        if self._blocks.mapped is not None:
+        self.check_group(group)
+        if self._memories.mapped is not None:
             count = count_hashes(hashes)
             for part in cut_batches(np.ones(count, np.bool_)):
-                message = Invalidate(name_space=self._blocks.mapped[1], group=group, hashes=choose_rows(hashes, part))
+                message = Invalidate(name_space=self._memories.mapped[1], group=group, hashes=choose_rows(hashes, part))
                 self._link.tell(message, now_ns)
 
     def close(self, now_ns: int) -> None:
@@ -396,8 +404,8 @@ class BlockCalls:
         for lease in list(self._leases):
             self.release(lease, now_ns)
         for stock in self.stocks:
-            self.abort(stock.take(self._blocks.memory_id, self._blocks.session, len(stock)), now_ns)
-        self._blocks.mapped = None
+            self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
+        self._memories.mapped = None
 
     # ---- inside ----
 
@@ -405,17 +413,8 @@ class BlockCalls:
     def _call_ns(self) -> int:
         return int(self._terms.call_deadline_s * SECOND_NS)
 
-    def _on_joined(self, goes_on: bool) -> None:
-        memory, registered = self._link.memories.current, self._link.registered
-        if memory is None or registered is None:
-            return
-        self._blocks.mapped = memory, registered.name_space
-        self._tenants = {name: place for place, name in enumerate(registered.tenants, 1)}
-        for stock in () if goes_on else self.stocks:
-            stock.clear()
-
     def _acquire(self, pending: PendingAcquire, asked: MemoryAsk, now_ns: int, boundary: int) -> None:
-        mapped, ask = self._blocks.mapped, asked.ask
+        mapped, ask = self._memories.mapped, asked.ask
         if mapped is None or boundary == pending.local or not self._link.is_serving:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
             return
@@ -438,7 +437,7 @@ class BlockCalls:
         wait_ns: int,
         on_over: Callable[[], None] | None,
     ) -> PendingAcquire:
-        memory_id = self._blocks.memory_id
+        memory_id = self.memory_id
         request = pending.request = self._link.ask(message, now_ns, wait_ns)
 
         def end() -> None:
@@ -464,7 +463,7 @@ class BlockCalls:
         if not isinstance(answer, Acquired) or not answer.lease:
             outcome = answer.outcome if isinstance(answer, Acquired) else AcquireOutcome.MISS
             return AcquiredBlocks(outcome, local)
-        lease = BlockLease(memory_id, answer.lease, self._blocks.session)
+        lease = BlockLease(memory_id, answer.lease, self.session)
         self._leases.add(lease)
         self._link.memories.hold(memory_id)
         groups = []

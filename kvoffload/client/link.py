@@ -119,9 +119,11 @@ class Link:
         self.boot_id = 0
         self.is_closing = False
         """Whether the server is ending and waits until this process gives back what it holds."""
+        self.tenants: dict[str, int] = {}
+        """The tenants that this process may charge, by name, with the server's number of each."""
         self.joins = 0
-        self.on_joined: Callable[[bool], None] = lambda _: None
-        """Hears whether everything goes on as before: the same memory, and a session that holds what it held."""
+        self.sessions = 0
+        """Number of joins that did not continue the session before. Slots of an earlier session are void."""
         self._visit = _Visit()
         self._dial_ns = 0
         self._redial = self._make_backoff()
@@ -409,6 +411,7 @@ class Link:
         self.refusal = None
         self._visit.capabilities = () if joining.accepted is None else joining.accepted.capabilities
         self.joins += 1
+        self.sessions += not goes_on
         self._visit.joining = None
         self._redial.reset()
         again = self.lanes.take_all()
@@ -417,7 +420,9 @@ class Link:
         for message in () if is_new else again:
             self.tell(message, now_ns)
         logger.info("served by cache server %x, session %x", self.boot_id, self._visit.session)
-        self.on_joined(goes_on)
+        if self.registered is not None and self.memories.current is not None:
+            self.memories.mapped = self.memories.current, self.registered.name_space
+            self.tenants = {name: place for place, name in enumerate(self.registered.tenants, 1)}
         if self._subscription is not None:
             if self._on_event is not None and self.joins > 1:
                 self._on_event(EventsLost(count=0), 0)

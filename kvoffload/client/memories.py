@@ -97,6 +97,9 @@ class Memories:
         """Dropped memories that may still be mapped: copies use them, or the driver knows them. The bytes of each, and
         a check whether it is mapped."""
         self.current: SharedMemory | None = None
+        self.mapped: tuple[SharedMemory, int] | None = None
+        """The memory in which look-ups search, with the namespace in it. The link sets it once the server has
+        registered this process's blocks."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -162,7 +165,7 @@ class Memories:
     def close(self) -> None:
         for memory in list(self._by_id.values()):
             self._drop(memory)
-        self.current = None
+        self.current = self.mapped = None
 
     def _drop_unused(self) -> None:
         former = [memory for memory in self._by_id.values() if memory is not self.current]
@@ -184,17 +187,17 @@ class MappedBlocks:
     def __init__(self, memories: Memories, *, groups: int) -> None:
         self._memories = memories
         self._groups = groups
-        self.mapped: tuple[SharedMemory, int] | None = None
-        """The present memory, with the namespace in it. It is set under the client's lock."""
 
     @property
     def memory_id(self) -> int:
-        return 0 if self.mapped is None else self.mapped[0].memory_id
+        mapped = self._memories.mapped
+        return 0 if mapped is None else mapped[0].memory_id
 
     @property
     def session(self) -> int:
         """The engine's session, as numbered within the memory. New leases and slots belong to it."""
-        return 0 if self.mapped is None else self.mapped[0].held.memory_session
+        mapped = self._memories.mapped
+        return 0 if mapped is None else mapped[0].held.memory_session
 
     def memory(self, memory_id: int) -> SegmentMap:
         return self._find_memory(memory_id).segments
@@ -213,14 +216,14 @@ class MappedBlocks:
 
     def lookup(self, group: int, hashes: Buffer) -> npt.NDArray[np.bool_]:
         self.check_group(group)
-        mapped = self.mapped
+        mapped = self._memories.mapped
         if mapped is None:
             return np.zeros(count_hashes(hashes), np.bool_)
         memory, name_space = mapped
         return memory.index.lookup(name_space, group, hashes)
 
     def find_boundary(self, ask: Ask) -> int:
-        mapped = self.mapped
+        mapped = self._memories.mapped
         if mapped is None:
             return ask.local
         memory, name_space = mapped
@@ -243,7 +246,7 @@ class MappedBlocks:
     @property
     def has_room(self) -> bool:
         """Whether part of the pool has never been given out, so that a save there displaces nothing."""
-        mapped = self.mapped
+        mapped = self._memories.mapped
         if mapped is None:
             return False
         index = mapped[0].index

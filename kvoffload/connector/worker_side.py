@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from kvoffload.cache import GroupRule, SegmentMap
-from kvoffload.connector.common.cache_client import CacheClient, CopyPlaces
+from kvoffload.client import Client
+from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.orders import NodeOrders, NodeReport
 from kvoffload.connector.common.step_plan import (
     GroupFacts,
@@ -117,7 +118,7 @@ class WorkerSide:
     def __init__(
         self,
         terms: WorkerTerms,
-        open_cache: Callable[[Register], CopyPlaces],
+        open_cache: Callable[[Register], Client],
         exchange: Exchange = lambda frame: (frame,),
         open_node: Callable[[Register, Sequence[GroupFacts]], CacheClient] | None = None,
     ) -> None:
@@ -131,7 +132,7 @@ class WorkerSide:
         where the scheduler side runs on another node."""
         self._pipeline = Pipeline(exchange)
         self._registration = Registration()
-        self.cache: CopyPlaces | None = None
+        self.cache: Client | None = None
         self.records: RankRecords | None = None
         """This rank's part of records; None until the cache is joined."""
         self._groups: tuple[GroupFacts, ...] = ()
@@ -422,7 +423,7 @@ class WorkerSide:
         self.proxy = NodeProxy(self._open_node(self._register, self._groups), groups=len(self._groups))
         return self.proxy.begin()
 
-    def _open_session(self, groups: tuple[GroupFacts, ...]) -> CopyPlaces:
+    def _open_session(self, groups: tuple[GroupFacts, ...]) -> Client:
         """Opens the session of the whole engine, with the groups of this rank's node."""
         self._groups, rank, sharing = groups, self.terms.rank, self.terms.sharing
         name = name_division(self._name, sharing.list_divisions(groups))

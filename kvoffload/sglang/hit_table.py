@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease
+from kvoffload.client import Client
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import Miss
 from kvoffload.sglang.asked_prompts import AskedPrompts
 from kvoffload.sglang.held_pages import HeldPages, list_lengths
-from kvoffload.sglang.page_cache import FULL, PageCache, PageTerms
+from kvoffload.sglang.page_terms import FULL, PageTerms
 from kvoffload.types import HASH_BYTES
 
 MAX_HELD = 256
@@ -43,7 +44,7 @@ class Hit:
 class HitTable:
     """Owned by the scheduler's thread. It holds `MAX_HELD` hits at most, and each for `HELD_S`."""
 
-    def __init__(self, terms: PageTerms, cache: PageCache, *, clock: Callable[[], float]) -> None:
+    def __init__(self, terms: PageTerms, cache: Client, *, clock: Callable[[], float]) -> None:
         self.prompts = AskedPrompts(cache.note_prompt, page_size=terms.page_size)
         self._terms = terms
         self._cache = cache

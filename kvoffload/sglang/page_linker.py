@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import Publication, ReservedSlots, SegmentMap
+from kvoffload.client import Client
 from kvoffload.errors import KVOffloadError, NativeError, StorageError
 from kvoffload.hash_rows import as_rows, choose_rows
 from kvoffload.native import finish_digests
 from kvoffload.sglang.hit_table import Hit, HitTable
-from kvoffload.sglang.page_cache import FULL, PageCache, PageTerms
+from kvoffload.sglang.page_terms import FULL, PageTerms
 from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, FinishedCopy
 from kvoffload.transfer.copy_engine import CopyTicket
 from kvoffload.types import HASH_BYTES
@@ -88,7 +89,7 @@ class PageLinker:
     def __init__(
         self,
         terms: PageTerms,
-        cache: PageCache,
+        cache: Client,
         engine: CopyEngine,
         *,
         mask: bytes = NO_MASK,

@@ -20,8 +20,8 @@ from kvoffload.protocol import Role
 from kvoffload.sglang.engine_identity import HASH_ALGORITHM, VARIABLES, identify_rank, resolve_arguments
 from kvoffload.sglang.host_pages import HostPages
 from kvoffload.sglang.host_pools import describe_host_pool
-from kvoffload.sglang.page_cache import PageTerms
 from kvoffload.sglang.page_linker import PageLinker
+from kvoffload.sglang.page_terms import PageTerms
 from kvoffload.sglang.pools import KV, MAMBA, SWA, PoolPages, describe_pool
 from kvoffload.sglang.weight_updates import WeightUpdates
 from kvoffload.sglang.weights import WeightMask

@@ -90,7 +90,7 @@ class Worker(Process):
             asked_ns = self.asked_ns.get(job.memory_id)
             is_late = asked_ns is not None and (job.slots is not None or job.begun_ns >= asked_ns)
             assert is_late, f"{self.name} has let go of memory too early"
-        return self.mapped_blocks.may_copy(job.held)
+        return self.blocks.may_copy(job.held)
 
     def end_copies(self) -> None:
         """The process has exited."""
@@ -120,7 +120,7 @@ class Worker(Process):
             self.world.ledger.mark(job, -1)
         if self.is_alive:
             # A save that cannot be published at the memory's own server does not count; its slots are given back.
-            is_told = job.slots is None or self.mapped_blocks.memory_id == job.memory_id
+            is_told = job.slots is None or self.blocks.memory_id == job.memory_id
             if job.slots is not None and is_told:
                 self.world.ledger.publish(self, job.slots)
                 self.blocks.publish(Publication(job.slots, hashes=b"".join(job.names), shard=self.rank), self.now_ns)
@@ -266,7 +266,7 @@ class Scheduler(Process):
     def _hand_out(self, job: Job) -> None:
         job.waiting = set(self.workers)
         job.begun_ns = self.now_ns
-        assert self.mapped_blocks.may_copy(job.held), f"{self.name} has let go of memory that it was given slots in"
+        assert self.blocks.may_copy(job.held), f"{self.name} has let go of memory that it was given slots in"
         self.jobs.append(job)
         for worker in self.workers:
             self.world.timeline.after(self.world.timeline.between_ms(0.05, 3), worker.start_job, job, self)

@@ -12,7 +12,7 @@ from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.joining import HeldMemory, Member
 from kvoffload.client.lanes import Lane, Pending
 from kvoffload.client.link import Link
-from kvoffload.client.memories import MappedBlocks, Memories
+from kvoffload.client.memories import Memories
 from kvoffload.client.terms import LinkState, LinkTerms
 from kvoffload.protocol import (
     Acquired,
@@ -213,10 +213,9 @@ class Process:
             pidfd=FIRST_DESCRIPTOR - self.pid,
             random=world.timeline.random,
         )
-        self.mapped_blocks = MappedBlocks(self.link.memories, groups=len(register.groups))
-        self.blocks = BlockCalls(self.link, self.mapped_blocks, register, terms)
-        self._tell_blocks = self.link.on_joined
-        self.link.on_joined = self._on_joined
+        self.blocks = BlockCalls(self.link, register, terms)
+        self._joins = self._sessions = 0
+        """Joins and sessions of the link that were compared with the server's word."""
         world.timeline.after(0, self.turn)
 
     def note(self, what: str, *arguments: Any) -> None:
@@ -231,6 +230,8 @@ class Process:
 
     def turn(self) -> None:
         """Does what the client's thread does when a message may have come."""
+        if self.link.joins != self._joins:
+            self._check_join()
         if not self.is_alive:
             return
         if self.stopped is not None:
@@ -348,7 +349,11 @@ class Process:
         self.asked_ns.pop(number, None)
         return MappedMemory(held, number, self.world.memories[number], {held.memory_session})
 
-    def _on_joined(self, goes_on: bool) -> None:
+    def _check_join(self) -> None:
+        """Compares a join with what the server knows: whether the session of before goes on."""
+        assert self.link.joins == self._joins + 1
+        goes_on = self.link.sessions == self._sessions
+        self._joins, self._sessions = self.link.joins, self.link.sessions
         assert self._served_on is not None
         truth = self._served_on.truth
         self.note("is JOINED, goes on: %s, memory and session %s before %s", goes_on, truth, self.truth)
@@ -356,4 +361,3 @@ class Process:
             raise AssertionError(f"{self.name} was told goes_on={goes_on}, but has {truth} after {self.truth}")
         self.visits += not goes_on
         self.truth = truth
-        self._tell_blocks(goes_on)

@@ -229,7 +229,7 @@ class World:
         stocks: set[int] = set()
         for scheduler in self.schedulers:
             assert scheduler.link.is_serving, f"{scheduler.name} is not served any more: {scheduler.link.fault}"
-            assert scheduler.mapped_blocks.memory_id == memory.number
+            assert scheduler.blocks.memory_id == memory.number
             assert len(scheduler.link.memories) == 1, f"{scheduler.name} keeps memory that nobody uses"
             assert not stocks & scheduler.stock, "a slot is in two stocks"
             stocks |= scheduler.stock

@@ -187,7 +187,7 @@ def hurried(client: Any) -> Iterator[None]:
 
 def _count_stock(client: Any) -> int | None:
     with client.lock:
-        stocks = client.engine.stocks
+        stocks = client.blocks.stocks
         return None if any(stock.is_asking for stock in stocks) else sum(map(len, stocks))
 
 
@@ -195,7 +195,7 @@ def _count_stock_bytes(side: SchedulerSide) -> int:
     """Counts the bytes of the pool that the slots held ready take."""
     client: Any = side.parts.cache  # type: ignore[union-attr]
     with client.lock:
-        return sum(len(stock) * stock.slot_bytes for stock in client.engine.stocks)
+        return sum(len(stock) * stock.slot_bytes for stock in client.blocks.stocks)
 
 
 class Squatter:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from kvoffload.cache import SegmentMap
-from kvoffload.connector.common.cache_client import CopyPlaces
+from kvoffload.client import Client
 from kvoffload.errors import KVOffloadError
 from kvoffload.transfer.cuda_engine import HostRegistration
 from kvoffload.units import describe_size
@@ -64,7 +64,7 @@ class HostMemory:
     def __init__(
         self,
         engine: RegisteringEngine,
-        cache: CopyPlaces,
+        cache: Client,
         *,
         clock: Callable[[], float] = time.monotonic,
         idle_wait_s: float = IDLE_WAIT_S,
@@ -99,7 +99,7 @@ class HostMemory:
         if self._thread.ident is not None:
             self._thread.join(CLOSE_WAIT_S)
 
-    def follow(self, cache: CopyPlaces) -> None:
+    def follow(self, cache: Client) -> None:
         """Registers another client's memory from now on, and unregisters the former client's."""
         self._cache = cache
         self._wakes.set()

@@ -32,8 +32,8 @@ from kvoffload.cache import (
 from kvoffload.client import PendingAcquire, PromptNote
 from kvoffload.kvspec import GroupSpec, Registration
 from kvoffload.sglang.host_pools import describe_host_pool
-from kvoffload.sglang.page_cache import PageTerms
 from kvoffload.sglang.page_linker import GroupRows, PageLinker
+from kvoffload.sglang.page_terms import PageTerms
 from kvoffload.sglang.pools import describe_pool
 from kvoffload.transfer import CopyEngine, open_engine
 from kvoffload.types import Fingerprint

@@ -22,7 +22,7 @@ from kvoffload.protocol.message import Event
 from kvoffload.units import MIB
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
 from tests.kit.children import child, stop
-from tests.kit.client.served import WAIT_S, find_servers
+from tests.kit.client.served import WAIT_S, find_servers, wait_for
 from tests.unit.client.conftest import SERVER, make_terms
 
 
@@ -123,6 +123,15 @@ async def test_it_joins_again(tmp_path: Path) -> None:
         await router.close()
     assert client.state is LinkState.CLOSED
     assert any(isinstance(event, EventsLost) for event in told)
+
+
+def test_a_loop_that_has_ended_is_told_nothing(socket_path: Path) -> None:
+    client = asyncio.run(served(socket_path))
+    for _ in range(2):
+        client.wire.on_unsent()
+        wait_for(lambda: not client.is_woken)
+    asyncio.run(client.close())
+    assert client.state is LinkState.CLOSED
 
 
 async def test_a_private_server_is_found_beside_the_loop(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from kvoffload.cache import AcquireOutcome, Ask, BlockLease, CacheGeometry, Publ
 from kvoffload.client.block_calls import BlockCalls, FarTerms, HintTerms, cut_batches, read_numbers, to_blob
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.memories import MappedBlocks, Memories
+from kvoffload.client.memories import Memories
 from kvoffload.client.terms import LinkTerms
 from kvoffload.protocol import (
     Abort,
@@ -80,8 +80,7 @@ class Setting:
         self.wire = FakeWire()
         self.link: Link = make_link(self.wire, terms=terms)
         self.link.memories = Memories(keeps_former=False, open_memory=IndexedMemory, name=lambda held: held.index)
-        self.mapped = MappedBlocks(self.link.memories, groups=len(geometry.groups))
-        self.blocks = BlockCalls(self.link, self.mapped, register_of(geometry), terms)
+        self.blocks = BlockCalls(self.link, register_of(geometry), terms)
         self.script = Script(self.link, self.wire)
         self.script.join(**join)
 
@@ -216,7 +215,7 @@ def test_a_lease_of_former_memory_is_released_without_a_word() -> None:
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(boot_id=2, memory=NO_FILE + 10)
-    assert setting.mapped.memory(NO_FILE) == "segments"
+    assert setting.blocks.memory(NO_FILE) == "segments"
     setting.blocks.release(pending.found.lease, 0)
     assert setting.wire.take_all() == []
     assert former.is_closed
@@ -229,7 +228,7 @@ def test_a_request_that_is_lost_with_its_connection_is_a_miss() -> None:
     setting.link.on_hang_up(setting.script.now_ns, "gone")
     assert pending.found.outcome is AcquireOutcome.MISS
     # Mapped memory can be looked up all the same.
-    assert setting.mapped.lookup(0, CHAIN).sum() == 4
+    assert setting.blocks.lookup(0, CHAIN).sum() == 4
 
 
 def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:

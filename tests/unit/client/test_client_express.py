@@ -65,10 +65,9 @@ async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path
     """32,000 blocks are a frame of a megabyte."""
     with served(socket_path) as client:
         await save(AsAwaited(client))
-        mapped = client.mapped
-        assert mapped is not None
+        assert client.link.memories.mapped is not None
         long = CHAIN + make_chain(9, 16) * 2000
-        client.find_boundary = lambda *_, **__: len(long) // 32 * 16  # type: ignore[method-assign]
+        client.blocks.find_boundary = lambda *_, **__: len(long) // 32 * 16  # type: ignore[method-assign]
         for _ in range(3):
             found = client.acquire(Ask(long))
             assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, TOKENS)

@@ -165,16 +165,15 @@ def test_what_may_have_been_lost_is_said_again_to_a_session_that_goes_on(
 
 def test_an_adopted_session_goes_on(link: Link, script: Script) -> None:
     """The welcome cannot know it: the memory was adopted after it."""
-    told: list[bool] = []
-    link.on_joined = told.append
     script.join(session=5, resume=(9 << 32) + 5)
+    first = link.sessions
     link.tell(lease(1), script.now_ns)
     link.on_hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     script.verdict = AdoptVerdict.WANTED
     again = script.join(boot_id=2, session=(7 << 32) + 5, adopted_boot_id=1)
     assert one_ways(again) == [(1, lease(1))]
-    assert told == [False, True]
+    assert (first, link.sessions) == (1, 1)
     greeting = script.wire.lifeline[1][0].message
     assert (greeting.former_session, greeting.former_boot_id) == ((9 << 32) + 5, 1)  # type: ignore[attr-defined]
     offer, descriptors = script.wire.lifeline[2]
@@ -184,28 +183,26 @@ def test_an_adopted_session_goes_on(link: Link, script: Script) -> None:
 
 def test_other_memory_hears_nothing_of_the_old_one(link: Link, script: Script) -> None:
     """Its tickets and leases have the same numbers."""
-    told: list[bool] = []
-    link.on_joined = told.append
     script.join()
+    first = link.sessions
     link.tell(lease(1), script.now_ns)
     link.on_hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     assert one_ways(script.join(boot_id=2, memory=NO_FILE + 10)) == []
-    assert told == [False, False]
+    assert (first, link.sessions) == (1, 2)
 
 
 @pytest.mark.parametrize("boot_id", [1, 2])
 def test_another_session_of_the_same_memory_is_not_the_old_one(link: Link, script: Script, boot_id: int) -> None:
     """This holds whatever the welcome says. One-way messages are sent again: they may name slots that the new session
     has given."""
-    told: list[bool] = []
-    link.on_joined = told.append
     script.join(session=0x70005)
+    first = link.sessions
     link.tell(lease(1), script.now_ns)
     link.on_hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     assert one_ways(script.join(boot_id=boot_id, session=0x70006, adopted_boot_id=9)) == [(1, lease(1))]
-    assert told == [False, False]
+    assert (first, link.sessions) == (1, 2)
 
 
 def test_answers_of_another_server_are_none(link: Link, wire: FakeWire, script: Script) -> None:

@@ -208,12 +208,13 @@ BLOCKS = 5000
 
 def estimate(present: npt.NDArray[np.bool_], **asked: Any) -> tuple[int, int]:
     """Returns the boundary, in blocks of 16 tokens, and how many blocks were looked at."""
-    blocks = MappedBlocks(make_memories(), groups=1)
+    memories = make_memories()
+    blocks = MappedBlocks(memories, groups=1)
     numbers = np.zeros((BLOCKS, 4), "<u8")
     numbers[:, 0] = np.arange(BLOCKS)
     index = NumberedIndex(present)
     memory: Any = SimpleNamespace(index=index, memory_id=1)
-    blocks.mapped = memory, 0
+    memories.mapped = memory, 0
     found = blocks.estimate_boundary(Ask(numbers.tobytes(), **asked), block_tokens=16)
     assert found % 16 == 0
     return found // 16, index.asked

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import Client
-from kvoffload.connector.common.cache_client import CacheClient, CopyPlaces
+from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.nodes.all_nodes import AllNodes
 from tests.kit.connector.local_client import LocalClient, LocalPlaces
 
-KINDS = {kind.__name__: kind for kind in (Client, AllNodes, LocalClient, LocalPlaces)}
+KINDS = {kind.__name__: kind for kind in (Client, AllNodes, LocalClient)}
 
 
 def find_calls(protocol: type) -> list[str]:
@@ -31,10 +31,9 @@ def test_clients_are_called_in_the_same_way(kind: str, call: str) -> None:
     assert names_of(getattr(KINDS[kind], call)) == names_of(getattr(CacheClient, call))
 
 
-@pytest.mark.parametrize("kind", ["Client", "LocalPlaces"])
-@pytest.mark.parametrize("call", find_calls(CopyPlaces))
-def test_workers_call_them_in_the_same_way(kind: str, call: str) -> None:
-    assert names_of(getattr(KINDS[kind], call)) == names_of(getattr(CopyPlaces, call))
+@pytest.mark.parametrize("call", find_calls(LocalPlaces))
+def test_workers_call_them_in_the_same_way(call: str) -> None:
+    assert names_of(getattr(Client, call)) == names_of(getattr(LocalPlaces, call))
 
 
 @pytest.mark.parametrize("name", [name for name, value in vars(CacheClient).items() if isinstance(value, property)])
