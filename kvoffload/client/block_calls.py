@@ -315,15 +315,18 @@ class BlockCalls(MappedBlocks):
             return
         # The pool grows, and fills.
         stocks = self.stocks
-        fit_stocks(stocks, mapped[0].index.ready_bytes, is_full=not self.has_room)
+        pool_bytes, is_full = mapped[0].index.ready_bytes, not self.has_room
+        fit_stocks(stocks, pool_bytes, is_full=is_full)
         for stock in stocks:
-            if self._link.is_closing:
-                self.abort(stock.take(self.memory_id, self.session, len(stock)), now_ns)
-                continue
-            count = stock.missing(now_ns)
+            is_closing = self._link.is_closing
+            if spare := len(stock) if is_closing else stock.surplus(now_ns):
+                self.abort(stock.take(self.memory_id, self.session, spare), now_ns)
+            count = 0 if is_closing else stock.missing(now_ns)
             if count:
-                stock.is_asking = True
+                stock.asked = count
                 stock.lacking = 0
+                # The next group cannot have the bytes that this one gets beyond its limit.
+                fit_stocks(stocks, pool_bytes, is_full=is_full)
                 message = Credits(name_space=mapped[1], group=stock.group, count=count)
                 request = self._link.ask(message, now_ns, self._call_ns)
                 request.when_over(partial(self._put, stock, request))
@@ -449,7 +452,7 @@ class BlockCalls(MappedBlocks):
         return pending
 
     def _put(self, stock: CreditStock, request: Pending) -> None:
-        stock.is_asking = False
+        stock.asked = 0
         assert isinstance(request.message, Credits)
         granted = 0
         if isinstance(request.answer, CreditsGranted):

@@ -15,12 +15,14 @@ FULL_POOL_SHARE = 32
 """The same for a pool that is full: there, slots held ready take the place of blocks."""
 MAX_SLOTS = 32_768
 """The most slots that are held ready for one group."""
+KEPT_NS = 1_000_000_000
+"""Slots beyond the limit of a stock go back to the server when no save has taken any for so many nanoseconds."""
 _NONE = np.empty(0, np.uint64)
-_LEAST = 8
 
 
 class CreditStock:
-    """Holds slots of one group, ready to be taken: at most `high`; it is filled up again below half of that.
+    """Holds slots of one group, ready to be taken: `high` of them, and for a moment those that a save lacked. It is
+    filled up again below half of `high`.
 
     `whole`: the smallest number of slots that is of use."""
 
@@ -32,13 +34,26 @@ class CreditStock:
         """How many slots a save wanted beyond those in stock. They are asked for once, up to `most` in all."""
         self.slot_bytes = max(slot_bytes, 1)
         self.tickets = self._addresses = _NONE
-        self.is_asking = False
+        self.asked = 0
+        """How many slots are on their way."""
         self.not_before_ns = 0
         """Time before which no slots are asked for. It is set when a grant was short: the pool has no room until some
         is released."""
+        self._untaken_since_ns = 0
+        """Since when the stock has held more than `high` without a save taking any; 0: not so now."""
 
     def __len__(self) -> int:
         return len(self.tickets)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether slots are on their way."""
+        return self.asked > 0
+
+    @property
+    def held(self) -> int:
+        """Number of slots that are there, or on their way."""
+        return len(self.tickets) + self.asked
 
     def missing(self, now_ns: int) -> int:
         """Returns how many slots to ask for now; 0: enough are there or on their way."""
@@ -49,6 +64,13 @@ class CreditStock:
             return max(min(self.high + self.lacking, max(self.high, self.most)) - ready, 0)
         return self.high - ready if 2 * ready < self.high else 0
 
+    def surplus(self, now_ns: int) -> int:
+        """Returns how many slots to give back: those beyond `high`, after a while in which no save has taken any."""
+        beyond = max(len(self.tickets) - self.high, 0)
+        if not beyond or not self._untaken_since_ns:
+            self._untaken_since_ns = now_ns if beyond else 0
+        return beyond if beyond and now_ns >= self._untaken_since_ns + KEPT_NS else 0
+
     def put(self, tickets: npt.NDArray[np.uint64], addresses: npt.NDArray[np.uint64]) -> None:
         granted = tickets != 0
         self.tickets = np.concatenate([self.tickets, tickets[granted]])
@@ -58,22 +80,26 @@ class CreditStock:
         """Takes so many slots, or as many as are there."""
         taken = ReservedSlots(memory_id, session, self.group, self.tickets[:count], self._addresses[:count])
         self.tickets, self._addresses = self.tickets[count:], self._addresses[count:]
+        self._untaken_since_ns = 0
         return taken
 
     def clear(self) -> None:
         """Forgets the slots: they do not belong to this process any more."""
         self.tickets = self._addresses = _NONE
-        self.is_asking = False
-        self.lacking = 0
+        self.asked = self.lacking = 0
 
 
 def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool = False) -> None:
-    """Sets the limit of each stock. In a small pool each group gets the same part of what it wants, and always some."""
+    """Sets the limits of each stock. In a small pool each group gets the same part of what it wants, at least one slot.
+    Any group may have what a save lacks of the eighth of the pool, as far as others do not hold it."""
     wanted_bytes = max(sum(stock.wanted * stock.slot_bytes for stock in stocks), 1)
     most = min(1.0, pool_bytes / POOL_SHARE / wanted_bytes)
     share = min(1.0, pool_bytes / FULL_POOL_SHARE / wanted_bytes) if is_full else most
+    left_bytes = pool_bytes // POOL_SHARE
     for stock in stocks:
-        # A stock is filled up below half: enough slots for one whole piece are there even then.
-        stock.most = int(stock.wanted * most)
-        whole = min(2 * stock.whole, stock.most)
-        stock.high = min(stock.wanted, max(int(stock.wanted * share), whole, _LEAST))
+        # A stock is filled up below half: enough slots for one whole window are there even then.
+        window = min(2 * stock.whole, int(stock.wanted * most)) if stock.whole > 1 else 0
+        stock.high = min(stock.wanted, max(int(stock.wanted * share), window, 1))
+        left_bytes -= max(stock.high, stock.held) * stock.slot_bytes
+    for stock in stocks:
+        stock.most = max(stock.high, stock.held) + max(left_bytes, 0) // stock.slot_bytes

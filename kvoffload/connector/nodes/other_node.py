@@ -92,10 +92,10 @@ class OtherNode:
         is_late = now_s >= self._asked_s + ANSWER_WAIT_S
         for stock in self._stocks:
             if is_late:
-                stock.is_asking = False
+                stock.asked = 0
             count = stock.missing(int(now_s * _SECOND_NS))
             if count:
-                stock.is_asking = True
+                stock.asked = count
                 self._slots[stock.group] = count
                 self._asked_s = now_s
 
@@ -130,7 +130,7 @@ class OtherNode:
     # ---- inside ----
 
     def _put(self, stock: CreditStock, slots: ReservedSlots) -> None:
-        stock.is_asking = False
+        stock.asked = 0
         if (slots.memory_id, slots.session) != (self.state.memory_id, self.state.session):
             return
         stock.put(slots.tickets, slots.addresses)

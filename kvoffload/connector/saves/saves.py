@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 MAX_STEPS_WAITED = 200
 """Steps after which the engine is no longer asked to wait for what a save has pinned."""
 NoteSaved = Callable[[TrackedRequest, int, range, bytes], None]
+Keep = Callable[[Sequence[Candidates], int], bool]
 
 
 @dataclass(eq=False)
@@ -112,7 +113,8 @@ class Saves:
         self._on_the_way: list[set[int]] = [set() for _ in groups.facts]
         """The first 64-bit words of the names of blocks that are being saved, by group."""
         self._ended: list[Candidates] = []
-        """Blocks of requests that have ended since the last plan. They are pinned, and the next plan saves them."""
+        """Blocks of requests that have ended since the last plan, and states for which the last plan had no slots. They
+        are pinned, and the next plan saves them."""
         self.version = 0
         """A number that changes whenever something was published."""
         self._next_under_way = 0
@@ -189,20 +191,21 @@ class Saves:
         ended = self._take_ended() if self._ended else []
         try:
             if ended:
-                self._reserve(ended, parts, is_last=True)
-            # States first: they are offered once, while a full block can be saved in a later step too.
+                self._reserve(ended, parts, keep=self._keep)
+            # States first: the engine offers them once, while a full block can be saved in a later step too.
             for request_id, offers in state.boundary_state_offloads.items():
                 tracked = requests.get(request_id)
                 if tracked is not None and self._may_save(tracked):
                     if tracked not in due and request_id in scheduled:
                         due.append(tracked)
-                    self._reserve(self.policy.choose(list(self._find_states(tracked, offers))), parts, is_last=True)
+                    states = self.policy.choose(list(self._find_states(tracked, offers)))
+                    self._reserve(states, parts, keep=self._keep_states)
             if not self.policy.saves_at_once:
                 room = None
             elif due and (room is None or ended):
                 room = self._find_room()
             self._look_at(due, scheduled, state, room, look)
-            self._reserve(self.policy.choose(look.candidates), parts)
+            self._reserve(self.policy.choose(look.candidates), parts, keep=_put_back)
             for tracked in look.waiting:
                 self.look_out.wait(tracked)
             for tracked, full in look.looked_at:
@@ -334,6 +337,10 @@ class Saves:
         if self.groups.is_staged:
             for first, others in self.groups.other_stages.items():
                 slots[first] = min(slots[group] for group in (first, *others))
+        for group in groups:
+            # States take slots before this room is divided, and wait for slots by themselves.
+            if self.groups.rules[group].reuse is ReuseRule.EXACT_BOUNDARY:
+                slots[group] = self._pins.room
         return SaveRoom(
             slots=slots,
             most_slots=[self._cache.most_slots(group) for group in groups],
@@ -394,9 +401,10 @@ class Saves:
             self._pins.unpin(one.list_blocks())
         return ended
 
-    def _reserve(self, candidates: Sequence[Candidates], parts: list[GroupSave], *, is_last: bool = False) -> None:
+    def _reserve(self, candidates: Sequence[Candidates], parts: list[GroupSave], *, keep: Keep) -> None:
         """Adds pins and slots to `parts` for blocks that the policy has chosen, as far as there is room. Each part is
-        the caller's as soon as it is added, also if a later one fails. With `is_last` the rest is not offered again."""
+        the caller's as soon as it is added, also if a later one fails. `keep` takes the candidates of a group and the
+        index of the first block without room, and returns whether it is offered again."""
         for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
             mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
             names = [one.tracked.chain.names(group, one.positions) for one in mine]
@@ -410,8 +418,7 @@ class Saves:
                 np.concatenate([one.blocks for one in mine]),
                 tenant,
             )
-            keep = partial(self._keep, mine) if is_last else partial(_put_back, mine)
-            parts += self._reserve_named(named, keep)
+            parts += self._reserve_named(named, partial(keep, mine))
 
     def _reserve_named(
         self, named: NamedBlocks, put_back: Callable[[int], bool], *, is_next: bool = False
@@ -484,6 +491,14 @@ class Saves:
 
     def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
         return self.policy.keep(candidates)
+
+    def _keep_states(self, candidates: Sequence[Candidates], index: int) -> bool:
+        """Pins states, which have one block each, from `index` on. The next plan saves them: their slots were asked for
+        just now, and the engine does not offer them again."""
+        if not self.policy.keep(candidates):
+            for one in candidates[index:]:
+                self._pin_ended(one)
+        return True
 
     def _look_again(self, _index: int) -> bool:
         self.policy.look_again()

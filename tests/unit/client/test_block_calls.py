@@ -10,6 +10,7 @@ import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask, BlockLease, CacheGeometry, Publication, ReservedSlots
 from kvoffload.client.block_calls import BlockCalls, FarTerms, HintTerms, cut_batches, read_numbers, to_blob
+from kvoffload.client.credit_stock import KEPT_NS
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
@@ -265,6 +266,25 @@ def test_of_a_full_pool_a_hybrid_model_asks_for_what_was_lacking_too(geometry: C
     assert len(setting.blocks.take(0, 28, setting.script.now_ns)) == 9
     (call,) = setting.wire.take_all()
     assert call.message == Credits(name_space=4, group=0, count=asked)
+
+
+def test_slots_beyond_the_stock_that_no_save_takes_go_back() -> None:
+    """A pool that has become full holds fewer slots ready than it did while it had room."""
+    setting = Setting(LinkTerms(stock_slots=(1000,)))
+    group = PLAIN.groups[0]
+    setting.index.ready_bytes = 320 * group.record_bytes * group.shards
+    now_ns = setting.script.now_ns
+    setting.blocks.refill(now_ns)
+    (call,) = setting.wire.take_all()
+    assert call.message == Credits(name_space=4, group=0, count=40)
+    tickets = np.arange(1, 41, dtype="<u8")
+    setting.script.answer(call, CreditsGranted(tickets=tickets.tobytes(), addresses=tickets.tobytes()))
+    setting.index.used_bytes = setting.index.ready_bytes
+    setting.blocks.refill(now_ns)
+    assert setting.wire.take_all() == []
+    setting.blocks.refill(now_ns + KEPT_NS)
+    assert [call.message for call in setting.wire.take_all()] == [Abort(tickets=tickets[:30].tobytes())]
+    assert setting.blocks.ready_slots(now_ns + KEPT_NS) == [10]
 
 
 def test_a_server_that_ends_gets_its_slots_back_and_is_asked_for_none() -> None:

@@ -268,6 +268,29 @@ def test_recurrent_states_are_saved_only_where_the_engine_hands_them_off() -> No
     assert engine.pool.blocks[block].ref_cnt == 2
 
 
+def test_a_state_for_which_there_was_no_slot_is_saved_by_the_next_plan() -> None:
+    """The engine offers it once. The slots that it lacked are there by then, or it is given up."""
+    engine = make_engine(HYBRID, extra={"save_policy": "eager"})
+    for name, slots in (("a", None), ("b", 0)):
+        begin = 100 * ord(name)
+        engine.admit(engine.arrive(name, range(begin, begin + 30)))
+        engine.report(engine.step(offers={}))
+        engine.cache.slots_left = 0
+        block = engine.manager.get_block_ids(name)[0][6]
+        assert engine.step(offers={name: [(0, block, 28)]}).saves == ()
+        assert engine.pool.blocks[block].ref_cnt == 2
+        assert engine.connector.has_pending_push_work()
+        engine.cache.slots_left = slots
+        plan = engine.step(offers={})
+        assert saved_blocks(plan, 0) == ([] if slots == 0 else [block])
+        engine.report(plan)
+        assert engine.pool.blocks[block].ref_cnt == 1
+        engine.cache.slots_left = None
+        engine.finish(engine.requests[name])
+        engine.report(engine.step())
+    engine.assert_at_rest()
+
+
 def test_the_engines_own_hand_off_is_the_last_whole_block() -> None:
     engine = make_engine(HYBRID)
     request = engine.arrive("a", range(30))
