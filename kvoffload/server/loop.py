@@ -319,7 +319,7 @@ class CacheServer:
                 waiting[ready] = flags
             else:
                 self.channels.serve(ready, self.core, self._send, self._clock_ns)
-        for file in self._lifelines.choose(waiting):
+        for file in self.channels.choose(self._lifelines.choose(waiting)):
             reads, writes = bool(waiting[file] & ~zmq.POLLOUT), bool(waiting[file] & zmq.POLLOUT)
             if not self._lifelines.on_ready(file, reads=reads, writes=writes):
                 self.channels.on_ready(file, reads=reads, writes=writes)
@@ -331,7 +331,8 @@ class CacheServer:
         self._watch_log_ns = self._clock_ns() + LOG_PAUSE_NS
 
     def _is_drained(self) -> bool:
-        return not (self.channels.has_long or self._express.has_untold) and self.core.is_drained(self._clock_ns())
+        has_untold = self._express.has_untold or (self.peers is not None and self.peers.has_untold)
+        return not (self.channels.has_long or has_untold) and self.core.is_drained(self._clock_ns())
 
     def _ends_by_itself(self) -> bool:
         """Whether the server is private and ends now: no engine uses it, and none is about to connect. An engine that

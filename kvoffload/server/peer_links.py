@@ -108,6 +108,11 @@ class PeerLinks:
         """Returns a descriptor that is readable when links have stored, removed or asked for something."""
         return self._queue.fileno()
 
+    @property
+    def has_untold(self) -> bool:
+        """Whether `tell` has something to report."""
+        return self._queue.has_more
+
     def attach(self, domain: str, cache: LocalCache, chain: TierChain | None = None) -> PeerAccess:
         """Connects the domain's memory and its slower tiers. Returns the access through which links work on them."""
         loop = LoopLink(domain, self._queue, None if chain is None else chain.find_near)
@@ -116,14 +121,15 @@ class PeerLinks:
         return access
 
     def tell(self, core: PeeredCore, now_ns: int) -> None:
-        """Reports to the core what links have stored, removed or asked for since the last call."""
+        """Reports to the core what links have stored, removed or asked for, in its order. One call reports a bounded
+        number of blocks, and `fileno` stays readable while there are more."""
         blocks, lost = self._queue.take()
         for one in blocks:
             space = Space(domain=one.domain, name_space=one.space.number, fingerprint=one.space.fingerprint)
             if isinstance(one, PutBlocks):
                 core.tell_stored(space, StoredBlocks(one.group, one.hashes, one.parents))
             elif isinstance(one, RemovedBlocks):
-                one.is_done.set_result(core.tiers.forget(space, one.group, one.hashes))
+                one.end_part(is_right=core.tiers.forget(space, one.group, one.hashes))
             elif isinstance(one, WantedBlocks):
                 then = partial(one.is_done.set_result, True)
                 core.tiers.bring(space, one.group, one.hashes, now_ns, wait_s=one.wait_s, then=then)

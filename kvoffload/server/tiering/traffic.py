@@ -99,6 +99,8 @@ class TierTraffic:
 
     def next_s(self) -> float | None:
         """Returns the latest time at which `advance` has something to do."""
+        if self.writes.is_behind:
+            return self._advanced_s
         next_s = self._reads.next_s()
         if self._reads.awaits_writer:
             return self._advanced_s + WRITER_LOOK_S if next_s is None else min(next_s, self._advanced_s + WRITER_LOOK_S)
@@ -193,7 +195,7 @@ class TierTraffic:
         self.writes.flush()
         while not self.writes.is_idle and now_s() < end_s:
             self.advance(now_s())
-            select.select([self.fileno()], [], [], LOOK_S)
+            select.select([self.fileno()], [], [], 0.0 if self.writes.is_behind else LOOK_S)
         try:
             self._tier.close()
         except TierError as fault:

@@ -12,7 +12,15 @@ from kvoffload.cache import LeasedGroup, LeaseFor, LeaseId, LocalCache, SessionI
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
-from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, WriteRule, cut_pieces
+from kvoffload.server.tiering.terms import (
+    PIECE_BLOCKS,
+    FindSpace,
+    TierCounts,
+    TierSpace,
+    TierTerms,
+    WriteRule,
+    cut_pieces,
+)
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 from kvoffload.tiers.base import RecordBatch
 from kvoffload.types import HASH_BYTES
@@ -20,6 +28,11 @@ from kvoffload.types import HASH_BYTES
 _LOOKS = 3
 """Attempts to lease those of a piece's blocks that are there, before it is given up: another thread may evict in
 between."""
+_TURN_BLOCKS = 4 * PIECE_BLOCKS
+"""Number of blocks of which one `advance` makes writes, rounded up to a whole piece."""
+_UNDER_WAY_BLOCKS = 8 * PIECE_BLOCKS
+"""Number of blocks under way, rounded up likewise. More of small records would take the server's loop for too long when
+they all end at once."""
 _NO_PARENT = bytes(HASH_BYTES)
 
 
@@ -42,7 +55,8 @@ class _Noted:
     def may_have(self, more: _Noted, limit_bytes: int) -> bool:
         """Whether the two can be written as one piece."""
         is_same = self.space is more.space and self.group == more.group
-        return is_same and self.size_bytes + more.size_bytes <= limit_bytes
+        count = len(self.hashes) + len(more.hashes)
+        return is_same and count <= PIECE_BLOCKS and self.size_bytes + more.size_bytes <= limit_bytes
 
     def with_more(self, more: _Noted) -> _Noted:
         hashes, parents = (self.hashes, more.hashes), (self.parents, more.parents)
@@ -87,6 +101,9 @@ class TierWrites:
         self._queued_bytes = 0
         self._writing: dict[int, _Writing] = {}
         """Pieces that the tier is writing, by its ticket."""
+        self._under_way_blocks = 0
+        self.is_behind = False
+        """Whether `advance` has more to do at once."""
         self.on_written: OnWritten = lambda *_: None
         """Called with blocks that the tier has from now on."""
 
@@ -162,8 +179,13 @@ class TierWrites:
         self._take_kept(0, is_bounded=False)
 
     def advance(self, now_s: float) -> None:
-        """Gives the tier as many pieces as it may have."""
-        while self._queue and self._cache is not None and self.rate.queued_bytes < self._terms.under_way_bytes:
+        """Gives the tier as many pieces as it may have, or some of them: then it `is_behind`."""
+        self.is_behind, left = False, _TURN_BLOCKS
+        while self._queue and self._may_write():
+            if left <= 0:
+                self.is_behind = True
+                return
+            left -= len(self._queue[0].hashes)
             noted = self._queue.popleft()
             self._queued_bytes -= noted.size_bytes
             if not self._write(noted, now_s):
@@ -191,6 +213,7 @@ class TierWrites:
         moved = int(is_written.sum()) * noted.space.record_bytes(noted.group)
         self.rate.end(size_bytes, now_s, moved_bytes=moved)
         if not writing.waits_for:
+            self._under_way_blocks -= len(noted.hashes)
             self._cache.release(self._session, writing.lease)
             for shard in range(noted.space.shards(noted.group) if writing.forgotten.any() else 0):
                 names = noted.space.names(noted.group, noted.hashes[writing.forgotten].tobytes(), shard)
@@ -211,6 +234,10 @@ class TierWrites:
         if len(noted.hashes) and self._cache is not None:
             there = np.ones(len(noted.hashes), np.bool_)
             self._cache.leave_tier_notes(noted.space.number, noted.group, noted.hashes.tobytes(), there)
+
+    def _may_write(self) -> bool:
+        has_room = self._under_way_blocks < _UNDER_WAY_BLOCKS and self.rate.queued_bytes < self._terms.under_way_bytes
+        return has_room and self._cache is not None
 
     def _take_kept(self, limit_bytes: int, *, is_bounded: bool = True) -> None:
         while self._kept and self._kept_bytes > limit_bytes:
@@ -289,6 +316,8 @@ class TierWrites:
             self.rate.begin(writing.size_bytes // space.shards(group), now_s)
         if not writing.waits_for:
             cache.release(self._session, lease)
-        elif writing.waits_for < space.shards(group):
+            return False
+        self._under_way_blocks += count
+        if writing.waits_for < space.shards(group):
             writing.is_good[:] = False
-        return writing.waits_for > 0
+        return True

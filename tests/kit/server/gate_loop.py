@@ -25,7 +25,8 @@ class Loop:
 
     def turn(self, gate: TcpGate) -> int:
         """Turns once, and returns how many files were ready."""
-        ready = self.poll.poll(1)
-        for file, flags in ready:
+        ready = dict(self.poll.poll(1))
+        for file in gate.choose(ready):
+            flags = ready[file]
             gate.on_ready(file, reads=bool(flags & ~select.POLLOUT), writes=bool(flags & select.POLLOUT))
         return len(ready)

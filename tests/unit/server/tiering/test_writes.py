@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from kvoffload.cache import StoredBlocks
-from kvoffload.server.tiering.terms import WriteRule
+from kvoffload.cache import CacheGeometry, CacheGroup, StoredBlocks
+from kvoffload.server.tiering.terms import PIECE_BLOCKS, WriteRule
 from kvoffload.tiers import RecordOutcome
-from tests.kit.cache.cache_model import HYBRID, PLAIN, block_hashes, make_chain
+from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, block_hashes, make_chain
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting
 
 BLOCK = 4096
+SMALLEST = CacheGeometry(hash_block_size=16, groups=(CacheGroup(rule=PLAIN.groups[0].rule, record_bytes=8),))
+
+
+@pytest.fixture
+def many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TierSetting, "cache_terms", replace(SMALL, entry_limit=16 * PIECE_BLOCKS))
 
 
 def written(setting: TierSetting, chain: bytes, group: int = 0) -> int:
@@ -47,6 +55,47 @@ def test_consecutive_blocks_go_together_in_pieces() -> None:
         setting.save(CHAIN)
         setting.turn()
         assert setting.tier.asked == [("put", 6), ("put", 6), ("put", 4)]
+
+
+@pytest.mark.usefixtures("many_entries")
+def test_a_turn_writes_a_bounded_number_of_small_blocks() -> None:
+    with tier_setting(SMALLEST, queue_s=1e9) as setting:
+        setting.save(make_chain(1, 10 * PIECE_BLOCKS))
+        setting.tier.is_held = True
+        turns = []
+        for _ in range(4):
+            setting.turn(times=1)
+            turns.append(setting.tier.asked[:])
+            setting.tier.asked.clear()
+            is_due = setting.traffic.next_s() == setting.now_s
+            assert is_due is (len(turns) == 1)
+        assert turns == [[("put", PIECE_BLOCKS)] * 4] * 2 + [[]] * 2
+        # So a bounded number ends in a turn, too.
+        setting.tier.is_held = False
+        setting.turn()
+        assert setting.traffic.counts.written == 10 * PIECE_BLOCKS
+
+
+@pytest.mark.usefixtures("many_entries")
+def test_what_needs_no_write_takes_its_part_of_a_turn() -> None:
+    chain = make_chain(1, 6 * PIECE_BLOCKS)
+    with tier_setting(SMALLEST, queue_s=1e9) as setting:
+        setting.save(chain)
+        setting.cache.clear(setting.name_space)
+        setting.turn(times=1)
+        assert setting.traffic.counts.dropped_gone == 4 * PIECE_BLOCKS
+        assert setting.traffic.next_s() == setting.now_s
+        setting.turn(times=1)
+        assert setting.traffic.is_idle
+
+
+@pytest.mark.usefixtures("many_entries")
+def test_small_blocks_that_are_saved_one_by_one_make_pieces_that_are_bounded() -> None:
+    with tier_setting(SMALLEST, queue_s=1e9) as setting:
+        for number in range(3):
+            setting.save(make_chain(number, PIECE_BLOCKS // 2))
+        setting.turn(times=1)
+        assert setting.tier.asked == [("put", PIECE_BLOCKS), ("put", PIECE_BLOCKS // 2)]
 
 
 def test_a_slow_tier_drops_what_would_wait_too_long_and_counts_it() -> None:
