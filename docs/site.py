@@ -16,7 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site-pages"
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
-DECISIONS = "docs/decisions"
 STYLE = "docs/site.css"
 AS_THEY_ARE = {".png", ".webp", ".svg", ".json"}
 """Files that a browser shows, or that are too long for a page."""
@@ -40,7 +39,6 @@ class SitePages:
             self._add_page(name)
         for file in sorted((self._root / "docs").rglob("*.md")):
             self._add_page(file.relative_to(self._root).as_posix())
-        self._add_folder(DECISIONS)
         self.copies.add(STYLE)
         return self
 
@@ -80,7 +78,8 @@ class SitePages:
         """Returns where it is found on the site."""
         file = self._root / path
         if file.is_dir():
-            return self._add_folder(path)
+            has_page = (file / "README.md").exists() and path.startswith("docs/")
+            return self._add(f"{path}/README.md") if has_page else self._add_folder(path)
         if file.suffix == ".md":
             self._add_page(path)
             return path
@@ -97,8 +96,7 @@ class SitePages:
         page = f"{path}/index.md"
         if page in self.texts:
             return page
-        title = "Decisions" if path == DECISIONS else path
-        self.texts[page] = f"# {title}\n\n"
+        self.texts[page] = f"# {path}\n\n"
         for name in _list_folder(self._root / path):
             there = self._add(f"{path}/{name}")
             self.texts[page] += f"* [{self._find_title(there, name)}]({posixpath.relpath(there, path)})\n"
