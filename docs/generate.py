@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from code. `make docs`; tests/house compares them with the code."""
+"""Makes the reference pages from code. `make docs` writes those that are committed; tests/house compares them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ NOTE = "<!-- Made by docs/generate.py from {source}; `make docs` rewrites it. --
 
 
 def render_pages() -> dict[str, str]:
-    """By file name, from here."""
+    """The committed pages, by file name from here."""
     return {
         "configuration.md": _configuration(),
         "errors.md": _errors(),
-        "labels.md": _labels(),
         "metrics.md": _metrics(),
-        "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
         "../examples/monitoring/grafana.json": render_dashboard(),
         "security.md": _security(),
         "write-a-tier.md": _write_a_tier(),
+    }
+
+
+def render_site_pages() -> dict[str, str]:
+    """Pages of the site alone, which are not committed, by path from the root of the repository."""
+    return {
+        "docs/labels.md": _labels(),
+        "docs/protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
     }
 
 
