@@ -322,9 +322,9 @@ $(SGLANG)/stamps/engine: requirements/sglang.txt tests/sglang/share_packages.py 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" bash benchmarks/gpu.sh
 
-docs-site: $(SITE)/stamps/packages ## the site of documentation in build/site: open build/site/index.html
+docs-site: setup $(SITE)/stamps/packages ## the site of documentation in build/site: open build/site/index.html
 	$(call say,the site of documentation)
-	@$(SITE)/bin/python -m docs.site build/site-pages
+	@$(BIN)/python -m docs.site build/site-pages
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict > build/site.log 2>&1 \
 	  || { grep -v '^INFO' build/site.log; exit 1; }
 	@if grep -rl --include='*.html' 'src="http' build/site; then echo "these pages load something from elsewhere"; exit 1; fi

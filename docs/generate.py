@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from code. `make docs`; tests/house compares them with the code."""
+"""Makes the reference pages from code. `make docs` writes those that are committed; tests/house compares them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,26 @@ from kvoffload.server.prices import PRICES
 DOCS = Path(__file__).parent
 ROOMS = DOCS.parent / "kvoffload"
 NOTE = "<!-- Made by docs/generate.py from {source}; `make docs` rewrites it. -->"
+NOTE_OF_SITE = "<!-- Made by docs/generate.py from {source} when the site is built. -->"
 
 
 def render_pages() -> dict[str, str]:
-    """By file name, from here."""
+    """The committed pages, by file name from here."""
     return {
         "configuration.md": _configuration(),
         "errors.md": _errors(),
-        "labels.md": _labels(),
         "metrics.md": _metrics(),
-        "protocol-messages.md": render_protocol(NOTE.format(source="kvoffload/protocol/")),
         "../examples/monitoring/grafana.json": render_dashboard(),
         "security.md": _security(),
         "write-a-tier.md": _write_a_tier(),
+    }
+
+
+def render_site_pages() -> dict[str, str]:
+    """Pages of the site alone, which are not committed, by path from the root of the repository."""
+    return {
+        "docs/labels.md": _labels(),
+        "docs/protocol-messages.md": render_protocol(NOTE_OF_SITE.format(source="kvoffload/protocol/")),
     }
 
 
@@ -109,6 +116,7 @@ def _labels() -> str:
         "is one.",
         ["label", "of", "name", "meaning"],
         rows,
+        note=NOTE_OF_SITE,
     )
 
 
@@ -151,8 +159,8 @@ def _sentence(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split())
 
 
-def _page(title: str, source: str, intro: str, columns: list[str], rows: list[list[str]]) -> str:
-    lines = [f"# {title}", "", NOTE.format(source=source), "", intro, ""]
+def _page(title: str, source: str, intro: str, columns: list[str], rows: list[list[str]], *, note: str = NOTE) -> str:
+    lines = [f"# {title}", "", note.format(source=source), "", intro, ""]
     lines += render_table(columns, rows)
     return "\n".join(lines) + "\n"
 

@@ -1,5 +1,7 @@
 """Lays out the pages of the site in build/site-pages, from the files of this tree: `make docs-site` builds them.
 
+Some pages are made from code here and are no files of the tree (`render_site_pages`).
+
 Pages keep their places, README.md is the first one. What they link to besides is laid out too: a source file as a page
 that shows it, a folder as a list of what is in it. So every link leads somewhere without a network.
 """
@@ -10,13 +12,14 @@ import posixpath
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from docs.generate import render_site_pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site-pages"
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
-DECISIONS = "docs/decisions"
 STYLE = "docs/site.css"
 AS_THEY_ARE = {".png", ".webp", ".svg", ".json"}
 """Files that a browser shows, or that are too long for a page."""
@@ -30,17 +33,18 @@ _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 class SitePages:
     """The pages as they are written, by path: each once, with all that it links to."""
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path = ROOT, made: Mapping[str, str] | None = None) -> None:
         self._root = root
+        self._made = made or {}
         self.texts: dict[str, str] = {}
         self.copies: set[str] = set()
 
     def add_all(self) -> SitePages:
         for name in TOP:
             self._add_page(name)
-        for file in sorted((self._root / "docs").rglob("*.md")):
-            self._add_page(file.relative_to(self._root).as_posix())
-        self._add_folder(DECISIONS)
+        written = [file.relative_to(self._root).as_posix() for file in (self._root / "docs").rglob("*.md")]
+        for path in sorted([*written, *self._made]):
+            self._add_page(path)
         self.copies.add(STYLE)
         return self
 
@@ -58,7 +62,7 @@ class SitePages:
         if path in self.texts:
             return
         self.texts[path] = ""  # It may link to itself.
-        text = (self._root / path).read_text()
+        text = self._made[path] if path in self._made else (self._root / path).read_text()
         here = posixpath.dirname(path)
         parts, end = [], 0
         for fence in _FENCE.finditer(text):
@@ -80,7 +84,8 @@ class SitePages:
         """Returns where it is found on the site."""
         file = self._root / path
         if file.is_dir():
-            return self._add_folder(path)
+            has_page = (file / "README.md").exists() and path.startswith("docs/")
+            return self._add(f"{path}/README.md") if has_page else self._add_folder(path)
         if file.suffix == ".md":
             self._add_page(path)
             return path
@@ -97,8 +102,7 @@ class SitePages:
         page = f"{path}/index.md"
         if page in self.texts:
             return page
-        title = "Decisions" if path == DECISIONS else path
-        self.texts[page] = f"# {title}\n\n"
+        self.texts[page] = f"# {path}\n\n"
         for name in _list_folder(self._root / path):
             there = self._add(f"{path}/{name}")
             self.texts[page] += f"* [{self._find_title(there, name)}]({posixpath.relpath(there, path)})\n"
@@ -116,4 +120,4 @@ def _list_folder(folder: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    SitePages().add_all().write(Path(sys.argv[1]) if len(sys.argv) > 1 else PAGES)
+    SitePages(made=render_site_pages()).add_all().write(Path(sys.argv[1]) if len(sys.argv) > 1 else PAGES)

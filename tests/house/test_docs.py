@@ -50,9 +50,14 @@ def test_the_two_commands_are_the_first_in_the_readme() -> None:
     assert [line.split("#")[0].strip() for line in first.strip().splitlines()] == ["make demo", "make test"]
 
 
-def test_decisions_are_short_and_numbered() -> None:
-    records = [file for file in tracked_files() if file.parts[:2] == ("docs", "decisions")]
+def test_decisions_are_short_and_listed_without_a_gap() -> None:
+    """The list has a line for each number, and each record is short and has a line that leads to it."""
+    folder = ROOT / "docs/decisions"
+    rows = re.findall(r"^\| (\d+) \| (?:.*\((\d{4}-.*?\.md)\) )?.*\|$", (folder / "README.md").read_text(), re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    records = {file.name for file in tracked_files() if file.parts[:2] == ("docs", "decisions")} - {"README.md"}
     assert records
-    numbers = [file.name[:4] for file in records]
-    assert sorted(set(numbers)) == numbers == [f"{number:04}" for number in range(1, len(records) + 1)]
-    assert all((ROOT / file).read_text().count("\n") <= 40 for file in records)
+    assert records == {record for _, record in rows if record}
+    for record in records:
+        assert (folder / record).read_text().count("\n") <= 40
+        assert int(record[:4]) in {int(number) for number, told_in in rows if told_in == record}

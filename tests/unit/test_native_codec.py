@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvoffload import native
 
-FORMAT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+VECTORS = (Path(__file__).parents[1] / "golden" / "record-vectors.md").read_text()
 PARTS = 2048
 LOWEST_STATE = 1 << 15
 LANES = 32
@@ -248,7 +248,7 @@ class TestCodec:
 
 def read_vectors() -> list[tuple[str, bytes, bytes]]:
     """Of each one its heading, the record and the coded record."""
-    text = FORMAT.partition("## Test vectors of coded records\n")[2].partition("\n## ")[0]
+    text = VECTORS.partition("## Test vectors of coded records\n")[2].partition("\n## ")[0]
     found = re.findall(r"^### (.+?)\n.*?^```text\nrecord\n(.+?)\ncoded\n(.+?)\n```", text, re.MULTILINE | re.DOTALL)
     return [(heading, bytes.fromhex(record), bytes.fromhex(coded)) for heading, record, coded in found]
 

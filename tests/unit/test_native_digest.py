@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvoffload import native
 
-FORMAT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+VECTORS = (Path(__file__).parents[1] / "golden" / "record-vectors.md").read_text()
 PRIME = 2**64 + 13
 ENVELOPE_AT = 2**63
 NAME = {"fingerprint": bytes(range(32)), "block_hash": bytes(range(32, 64)), "group": 0, "shard": 0}
@@ -57,7 +57,7 @@ def make_record(length: int) -> bytes:
 
 def read_table(heading: str) -> list[list[str]]:
     """The rows of the first table below a heading, without code marks."""
-    text = FORMAT.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    text = VECTORS.partition(f"### {heading}\n")[2].partition("\n#")[0]
     rows = [re.sub("`", "", line).strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     assert len(rows) > 2, heading
     return [[cell.strip() for cell in row] for row in rows[2:]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from docs.generate import render_pages
+from docs.generate import render_site_pages
 from kvoffload.protocol import CAPABILITIES, MESSAGES, ErrorCode, GroupTerms, Register, ServerTerms, advance
 from kvoffload.protocol.handshake import Agreement
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_PACKET_SEGMENTS, PACKET_BYTES
@@ -59,7 +59,7 @@ def test_the_refusal_that_is_shown_is_the_one_that_is_sent() -> None:
 
 
 def test_every_message_has_its_table() -> None:
-    page = render_pages()["protocol-messages.md"]
+    page = render_site_pages()["docs/protocol-messages.md"]
     assert all(f"\n### {name}\n" in page for name in NAMES)
     links = set(re.findall(r"\(#([a-z_]+)\)", page))
     assert links <= set(re.findall(r"^### ([a-z_]+)$", page, re.M))
