@@ -1,4 +1,4 @@
-"""The tables of docs/fleet.md, from a file of results."""
+"""The tables of docs/fleet.md and benchmarks/results/fleet.md, from a file of results."""
 
 from __future__ import annotations
 
