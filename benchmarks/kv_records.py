@@ -21,7 +21,7 @@ BLOCK_TOKENS = 64
 PROMPT_TOKENS = 1024
 SEED = 36
 TEXTS = {
-    "documentation": ("docs/disk.md", "docs/production.md"),
+    "documentation": ("docs/disk.md", "docs/deploy.md"),
     "python": ("kvoffload/config/settings.py",),
     "cpp": ("native/src/disk/device.cpp", "native/src/disk/segment_writer.cpp"),
     "tables": ("docs/configuration.md",),

@@ -111,9 +111,9 @@ def _labels() -> str:
     return _page(
         "What the page and top show",
         "kvoffload/metrics/labels.py",
-        "Each label of the page of [`kvoffload web`](web.md) and of `kvoffload top`, and what it means; on the page\n"
-        "the meaning is shown where the pointer rests. The name is that in metrics, `/stats` and `--json`, if there\n"
-        "is one.",
+        "Each label of the page of [`kvoffload web`](monitoring.md#paths) and of `kvoffload top`, and what it means;\n"
+        "on the page the meaning is shown where the pointer rests. The name is that in metrics, `/stats` and\n"
+        "`--json`, if there is one.",
         ["label", "of", "name", "meaning"],
         rows,
         note=NOTE_OF_SITE,

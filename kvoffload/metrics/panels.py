@@ -77,7 +77,7 @@ _ENGINES = PanelRow(
         ),
         Panel(
             title="Why the others were computed",
-            help="Tokens a second. never_seen is new work; anything else can be changed: see docs/vllm.md.",
+            help="Tokens a second. never_seen is new work; anything else can be changed: see docs/monitoring.md.",
             shown=Shown.PER_SECOND,
             queries=(Query(_rate("kvoffload_misses_total", "reason"), "{{reason}}"),),
         ),

@@ -1,4 +1,4 @@
-"""The command of docs/web.md that asks where a prompt is, as a reader types it."""
+"""The command of docs/monitoring.md that asks where a prompt is, as a reader types it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.web.prompt_load import PromptLoad
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_it_is_answered(tmp_path: Path) -> None:
-    [command] = re.findall(r"^curl .*?/v1/prefix$", (ROOT / "docs/web.md").read_text(), re.M | re.S)
+    [command] = re.findall(r"^curl .*?/v1/prefix$", (ROOT / "docs/monitoring.md").read_text(), re.M | re.S)
     token = tmp_path / "token"
     token.write_text("x" * MIN_TOKEN_LETTERS)
     token.chmod(0o600)

@@ -1,6 +1,6 @@
 """Pictures of the page while two made-up models work: `python -m tests.kit.web.page_picture FOLDER [SECONDS]`.
 
-page.webp is what README.md shows; the others are widths and colours to be looked at: page-1440-dark.webp and so on.
+page.webp is what docs/monitoring.md shows; it links the others, widths and colours: page-1440-dark.webp and so on.
 """
 
 from __future__ import annotations
