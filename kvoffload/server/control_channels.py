@@ -100,7 +100,7 @@ class ControlChannels:
             self._serve_remote(self.remote, core, send, clock_ns)
 
     def choose(self, ready: Iterable[int]) -> list[int]:
-        """Returns which of the files that the poller found ready are to be served in this turn."""
+        """Returns which of the files that the poller found ready `on_ready` should serve in this turn."""
         return list(ready) if self.remote is None else self.remote.gate.choose(ready)
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:

@@ -40,6 +40,28 @@ TEST(who_has_no_share_is_bounded_by_nothing) {
     CHECK_EQUAL(shares.total().bytes, 100u);
 }
 
+TEST(what_sessions_without_an_owner_hold_takes_nothing_from_a_users_share) {
+    HeldShares shares;
+    shares.add(kNoOwner, {.bytes = 90});
+    shares.add(1, {.bytes = 4});
+    const Room room{.all = {.bytes = 100}, .left = {.bytes = 6}};
+    CHECK_EQUAL(shares.left_by_users(room).bytes, 96u);
+    CHECK_EQUAL(shares.count_allowed(1, {.bytes = 1}, 100, shares.left_by_users(room)), 71u);
+    const Room after{.all = {.bytes = 100}, .left = {}};
+    CHECK(shares.may_hold(1, {.bytes = 71}, shares.left_by_users(after, {.bytes = 71})));
+    CHECK(!shares.may_hold(1, {.bytes = 72}, shares.left_by_users(after, {.bytes = 72})));
+}
+
+TEST(entries_that_users_hold_are_not_left_though_a_session_without_an_owner_holds_them_too) {
+    HeldShares shares;
+    shares.add(kNoOwner, {.bytes = 60});
+    shares.add(1, {.bytes = 60});
+    CHECK_EQUAL(shares.left_by_users({.all = {.bytes = 100}, .left = {.bytes = 40}}).bytes, 40u);
+    // Two users hold the same 60 bytes.
+    shares.add(2, {.bytes = 60});
+    CHECK_EQUAL(shares.left_by_users({.all = {.bytes = 100}, .left = {.bytes = 40}}).bytes, 40u);
+}
+
 // Users take what they are allowed in any order, and give some back. Whenever one is given something, the rest is at
 // least a third of what it has.
 TEST(something_is_always_left_for_others) {

@@ -62,6 +62,25 @@ TEST(a_session_holds_at_most_its_limit) {
     CHECK_EQUAL(sessions.table.count(), 1u);
 }
 
+TEST(a_users_lease_is_granted_though_the_servers_own_sessions_hold_all_the_rest) {
+    IndexFile index = small_index();
+    Room room{.all = {.bytes = 100, .entries = 100}, .left = {.bytes = 100, .entries = 100}};
+    SessionTable table(index.view(), reserve_in(index), [](std::uint16_t) { return true; }, [&room] { return room; });
+    const auto take = [&](std::uint64_t size) { return room.left -= Holding{.bytes = size, .entries = size}; };
+    const SessionId hostile = value_of(table.open(kNoLimit, 1));
+    const SessionId honest = value_of(table.open(kNoLimit, 2));
+    CHECK_EQUAL(table.charge_some(hostile, 1, 100), 75u);
+    take(75);
+    const SessionId servers_own = value_of(table.open(kNoLimit));
+    take(20);
+    CHECK(table.charge(servers_own, {.bytes = 20, .entries = 20}));
+
+    take(5);
+    CHECK(table.charge(honest, {.bytes = 5, .entries = 5}));
+    CHECK_EQUAL(table.charge_some(hostile, 1, 1), 0u);
+    CHECK(!table.charge(hostile, {.bytes = 1, .entries = 1}));
+}
+
 TEST(ids_that_are_none_do_nothing) {
     Sessions sessions;
     const SessionId id = sessions.open();

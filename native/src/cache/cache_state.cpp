@@ -102,7 +102,7 @@ CacheState::CacheState(CacheMemory& memory, TenantTable tenants, Arena arena)
       sessions(
           view, reserve_in(memory.index()),
           [&index = memory.index()](std::uint16_t place) { return index.has_sign(place); },
-          [this] { return store.count_left(); }),
+          [this] { return store.count_room(); }),
       lease_lists(view, reserve_in(memory.index())),
       store(memory.index(), memory.segments(), namespaces, std::move(tenants), std::move(arena)) {}
 

@@ -125,11 +125,11 @@ void EntryStore::charge(EntryNumber number, TenantNumber tenant) {
     entry.tenant.store(tenant, kRelease);
 }
 
-Holding EntryStore::count_left() const noexcept {
-    const std::uint64_t ready = view_.header->ready_bytes.load(kRelaxed);
-    const std::uint64_t entries = view_.header->entry_limit;
-    return {.bytes = ready - std::min(ready, tenants_.held_bytes()),
-            .entries = entries - std::min(entries, tenants_.held_entries())};
+Room EntryStore::count_room() const noexcept {
+    const Holding all{.bytes = view_.header->ready_bytes.load(kRelaxed), .entries = view_.header->entry_limit};
+    return {.all = all,
+            .left = {.bytes = all.bytes - std::min(all.bytes, tenants_.held_bytes()),
+                     .entries = all.entries - std::min(all.entries, tenants_.held_entries())}};
 }
 
 // Ends a reservation: no process writes to the slot any more, so that it does not count as in use.

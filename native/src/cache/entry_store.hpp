@@ -183,8 +183,8 @@ public:
         return counts_.used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
     }
 
-    // The bytes and entries that are not in use, all of which can be had for others. Any thread may ask.
-    Holding count_left() const noexcept;
+    // All bytes and entries, and those that are not in use, which can be had for others. Any thread may ask.
+    Room count_room() const noexcept;
 
     // The bytes of an entry's slot, all shards' records. The caller has a lease, a reservation or the writer lock.
     std::span<std::byte> slot_bytes(EntryNumber entry) const;

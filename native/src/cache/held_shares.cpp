@@ -51,6 +51,17 @@ std::uint64_t HeldShares::count_allowed(OwnerNumber owner, const Holding& one, s
     return count;
 }
 
+// Users hold by lease, so never less than they really hold: what is beyond that is certainly left.
+Holding HeldShares::left_by_users(const Room& room, const Holding& more) const {
+    const Holding without_owner = of(kNoOwner);
+    Holding left = room.left;
+    for (const auto resource : kResources) {
+        const std::uint64_t held = total_.*resource - without_owner.*resource + more.*resource;
+        left.*resource = std::max(left.*resource, room.all.*resource - std::min(room.all.*resource, held));
+    }
+    return left;
+}
+
 void HeldShares::add(OwnerNumber owner, const Holding& more) {
     total_ += more;
     by_owner_[owner] += more;

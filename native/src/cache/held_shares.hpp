@@ -22,6 +22,12 @@ struct Holding {
     bool operator==(const Holding&) const = default;
 };
 
+// The bytes and entries of a cache, and those that no session holds.
+struct Room {
+    Holding all;
+    Holding left;
+};
+
 // A user may hold at most three times what is left for others: one alone gets three quarters of each resource, the next
 // one three quarters of the rest, and so on. So something is always left. Belongs to one thread at a time.
 class HeldShares {
@@ -30,6 +36,10 @@ public:
     bool may_hold(OwnerNumber owner, const Holding& more, const Holding& left) const;
     // Of `count` times `one`, how many this owner may hold if `left` is free before, from which they are taken.
     std::uint64_t count_allowed(OwnerNumber owner, const Holding& one, std::uint64_t count, const Holding& left) const;
+
+    // Counts all that no user holds as left, once a user also holds `more`, which room.left is without already. Leases
+    // and slots of sessions without an owner take nothing from a user's share, unless users may hold the same entries.
+    Holding left_by_users(const Room& room, const Holding& more = {}) const;
 
     void add(OwnerNumber owner, const Holding& more);
     void subtract(OwnerNumber owner, const Holding& less);

@@ -21,8 +21,8 @@ constexpr std::uint32_t next_generation(std::uint32_t generation) {
 
 }  // namespace
 
-SessionTable::SessionTable(const IndexView& view, Reserve reserve, HasSign has_sign, CountLeft count_left)
-    : view_(view), reserve_(std::move(reserve)), has_sign_(std::move(has_sign)), count_left_(std::move(count_left)) {}
+SessionTable::SessionTable(const IndexView& view, Reserve reserve, HasSign has_sign, CountRoom count_room)
+    : view_(view), reserve_(std::move(reserve)), has_sign_(std::move(has_sign)), count_room_(std::move(count_room)) {}
 
 Result<SessionId> SessionTable::open(std::uint64_t held_limit_bytes, OwnerNumber owner) {
     const std::lock_guard lock(mutex_);
@@ -181,10 +181,9 @@ bool SessionTable::charge(SessionId id, const Holding& lease) {
         lease.bytes > session->limit_bytes - std::min(session->limit_bytes, session->held.bytes)) {
         return false;
     }
-    Holding left = count_left_();
-    const std::uint64_t nodes = shares_.total().nodes + lease.nodes;
-    left.nodes = view_.header->lease_node_limit - std::min<std::uint64_t>(view_.header->lease_node_limit, nodes);
-    if (!shares_.may_hold(session->owner, lease, left)) {
+    Room room = count_room_();
+    room.all.nodes = view_.header->lease_node_limit;
+    if (!shares_.may_hold(session->owner, lease, shares_.left_by_users(room, lease))) {
         return false;
     }
     add_held(*session, lease);
@@ -199,8 +198,8 @@ std::uint64_t SessionTable::charge_some(SessionId id, std::uint64_t bytes, std::
     }
     const std::uint64_t left = session->limit_bytes - std::min(session->limit_bytes, session->held.bytes);
     const std::uint64_t within = bytes == 0 ? count : std::min(count, left / bytes);
-    const std::uint64_t granted =
-        shares_.count_allowed(session->owner, {.bytes = bytes, .entries = 1}, within, count_left_());
+    const std::uint64_t granted = shares_.count_allowed(session->owner, {.bytes = bytes, .entries = 1}, within,
+                                                        shares_.left_by_users(count_room_()));
     add_held(*session, {.bytes = granted * bytes, .entries = granted});
     return granted;
 }

@@ -31,13 +31,13 @@ class SessionTable {
 public:
     using Reserve = std::function<Status(const Region&, std::uint64_t item_count)>;
     using HasSign = std::function<bool(std::uint16_t place)>;
-    using CountLeft = std::function<Holding()>;
+    using CountRoom = std::function<Room()>;
 
-    // `has_sign`: whether a process is there that has the memory for the session at a place. `count_left`: the bytes
-    // and entries that no session holds; nodes do not count.
+    // `has_sign`: whether a process is there that has the memory for the session at a place. `count_room`: the bytes
+    // and entries that there are, and those that no session holds; nodes do not count.
     SessionTable(
         const IndexView& view, Reserve reserve, HasSign has_sign = [](std::uint16_t) { return true; },
-        CountLeft count_left = [] { return Holding{}; });
+        CountRoom count_room = [] { return Room{}; });
 
     // `held_limit_bytes`: what its leases and reservations together may hold. `owner`: the user whose share they are
     // taken from.
@@ -111,7 +111,7 @@ private:
     const IndexView view_;
     const Reserve reserve_;
     const HasSign has_sign_;
-    const CountLeft count_left_;
+    const CountRoom count_room_;
     mutable std::mutex mutex_;
     HeldShares shares_;
     std::vector<std::unique_ptr<Session>> sessions_;  // by place
