@@ -91,7 +91,8 @@ class CreditStock:
 
 def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool = False) -> None:
     """Sets the limits of each stock. In a small pool each group gets the same part of what it wants, at least one slot.
-    Any group may have what a save lacks of the eighth of the pool, as far as others do not hold it."""
+    Any group may have what a save lacks of the eighth of the pool, as far as others do not hold it, and up to what the
+    group wants."""
     wanted_bytes = max(sum(stock.wanted * stock.slot_bytes for stock in stocks), 1)
     most = min(1.0, pool_bytes / POOL_SHARE / wanted_bytes)
     share = min(1.0, pool_bytes / FULL_POOL_SHARE / wanted_bytes) if is_full else most
@@ -102,4 +103,4 @@ def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool 
         stock.high = min(stock.wanted, max(int(stock.wanted * share), window, 1))
         left_bytes -= max(stock.high, stock.held) * stock.slot_bytes
     for stock in stocks:
-        stock.most = max(stock.high, stock.held) + max(left_bytes, 0) // stock.slot_bytes
+        stock.most = min(stock.wanted, max(stock.high, stock.held) + max(left_bytes, 0) // stock.slot_bytes)
