@@ -66,7 +66,7 @@ def noting_misses(engine: Engine) -> Iterator[dict[str, int]]:
     seen: dict[str, int] = {}
 
     def watched(tracked: Any, *, boundary: int, reason: Miss, **more: int) -> None:
-        seen[reason] = seen.get(reason, 0) + tracked.request.num_tokens - boundary
+        seen[reason.label] = seen.get(reason.label, 0) + tracked.request.num_tokens - boundary
         note(tracked, boundary=boundary, reason=reason, **more)
 
     notes.note = watched
