@@ -34,7 +34,7 @@ from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.channels.unread_descriptors import UnreadDescriptors
 from kvoffload.server.common.shares import has_share
-from kvoffload.server.common.turns import take_in_turns
+from kvoffload.server.common.turns import Turns
 from kvoffload.units import MIB
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ ALL_QUEUED_BYTES = 64 * MIB
 """Bytes of unread packets of all processes. The processes of one user cannot take all of it."""
 READ_S = 10.0
 """Seconds without reading after which a process is disconnected, if others wait for descriptors."""
-ACCEPTS_AT_ONCE = 16
+ACCEPTS_AT_ONCE = 64
 PACKETS_AT_ONCE = 4
 """Packets read from one process before the others have their turn."""
 LINES_AT_ONCE = 8
@@ -161,7 +161,11 @@ class Lifelines:
         files = list(ready)
         chosen = [file for file in files if file not in self._by_file]
         lines = sorted((self._by_file[file] for file in files if file in self._by_file), key=lambda line: line.served)
-        for line in take_in_turns(((line.uid, line) for line in lines), LINES_AT_ONCE):
+        turns = Turns[_Line]()
+        for line in lines:
+            turns.add(line.uid, line)
+        for _ in range(min(LINES_AT_ONCE, len(lines))):
+            _, line = turns.take()
             self._served += 1
             line.served = self._served
             chosen.append(line.end.fileno())

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import socket
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from kvoffload.errors import ConfigError
 from kvoffload.server.channels.curve_handshake import CurveHandshake
 from kvoffload.server.channels.lifelines import Watcher
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
-from kvoffload.server.common.turns import take_in_turns
 from kvoffload.tcp_peers import name_peer
 
 logger = logging.getLogger(__name__)
@@ -35,10 +33,8 @@ MAX_OF_ONE_HOST = 16
 MAX_UNPROVEN = 128
 """Number of connections that have not shown a key yet, where there are descriptors for as many. For one more, the
 oldest is closed of the user or address that has most of them."""
-ACCEPTS_AT_ONCE = 8
+ACCEPTS_AT_ONCE = 32
 """Connections accepted before others have their turn."""
-ENDS_AT_ONCE = 16
-"""Ends of connections that are served in one turn of the loop, however many are ready."""
 CHUNK_BYTES = 64 << 10
 """Bytes read in one direction and not yet written. Until they are written, nothing more is read."""
 BACKLOG = 512
@@ -58,8 +54,6 @@ class _Passage:
     pending: dict[socket.socket, bytes] = field(default_factory=dict)
     is_accepted: bool = False
     """Whether ZeroMQ is known to have accepted the inner connection, which takes one more descriptor."""
-    served: int = 0
-    """The number that `TcpGate.choose` gave it when it last chose one of its ends."""
 
     def find_other(self, end: socket.socket) -> socket.socket:
         return self.inner if end is self.outer else self.outer
@@ -79,8 +73,6 @@ class TcpGate:
         """Those that have not, the oldest first."""
         self._most_unproven = min(MAX_UNPROVEN, max(count_processes() // 4, 1))
         """Each of them takes three descriptors."""
-        self._served = 0
-        """Number of ends that were chosen."""
         self._listener = _listen(address)
         self.address = TcpAddress(address.host, self._listener.getsockname()[1])
         self._watcher.watch(self._listener.fileno(), writes=False)
@@ -103,19 +95,6 @@ class TcpGate:
     def pending_bytes(self) -> int:
         """Bytes read and not yet written, over all connections."""
         return sum(len(passage.pending[end]) for passage, end in self._by_file.values())
-
-    def choose(self, ready: Iterable[int]) -> list[int]:
-        """Returns which of these files to serve in this turn of the loop: ENDS_AT_ONCE of the connections' ends, and
-        all others. Users and addresses take turns, and of each that connection comes first that was served longest
-        ago."""
-        files = list(ready)
-        chosen = [file for file in files if file not in self._by_file]
-        ends = sorted((self._by_file[file] for file in files if file in self._by_file), key=lambda one: one[0].served)
-        for passage, end in take_in_turns(((one[0].peer, one) for one in ends), ENDS_AT_ONCE):
-            self._served += 1
-            passage.served = self._served
-            chosen.append(end.fileno())
-        return chosen
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """Serves a file that is ready. False: it is none of these."""

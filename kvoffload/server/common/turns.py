@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,14 +31,3 @@ class Turns(Generic[T]):
         if line:
             self._lines[owner] = line
         return owner, wanted
-
-
-def take_in_turns(wanted: Iterable[tuple[Hashable, T]], count: int) -> list[T]:
-    """Returns the first `count` of what users want, each of which comes with its user. Users take turns."""
-    turns = Turns[T]()
-    for owner, one in wanted:
-        turns.add(owner, one)
-    taken: list[T] = []
-    while turns and len(taken) < count:
-        taken.append(turns.take()[1])
-    return taken

@@ -25,8 +25,7 @@ class Loop:
 
     def turn(self, gate: TcpGate) -> int:
         """Turns once, and returns how many files were ready."""
-        ready = dict(self.poll.poll(1))
-        for file in gate.choose(ready):
-            flags = ready[file]
+        ready = self.poll.poll(1)
+        for file, flags in ready:
             gate.on_ready(file, reads=bool(flags & ~select.POLLOUT), writes=bool(flags & select.POLLOUT))
         return len(ready)

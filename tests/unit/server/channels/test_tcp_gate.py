@@ -276,17 +276,3 @@ def test_a_few_are_accepted_before_others_have_their_turn(gate: Gate, monkeypatc
         gate.connect()
     gate.loop.turn(gate.gate)
     assert len(gate.gate) == 2
-
-
-def test_few_ends_are_served_in_a_turn_and_users_take_turns(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_gate, "ENDS_AT_ONCE", 2)
-    for name in [*["many"] * 5, "few"]:
-        monkeypatch.setattr(tcp_gate, "name_peer", lambda _, name=name: name)
-        gate.connect()
-        gate.accept()
-    listener, *files = gate.loop.watched
-    outer = files[::2]
-    turns = [gate.gate.choose([*outer, listener]) for _ in range(5)]
-    assert [turn[0] for turn in turns] == [listener] * 5
-    assert all(len(turn) == 3 and outer[-1] in turn for turn in turns)
-    assert {file for turn in turns for file in turn[1:]} == set(outer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.server.common.turns import Turns, take_in_turns
+from kvoffload.server.common.turns import Turns
 
 
 def test_each_user_has_a_turn_before_the_first_has_another() -> None:
@@ -35,9 +35,3 @@ def test_where_nothing_is_wanted_nothing_can_be_taken() -> None:
     turns.add("a", "a1")
     turns.take()
     assert not turns
-
-
-def test_of_what_users_want_a_number_is_taken_in_turns() -> None:
-    wanted = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("a", 5), ("c", 6)]
-    assert take_in_turns(wanted, 4) == [1, 4, 6, 2]
-    assert take_in_turns(wanted, 9) == [1, 4, 6, 2, 3, 5]
