@@ -31,7 +31,7 @@ from benchmarks.coded_wire import Wanted, compare, finish, take_turns
 from benchmarks.kv_records import make_missing, parse_folders
 from kvoffload.tiers.base import RecordOutcome, Ticket
 from kvoffload.tiers.coding_choice import KNOWN_BYTES
-from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
+from kvoffload.tiers.disk import DiskFolder, DiskSettings, DiskTier
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.units import MIB
 
@@ -69,7 +69,7 @@ def open_tiers(folder: Path, capacity_bytes: int) -> Iterator[dict[Coding, DiskT
             place = Path(parent, coding.value)
             place.mkdir(mode=0o700)
             folders = [DiskFolder(path=place, capacity_bytes=capacity_bytes)]
-            tiers[coding] = DiskTerms(folders=folders, segment_bytes=SEGMENT_BYTES, compress=coding).open_tier()
+            tiers[coding] = DiskSettings(folders=folders, segment_bytes=SEGMENT_BYTES, compress=coding).open_tier()
             assert tiers[coding].wait_open(10.0)
         try:
             yield tiers

@@ -37,7 +37,7 @@ from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordNames, RecordOutcome, Ticket, Tier
 from kvoffload.tiers.coding_choice import KNOWN_BYTES
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB
 
@@ -80,7 +80,8 @@ def valkey(enter: Sequence[str], record_bytes: int) -> Iterator[Mapping[Coding, 
     address = ValkeyAddress(host=ADDRESSES[1], port=PORT)
     with serve_valkey(enter):
         tiers = {
-            coding: ValkeyTerms(address=address, compress=coding, call_timeout_s=20.0).open_tier() for coding in Coding
+            coding: ValkeySettings(address=address, compress=coding, call_timeout_s=20.0).open_tier()
+            for coding in Coding
         }
         yield tiers
         for tier in tiers.values():

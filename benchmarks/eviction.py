@@ -23,7 +23,7 @@ from benchmarks.evictions.traces import GENERATED, Trace, describe
 from kvoffload import native
 from kvoffload.cache.benefit import PrefillCost, parse_prefill_cost
 from kvoffload.cache.replay import OPTIMUM, pack_trace, replay
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 PERCENTS = (1, 2, 5, 10, 20)

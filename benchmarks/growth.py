@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.ground.server import run_server
 from kvoffload import native
 from kvoffload.bench.served import acquire, join, make_chain, save_chain
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.cli.line_chart import draw_amounts
 from kvoffload.client import Client
 from kvoffload.errors import BenchmarkError

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheSettings, GroupRule, LocalCache
 from kvoffload.client import (
     Client,
-    ClientTerms,
+    ClientSettings,
     Heard,
     InventoryBegun,
     InventoryEnded,
-    LinkTerms,
+    LinkSettings,
     Member,
     describe_blocks,
 )
@@ -63,7 +63,7 @@ def fill(cache: LocalCache, blocks: int) -> None:
 
 def serve(path: Path, blocks: int) -> None:
     """Serves until it is told to end, and prints what the longest turn took of the processor, in seconds."""
-    memory = CacheTerms(
+    memory = CacheSettings(
         memory_bytes=max(2 * blocks * RECORD_BYTES, 64 * MIB), segment_bytes=64 * MIB, extent_bytes=MIB, is_sparse=True
     )
     server = CacheServer(ServerPlan(socket=path, memory={"": memory}))
@@ -101,8 +101,8 @@ def take(path: Path, blocks: int) -> float:
 
     member = Member(engine="router", role=Role.SCHEDULER, pid=os.getpid())
     register = describe_blocks(FINGERPRINT, GEOMETRY, hash_algorithm="sha256")
-    terms = ClientTerms(socket=path, member=member, register=register, link=LinkTerms(call_deadline_s=30.0))
-    with Client(terms, on_event=hear).start() as client:
+    settings = ClientSettings(socket=path, member=member, register=register, link=LinkSettings(call_deadline_s=30.0))
+    with Client(settings, on_event=hear).start() as client:
         assert client.wait_until_served(60), client.fault
         client.subscribe(with_inventory=True)
         assert ended.wait(120), "the inventory does not end"

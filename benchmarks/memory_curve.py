@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.eviction import list_traces
 from benchmarks.evictions.traces import Request, Trace
 from kvoffload import native
-from kvoffload.cache import Ask, CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache, MemoryCurve
+from kvoffload.cache import Ask, CacheGeometry, CacheGroup, CacheSettings, GroupRule, LocalCache, MemoryCurve
 from kvoffload.cache.replay import pack_trace
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import HASH_BYTES
@@ -78,7 +78,7 @@ class ServedPool:
         extent = 64 * KIB
         rounded = max(size_bytes // extent, 1) * extent
         self.cache = LocalCache.create(
-            CacheTerms(memory_bytes=rounded, segment_bytes=rounded, extent_bytes=extent, entry_limit=1 << 20)
+            CacheSettings(memory_bytes=rounded, segment_bytes=rounded, extent_bytes=extent, entry_limit=1 << 20)
         )
         self._geometry = make_geometry(is_hybrid=is_hybrid)
         self._alignment = (STATE_BLOCKS if is_hybrid else 1) * BLOCK_TOKENS

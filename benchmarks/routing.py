@@ -23,8 +23,8 @@ from choice import choose  # noqa: E402
 from benchmarks.fleets.costs import Costs, read_costs  # noqa: E402
 from benchmarks.fleets.fleet import FleetRun  # noqa: E402
 from benchmarks.fleets.node import Node, Request  # noqa: E402
+from benchmarks.fleets.settings import Fleet, Kind, Routing, Tally  # noqa: E402
 from benchmarks.fleets.sweeps import ENGINE_SHARE, MEMORY_SHARE  # noqa: E402
-from benchmarks.fleets.terms import Fleet, Kind, Routing, Tally  # noqa: E402
 from benchmarks.fleets.workload import Workload, make_workload  # noqa: E402
 from docs.table import render_table  # noqa: E402
 from kvoffload.cache.trace import read_trace  # noqa: E402

@@ -27,7 +27,7 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_N
 
 from benchmarks.ground.accelerator import Share, StepCost  # noqa: E402
 from benchmarks.ground.engine import VirtualEngine  # noqa: E402
-from benchmarks.ground.engine_config import EngineTerms  # noqa: E402
+from benchmarks.ground.engine_config import EngineSettings  # noqa: E402
 from benchmarks.ground.models import MODELS, Model  # noqa: E402
 from benchmarks.ground.trial import open_bare, open_ideal, open_ours  # noqa: E402
 from benchmarks.ground.work import Ask, make_fresh, make_tokens  # noqa: E402
@@ -41,7 +41,7 @@ OTHERS_TOKENS = 512
 PAUSE_S = 0.05
 """So much time lies between two hits, and a part of a step that changes from one to the next."""
 
-Open = Callable[[Model, EngineTerms], AbstractContextManager[VirtualEngine]]
+Open = Callable[[Model, EngineSettings], AbstractContextManager[VirtualEngine]]
 ARMS: Mapping[str, Open] = {
     "computed": open_bare,
     "loaded by ours": open_ours,
@@ -75,8 +75,8 @@ def make_hits(prefixes: Sequence[Ask], block: int, *, from_s: float) -> list[Ask
 
 def measure(model: Model, running: int, open_engine: Open, *, each: int) -> tuple[dict[int, float], dict[int, int]]:
     """Measures milliseconds to the first token in the mean, and counts hits, by the blocks that could be hit."""
-    terms = EngineTerms(max_running=running + 8)
-    with open_engine(model, terms) as engine:
+    settings = EngineSettings(max_running=running + 8)
+    with open_engine(model, settings) as engine:
         block = engine.config.block_size
         prefixes = make_prefixes(block, each=each)
         engine.serve(prefixes)

@@ -14,7 +14,7 @@ import numpy as np
 from serving import serve
 
 from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
-from kvoffload.client import AsyncClient, Client, ClientTerms, LinkTerms, Member, describe_blocks
+from kvoffload.client import AsyncClient, Client, ClientSettings, LinkSettings, Member, describe_blocks
 from kvoffload.keys.block_hash import BlockHasher
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
@@ -25,22 +25,22 @@ GEOMETRY = CacheGeometry(
     hash_block_size=BLOCK_TOKENS,
     groups=[CacheGroup(rule=GroupRule(block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX), record_bytes=RECORD_BYTES)],
 )
-PATIENT = LinkTerms(acquire_deadline_s=5.0)
+PATIENT = LinkSettings(acquire_deadline_s=5.0)
 """An example may wait; an engine that serves people has 50 ms."""
 PROMPT = [(17 * i + 5) % 1000 for i in range(20 * BLOCK_TOKENS)]
 
 
-def terms_of(socket: Path, engine: str) -> ClientTerms:
+def settings_of(socket: Path, engine: str) -> ClientSettings:
     hasher = BlockHasher(BLOCK_TOKENS)
     # The fingerprint stands for everything that an engine's bytes depend on; here it is just a number.
     blocks = describe_blocks(Fingerprint(bytes(31) + b"\x01"), GEOMETRY, hash_algorithm=hasher.algorithm)
     member = Member(engine=engine, role=Role.SCHEDULER, pid=os.getpid())
-    return ClientTerms(socket=socket, member=member, register=blocks, link=PATIENT)
+    return ClientSettings(socket=socket, member=member, register=blocks, link=PATIENT)
 
 
 def save(socket: Path, chain: bytes) -> None:
     """As an engine does: slots that are held ready, a copy, one message."""
-    with Client(terms_of(socket, "saves")) as client:
+    with Client(settings_of(socket, "saves")) as client:
         assert client.wait_until_served(30), client.fault
         count = len(chain) // 32
         slots = client.reserve(0, count=count)
@@ -53,7 +53,7 @@ def save(socket: Path, chain: bytes) -> None:
 
 async def load(socket: Path, chain: bytes) -> bool:
     """A hit is leased, so its bytes stay until they are released, whatever the server does meanwhile."""
-    async with AsyncClient(terms_of(socket, "loads")) as client:
+    async with AsyncClient(settings_of(socket, "loads")) as client:
         assert await client.wait_until_served(30), client.fault
         found = await client.acquire(Ask(chain))
         if found.lease is None:

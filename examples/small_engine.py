@@ -19,11 +19,11 @@ import numpy.typing as npt
 from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
 from kvoffload.client import (
     Client,
-    ClientTerms,
-    FarTerms,
-    LinkTerms,
+    ClientSettings,
+    LinkSettings,
     Member,
     PromptNote,
+    TierWait,
     add_report_text,
     describe_blocks,
 )
@@ -87,14 +87,14 @@ class SmallEngine:
         """`socket`: the server's; None for an engine that has none."""
         self._model, self._hasher = Model(), BlockHasher(BLOCK_TOKENS)
         self._own: OrderedDict[bytes, Floats] = OrderedDict()
-        self.client = None if socket is None else Client(self._terms(socket)).start()
+        self.client = None if socket is None else Client(self._settings(socket)).start()
         self._is_told = threading.Event()
         """It is set once the server has heard of the last prompt."""
         self._is_told.set()
         self._computing_s, self._computed_tokens = 0.0, 0
         """Time and tokens of computing so far, which give the time that a restored token would have taken."""
 
-    def _terms(self, socket: Path) -> ClientTerms:
+    def _settings(self, socket: Path) -> ClientSettings:
         rule = GroupRule(block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX)
         geometry = CacheGeometry(
             hash_block_size=BLOCK_TOKENS, groups=(CacheGroup(rule=rule, record_bytes=RECORD_BYTES),)
@@ -107,11 +107,11 @@ class SmallEngine:
             hash_algorithm=self._hasher.algorithm,
             identity=(IdentityField(name="model", value="small engine"),),
         )
-        return ClientTerms(
+        return ClientSettings(
             socket=socket,
             member=Member(engine=f"small engine {os.getpid()}", role=Role.SCHEDULER, pid=os.getpid()),
             register=add_report_text(blocks, f"{LAYERS} layers of attention, {RECORD_BYTES} bytes a block"),
-            link=LinkTerms(acquire_deadline_s=DEADLINE_S),
+            link=LinkSettings(acquire_deadline_s=DEADLINE_S),
         )
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class SmallEngine:
         limit, boundary = len(names) * BLOCK_TOKENS, local * BLOCK_TOKENS
         restored: list[Floats] = []
         if local < len(names):
-            far = FarTerms(wait_s=DEADLINE_S) if self.client.has_tiers else None
+            far = TierWait(wait_s=DEADLINE_S) if self.client.has_tiers else None
             found = self.client.acquire(Ask(chain, local=boundary), far=far)
             if found.lease is not None:
                 boundary = found.boundary

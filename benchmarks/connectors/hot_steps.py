@@ -30,8 +30,8 @@ from kvoffload.cache import GroupRule
 from kvoffload.client import Client
 from kvoffload.config.sources import load_settings
 from kvoffload.connector.common.step_plan import GroupFacts, Place, StepPlan, WorkerFacts, WorkerReport
-from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
-from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
+from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
+from kvoffload.connector.scheduler_side import SchedulerSettings, SchedulerSide
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import BenchmarkError
 from kvoffload.kvspec import ReuseRule
@@ -62,7 +62,7 @@ class HotScheduler:
         self._manager = KVCacheManager(
             _make_cache_config(), max_model_len=1024, scheduler_block_size=BLOCK_TOKENS, hash_block_size=BLOCK_TOKENS
         )
-        sharing = SharingTerms(
+        sharing = BlockDivision(
             hash_block_size=BLOCK_TOKENS,
             hash_algorithm="sha256",
             hash_seed=str(resolve_none_hash_seed(sha256)),
@@ -84,7 +84,7 @@ class HotScheduler:
                     raise BenchmarkError(f"the server does not serve: {client.fault}", remedy="see its log")
             return self._clients[1]
 
-        self._side = SchedulerSide(SchedulerTerms(sharing=sharing, hit_alignment=BLOCK_TOKENS), open_cache)
+        self._side = SchedulerSide(SchedulerSettings(sharing=sharing, hit_alignment=BLOCK_TOKENS), open_cache)
         self._side.bind_pool(self._manager.block_pool)
         rule = GroupRule(block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX)
         group = GroupFacts(index=0, name="full", rule=rule, record_bytes=BLOCK_TOKENS * TOKEN_BYTES)

@@ -51,7 +51,7 @@ def read_costs(path: Path) -> Costs:
     """KeyError and ValueError say what the file lacks."""
     with path.open("rb") as file:
         data = tomllib.load(file)
-    model, memory, terms = data["model"], data["memory"], data["terms"]
+    model, memory, settings = data["model"], data["memory"], data["settings"]
     places = {
         name: Place(
             name=name,
@@ -73,9 +73,9 @@ def read_costs(path: Path) -> Costs:
         ),
         memory_bytes_per_s=memory["bytes_per_s"],
         memory_latency_s=memory["latency_s"],
-        deadline_s=terms["deadline_s"],
-        queue_s=terms["queue_s"],
+        deadline_s=settings["deadline_s"],
+        queue_s=settings["queue_s"],
         places=places,
-        sources={name: data[name]["source"] for name in ("model", "gpu", "memory", "terms")}
+        sources={name: data[name]["source"] for name in ("model", "gpu", "memory", "settings")}
         | {name: place.source for name, place in places.items()},
     )

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.fleets.costs import Costs
 from benchmarks.fleets.node import NOBODY, Node, Request, flags
 from benchmarks.fleets.remotes import Found, Homes, NoRemote, Part, Peers, Remote, SharedStore
-from benchmarks.fleets.terms import Fleet, Kind, Routing, Tally
+from benchmarks.fleets.settings import Fleet, Kind, Routing, Tally
 from benchmarks.fleets.wire import Wire
 from benchmarks.fleets.workload import Blocks, Workload
 from kvoffload import native
@@ -22,7 +22,7 @@ class FleetRun:
     """One run. Everything follows from the workload and the fleet: nothing is drawn at random."""
 
     def __init__(self, work: Workload, fleet: Fleet, costs: Costs) -> None:
-        self._work, self.terms, self._costs = work, fleet, costs
+        self._work, self.settings, self._costs = work, fleet, costs
         self._place = costs.places[fleet.place]
         self._block_bytes = work.block_tokens * costs.model.kv_bytes_per_token
         self._clock = itertools.count()
@@ -54,9 +54,9 @@ class FleetRun:
         self._times_s = work.times_s * (self._end_s / max(work.times_s[-1], 1e-9))
 
     def run(self) -> Tally:
-        for share, number in self.terms.fails:
+        for share, number in self.settings.fails:
             self._at(share * self._end_s, lambda now_s, number=number: self._fail(now_s, number))
-        for share, number in self.terms.joins:
+        for share, number in self.settings.joins:
             self._at(share * self._end_s, lambda now_s, number=number: self._join(number))
         arrivals = (
             (float(time_s), Request(number, float(time_s), self._work.blocks[number], int(self._work.tokens[number])))
@@ -83,13 +83,13 @@ class FleetRun:
         return native.ReplayMemory(self._work.trace, policy, blocks)
 
     def _set_aside(self) -> int:
-        fleet = self.terms
+        fleet = self.settings
         if fleet.kind is not Kind.HOMES or fleet.home_share is None:
             return 0
         return round(fleet.memory_blocks * fleet.home_share)
 
     def _make_remote(self) -> Remote:
-        fleet = self.terms
+        fleet = self.settings
         if fleet.kind is Kind.STORE:
             return SharedStore(self._make("lru", fleet.store_blocks), self._place.place_bytes_per_s)
         if fleet.kind is Kind.PEERS:
@@ -100,9 +100,9 @@ class FleetRun:
         return NoRemote()
 
     def _list_homes(self) -> list[native.ReplayMemory]:
-        if self.terms.home_share is None:
+        if self.settings.home_share is None:
             return [node.memory for node in self.nodes]
-        return [self._make(self.terms.home_policy, self._set_aside()) for _ in self.nodes]
+        return [self._make(self.settings.home_policy, self._set_aside()) for _ in self.nodes]
 
     def _at(self, time_s: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._clock), act))
@@ -121,7 +121,7 @@ class FleetRun:
         ready_s = now_s
         if request.memory_end < len(blocks):
             ready_s = self._look(now_s, node, request)
-        if self.terms.tells_uses:
+        if self.settings.tells_uses:
             self.remote.use(blocks[: request.remote_end])
         loaded = request.remote_end - request.engine_end
         if loaded:
@@ -238,10 +238,10 @@ class FleetRun:
 
     def _choose(self, now_s: float, request: Request) -> Node:
         up = [node for node in self.nodes if node.is_up]
-        if self.terms.routing is Routing.ROUND_ROBIN:
+        if self.settings.routing is Routing.ROUND_ROBIN:
             self._turn += 1
             return up[self._turn % len(up)]
-        if self.terms.routing is Routing.LEAST_LOADED:
+        if self.settings.routing is Routing.LEAST_LOADED:
             # Ties go round, or the first nodes of an idle fleet would have it all.
             self._turn += 1
             return min(
@@ -267,7 +267,7 @@ class FleetRun:
         node = self.nodes[number]
         self.tally.lost_blocks += self._count_lost(node)
         node.is_up, node.epoch = False, node.epoch + 1
-        fleet = self.terms
+        fleet = self.settings
         node.engine = self._make("lru", fleet.engine_blocks)
         if fleet.kind is not Kind.POOL:
             node.memory = self._make(fleet.policy, fleet.memory_blocks - self._set_aside())
@@ -281,9 +281,9 @@ class FleetRun:
             self._arrive(now_s, request)
 
     def _count_lost(self, node: Node) -> int:
-        if self.terms.kind is Kind.POOL:
+        if self.settings.kind is Kind.POOL:
             return 0
-        if isinstance(self.remote, Homes) and self.terms.home_share is not None:
+        if isinstance(self.remote, Homes) and self.settings.home_share is not None:
             return node.memory.used_blocks + self.remote.memories[node.number].used_blocks
         return node.memory.used_blocks
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fleets.costs import Costs
 from benchmarks.fleets.fleet import FleetRun
-from benchmarks.fleets.terms import Fleet, Kind, Routing, Tally
+from benchmarks.fleets.settings import Fleet, Kind, Routing, Tally
 from benchmarks.fleets.workload import Workload
 
 NODES = (2, 4, 8, 16, 32, 64)
@@ -54,7 +54,7 @@ class Bench:
     costs: Costs
     say: Callable[[Row], None]
 
-    def fleet(self, nodes: int, *, total: float = MEMORY_SHARE, **terms: object) -> Fleet:
+    def fleet(self, nodes: int, *, total: float = MEMORY_SHARE, **settings: object) -> Fleet:
         """Returns a fleet whose nodes together hold that share of the distinct blocks; a store holds as much again."""
         distinct = self.work.trace.block_count
         whole = Fleet(
@@ -63,7 +63,7 @@ class Bench:
             engine_blocks=int(distinct * total * ENGINE_SHARE / MEMORY_SHARE) // nodes,
             store_blocks=int(distinct * total),
         )
-        return replace(whole, **terms)  # type: ignore[arg-type]
+        return replace(whole, **settings)  # type: ignore[arg-type]
 
     def measure(self, question: str, line: str, fleet: Fleet, **more: object) -> tuple[Row, Tally]:
         run = FleetRun(self.work, fleet, self.costs)
@@ -80,8 +80,8 @@ class Bench:
 def ask_nodes(bench: Bench) -> Iterator[Row]:
     """One pool's memory, cut into more and more nodes."""
     for nodes in NODES:
-        for line, terms in LINES.items():
-            yield bench.measure("nodes", line, bench.fleet(nodes, **terms))[0]
+        for line, settings in LINES.items():
+            yield bench.measure("nodes", line, bench.fleet(nodes, **settings))[0]
 
 
 def ask_growth(bench: Bench) -> Iterator[Row]:
@@ -99,8 +99,8 @@ def ask_places(bench: Bench) -> Iterator[Row]:
         yield bench.measure("places", "no remote", bench.fleet(MIDDLE, **(_NONE | shared)))[0]
         for place in bench.costs.places:
             kinds = {"homes": _HOMES, "all peers asked": _PEERS} if place.startswith("peer") else {"store": _STORE}
-            for line, terms in kinds.items():
-                yield bench.measure("places", line, bench.fleet(MIDDLE, **(terms | shared | {"place": place})))[0]
+            for line, settings in kinds.items():
+                yield bench.measure("places", line, bench.fleet(MIDDLE, **(settings | shared | {"place": place})))[0]
         yield bench.measure("places", "one big pool", bench.fleet(MIDDLE, **(_POOL | shared)))[0]
 
 
@@ -108,7 +108,7 @@ def ask_speeds(bench: Bench) -> Iterator[Row]:
     """How fast must a remote be for how fast an engine?"""
     for tflops in TFLOPS:
         slower = bench.with_flops(tflops * 1e12)
-        for line, terms in {
+        for line, settings in {
             "no remote": _NONE,
             "Valkey": _STORE | {"place": "valkey"},
             "8 Valkeys": _STORE | {"place": "valkey-x8"},
@@ -118,7 +118,7 @@ def ask_speeds(bench: Bench) -> Iterator[Row]:
             "Mooncake": _STORE | {"place": "mooncake"},
             "one big pool": _POOL,
         }.items():
-            yield slower.measure("speeds", line, slower.fleet(MIDDLE, **terms), tflops=tflops)[0]
+            yield slower.measure("speeds", line, slower.fleet(MIDDLE, **settings), tflops=tflops)[0]
 
 
 def ask_homes(bench: Bench, split: Bench) -> Iterator[Row]:
@@ -126,11 +126,11 @@ def ask_homes(bench: Bench, split: Bench) -> Iterator[Row]:
     place = {"place": "peer-100g"}
     for run_blocks in RUNS:
         for policy in ("lru", "prefix"):
-            terms = _HOMES | place | {"home_policy": policy, "run_blocks": run_blocks}
-            yield bench.measure("homes", "set aside", bench.fleet(MIDDLE, **terms))[0]
+            settings = _HOMES | place | {"home_policy": policy, "run_blocks": run_blocks}
+            yield bench.measure("homes", "set aside", bench.fleet(MIDDLE, **settings))[0]
     for run_blocks in (2, 4, 8):
-        terms = _HOMES | place | {"run_blocks": run_blocks, "cuts_by_hash": True}
-        yield bench.measure("homes", "set aside, cut by hash", bench.fleet(MIDDLE, **terms))[0]
+        settings = _HOMES | place | {"run_blocks": run_blocks, "cuts_by_hash": True}
+        yield bench.measure("homes", "set aside, cut by hash", bench.fleet(MIDDLE, **settings))[0]
     for line, more in {
         "set aside, told of all uses": {"tells_uses": True},
         "half set aside": {"home_share": 0.5},
@@ -140,8 +140,8 @@ def ask_homes(bench: Bench, split: Bench) -> Iterator[Row]:
         yield bench.measure("homes", line, bench.fleet(MIDDLE, **(_HOMES | place | more)))[0]
     yield bench.measure("homes", "one big pool", bench.fleet(MIDDLE, **_POOL))[0]
     for run_blocks in (1, 16):
-        terms = _HOMES | place | {"run_blocks": run_blocks}
-        yield split.measure("homes", "set aside", split.fleet(MIDDLE, **terms), tokens_a_block=512 // SPLIT)[0]
+        settings = _HOMES | place | {"run_blocks": run_blocks}
+        yield split.measure("homes", "set aside", split.fleet(MIDDLE, **settings), tokens_a_block=512 // SPLIT)[0]
 
 
 def ask_failures(bench: Bench) -> Iterator[Row]:

@@ -29,7 +29,7 @@ class GroundWorker(WorkerSide):
         self._before_forward = self.engine.mark()
 
     def _find_point(self, direction: CopyDirection, before_forward: Any) -> Any:
-        is_free = direction is CopyDirection.LOAD and self.terms.has_late_frees
+        is_free = direction is CopyDirection.LOAD and self.settings.has_late_frees
         return AT_ONCE if is_free else super()._find_point(direction, before_forward)
 
     def _begin(self, job: Any, before_forward: Any) -> None:
@@ -48,20 +48,20 @@ class GroundConnector(KVOffloadConnector):
     def _make_scheduler(self, start: EngineStart) -> SchedulerSide:
         machine = self._find_machine()
         self.stopwatch = machine.scheduler
-        return SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self.measures, machine.clock)
+        return SchedulerSide(start.scheduler_settings(), start.open_for_scheduler, self.measures, machine.clock)
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
         machine, rank = self._find_machine(), self._vllm_config.parallel_config.rank
         self.stopwatch = machine.workers[rank]
 
-        def open_engine(page_map: PageMap, memory: object, **terms: object) -> VirtualCopyEngine:
+        def open_engine(page_map: PageMap, memory: object, **settings: object) -> VirtualCopyEngine:
             engine = VirtualCopyEngine(page_map, machine.links[rank])
             machine.engines[rank] = engine
             return engine
 
-        terms = replace(start.worker_terms(), open_engine=open_engine)
+        settings = replace(start.worker_settings(), open_engine=open_engine)
         exchange = functools.partial(machine.meeting.exchange, rank)
-        return GroundWorker(terms, start.open_for_worker, exchange, start.open_for_node)
+        return GroundWorker(settings, start.open_for_worker, exchange, start.open_for_node)
 
     def _find_machine(self) -> Machine:
         assert self._vllm_config.kv_transfer_config is not None

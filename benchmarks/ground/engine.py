@@ -126,7 +126,7 @@ class VirtualEngine:
             MACHINES[str(config.vllm.kv_transfer_config.engine_id)] = self.machine
             self.ranks = [Rank(config, number) for number in range(config.model.ranks)]
             self._register()
-        self.scheduler: Scheduler = (AsyncScheduler if config.terms.is_async else Scheduler)(
+        self.scheduler: Scheduler = (AsyncScheduler if config.settings.is_async else Scheduler)(
             vllm_config=config.vllm,
             kv_cache_config=config.scheduler,
             structured_output_manager=StructuredOutputManager(config.vllm),
@@ -135,7 +135,7 @@ class VirtualEngine:
             log_stats=False,
         )
         # Which it serves is the platform's matter otherwise.
-        self.scheduler.use_v2_model_runner = config.terms.runner == 2
+        self.scheduler.use_v2_model_runner = config.settings.runner == 2
         self._aggregator: KVOutputAggregator | None = None
         if self.ranks:
             connector: Any = self.scheduler.connector
@@ -243,7 +243,7 @@ class VirtualEngine:
             flight = self.queue.popleft()
             clock.reach(flight.ready_s)
             ended = self._take(self.scheduler.update_from_output(flight.output, flight.result))
-            if not self.config.terms.is_async and self.config.terms.drafts and flight.output.num_scheduled_tokens:
+            if not self.config.settings.is_async and self.config.settings.drafts and flight.output.num_scheduled_tokens:
                 self._draft(flight.output)
         engine_ns = time.thread_time_ns() - cpu_ns
         hooks_ns, wall_ns = self.machine.scheduler.spent.take()
@@ -256,7 +256,7 @@ class VirtualEngine:
 
     def launch(self, output: SchedulerOutput) -> Flight:
         shares = self._find_shares(output)
-        drafts = self.config.terms.drafts if output.scheduled_spec_decode_tokens else 0
+        drafts = self.config.settings.drafts if output.scheduled_spec_decode_tokens else 0
         seconds = self._cost.seconds(shares, drafts=drafts)
         # The tokens that this step samples are told later: until then the model alone knows them.
         result = self._sample(output)
@@ -285,7 +285,7 @@ class VirtualEngine:
             aggregated = self._aggregator.aggregate(reports)
             assert aggregated is not None
             result.kv_connector_output = aggregated.kv_connector_output
-        if not self.config.terms.is_async:
+        if not self.config.settings.is_async:
             # The worker itself waits for what was sampled.
             for link in machine.links:
                 link.worker.reach(max(ends))
@@ -304,7 +304,7 @@ class VirtualEngine:
         for name in names:
             request = self.scheduler.requests[name]
             is_chunk = request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
-            if self.config.terms.is_async:
+            if self.config.settings.is_async:
                 is_chunk = request.is_prefill_chunk
             if is_chunk:
                 sampled.append([])
@@ -322,7 +322,7 @@ class VirtualEngine:
 
     def _draft(self, output: SchedulerOutput) -> None:
         names = [name for name in output.num_scheduled_tokens if name in self.scheduler.requests]
-        drafts = [[1] * self.config.terms.drafts for _ in names]
+        drafts = [[1] * self.config.settings.drafts for _ in names]
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def _take(self, outputs: Any) -> list[Served]:

@@ -46,7 +46,7 @@ MTP = {"method": "mtp"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineTerms:
+class EngineSettings:
     """How one engine is run."""
 
     is_async: bool = True
@@ -69,7 +69,7 @@ class EngineConfig:
     """The configurations that the processes of one engine are given."""
 
     model: Model
-    terms: EngineTerms
+    settings: EngineSettings
     vllm: VllmConfig
     loaded: LoadedModel
     """vLLM knows of it as long as this one is there."""
@@ -85,9 +85,9 @@ class EngineConfig:
         return self.stages[0]
 
 
-def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
+def make_config(model: Model, settings: EngineSettings, folder: Path) -> EngineConfig:
     """Makes a configuration as `EngineCore` makes it, and writes the model's config into `folder`."""
-    vllm = _make_vllm_config(model, terms, folder)
+    vllm = _make_vllm_config(model, settings, folder)
     specs = make_layer_specs(model, vllm)
     vllm.cache_config.mamba_block_size = max(
         (spec.block_size for spec in specs.values() if isinstance(spec, MambaSpec)), default=None
@@ -108,7 +108,7 @@ def make_config(model: Model, terms: EngineTerms, folder: Path) -> EngineConfig:
         cache.hash_block_size = hash_block_size
         cache.cache_hit_alignment_tokens = alignment
     stages = tuple(workers[:: model.tensor_ranks])
-    return EngineConfig(model, terms, vllm, loaded, stages, scheduler, block_size, hash_block_size)
+    return EngineConfig(model, settings, vllm, loaded, stages, scheduler, block_size, hash_block_size)
 
 
 def make_layer_specs(model: Model, vllm: VllmConfig) -> dict[str, KVCacheSpec]:
@@ -155,21 +155,21 @@ def drafts_by_layer(vllm: VllmConfig) -> bool:
     return vllm.speculative_config is not None and vllm.speculative_config.method == MTP["method"]
 
 
-def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmConfig:
+def _make_vllm_config(model: Model, settings: EngineSettings, folder: Path) -> VllmConfig:
     place = folder / model.name
     place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps({**model.config, "num_nextn_predict_layers": int(terms.mtp)}))
+    (place / "config.json").write_text(json.dumps({**model.config, "num_nextn_predict_layers": int(settings.mtp)}))
     # A model's revision is a digest of its weights: these have none.
     (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     transfer = None
-    if terms.connector is not None:
-        module, _, name = terms.connector.partition(":")
+    if settings.connector is not None:
+        module, _, name = settings.connector.partition(":")
         transfer = {
             "kv_connector": name,
             "kv_connector_module_path": f"benchmarks.ground.{module}",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": dict(terms.settings or {}),
+            "kv_connector_extra_config": dict(settings.settings or {}),
         }
     arguments = {
         "model": str(place),
@@ -185,20 +185,20 @@ def _make_vllm_config(model: Model, terms: EngineTerms, folder: Path) -> VllmCon
         "kv_cache_dtype": model.kv_dtype,
         "block_size": model.block_size,
         "max_model_len": model.max_model_len,
-        "max_num_seqs": terms.max_running,
-        "max_num_batched_tokens": terms.step_tokens,
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": settings.step_tokens,
         "kv_transfer_config": transfer,
-        "speculative_config": dict(MTP if terms.mtp else DRAFTS, num_speculative_tokens=terms.drafts)
-        if terms.drafts
+        "speculative_config": dict(MTP if settings.mtp else DRAFTS, num_speculative_tokens=settings.drafts)
+        if settings.drafts
         else None,
         **model.extra,
     }
     vllm = EngineArgs(**arguments).create_engine_config()
-    vllm.scheduler_config.async_scheduling = terms.is_async
+    vllm.scheduler_config.async_scheduling = settings.is_async
     # MLA has none of these on a CPU.
     vllm.cache_config.enable_prefix_caching = True
     vllm.scheduler_config.enable_chunked_prefill = True
-    vllm.scheduler_config.max_num_batched_tokens = terms.step_tokens
+    vllm.scheduler_config.max_num_batched_tokens = settings.step_tokens
     vllm.cache_config.block_size = model.block_size
     vllm.cache_config.mamba_ssm_cache_dtype = "auto"
     vllm.cache_config.kv_cache_layout = model.layout

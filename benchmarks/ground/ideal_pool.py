@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.cache import GroupRule
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import HASH_BYTES
 
@@ -35,12 +35,12 @@ class IdealPool:
     """`record_bytes`: by group, of all shards."""
 
     def __init__(self, rules: Sequence[GroupRule], record_bytes: Sequence[int], *, capacity_bytes: int) -> None:
-        terms = [
+        settings = [
             ("window" if rule.reuse.has_window else _REUSE[rule.reuse], size, -(-rule.window // rule.block_size))
             for rule, size in zip(rules, record_bytes, strict=True)
         ]
-        self._is_first = [reuse == "prefix" for reuse, _, _ in terms]
-        self._pool = native.ReplayPool(terms, DEFAULT_POLICY, capacity_bytes)
+        self._is_first = [reuse == "prefix" for reuse, _, _ in settings]
+        self._pool = native.ReplayPool(settings, DEFAULT_POLICY, capacity_bytes)
 
     @property
     def used_bytes(self) -> int:

@@ -46,7 +46,7 @@ class Rank:
     def step(self, output: SchedulerOutput, launch: Callable[[], None]) -> KVConnectorOutput:
         """`launch`: the forward, which goes on when this returns."""
         self._become_current()
-        found = self._step_v2(output, launch) if self._config.terms.runner == 2 else self._step_v1(output, launch)
+        found = self._step_v2(output, launch) if self._config.settings.runner == 2 else self._step_v1(output, launch)
         return found or KVConnectorOutput()
 
     @property
@@ -65,7 +65,7 @@ class Rank:
         self.connector.handle_preemptions(output.kv_connector_metadata)
         if not output.total_num_scheduled_tokens:
             return runner.kv_connector_no_forward(output, self._vllm).kv_connector_output
-        has_drafts = self._config.terms.drafts > 0
+        has_drafts = self._config.settings.drafts > 0
         with (
             set_forward_context(ATTENTION, self._vllm),
             runner.maybe_get_kv_connector_output(output, defer_finalize=has_drafts) as found,

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 from benchmarks.ground.accelerator import StepCost
 from benchmarks.ground.engine import Run, VirtualEngine
-from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.ledger import PoolLedger, Share, watch_evictions
 from benchmarks.ground.models import SHAPES, Model
 from benchmarks.ground.server import SEGMENT_BYTES, count_left
@@ -95,10 +95,10 @@ def measure_model(model: Model, ground: Ground, progress: Progress) -> Iterator[
 def save_all(model: Model, ground: Ground) -> Iterator[Result]:
     """Prompts of a whole step each, saved as they fill, and asked for again when the engine has forgotten them."""
     asks = make_fresh(12 if ground.is_short else 32, tokens=8192, new_tokens=64, per_s=0)
-    for terms in _shapes(ground):
-        params: Params = {"model": model.name, "scenario": "eager", **_describe(terms)}
-        is_first = terms == EngineTerms()
-        with open_ours(model, terms) as engine:
+    for settings in _shapes(ground):
+        params: Params = {"model": model.name, "scenario": "eager", **_describe(settings)}
+        is_first = settings == EngineSettings()
+        with open_ours(model, settings) as engine:
             first = engine.serve(asks)
             ledger = PoolLedger(engine)
             ledger.add(first.served)
@@ -114,7 +114,7 @@ def save_all(model: Model, ground: Ground) -> Iterator[Result]:
         yield _left(left, params)
         yield from _worker_times(first, params)
         if is_first:
-            with open_ideal(model, terms) as engine:
+            with open_ideal(model, settings) as engine:
                 engine.serve(asks)
                 assert engine.forget()
                 yield from compare_runs(again, engine.serve(repeat(asks, from_s=0, new_tokens=16)), params)
@@ -123,9 +123,9 @@ def save_all(model: Model, ground: Ground) -> Iterator[Result]:
 def save_before_eviction(model: Model, ground: Ground) -> Iterator[Result]:
     """Saved when the engine is about to take the block: 512 and 1,024 blocks of 16 tokens in a step."""
     for step_tokens in (16384,) if ground.is_short else (8192, 16384):
-        terms = EngineTerms(step_tokens=step_tokens)
+        settings = EngineSettings(step_tokens=step_tokens)
         params: Params = {"model": model.name, "scenario": "on_evict", "step_tokens": step_tokens}
-        with open_ours(model, terms, settings={"save_policy": "on_evict"}) as engine:
+        with open_ours(model, settings, settings={"save_policy": "on_evict"}) as engine:
             log = watch_evictions(engine)
             per_prompt = _blocks_of(engine, step_tokens)
             blocks = engine.config.scheduler.num_blocks
@@ -148,12 +148,12 @@ def keep_up(model: Model, ground: Ground) -> Iterator[Result]:
     """256 requests running while prompts of 100,000 tokens come in chunks of 8k."""
     asks = make_fresh(256, tokens=1500, new_tokens=160, per_s=0, seed=3)
     asks += make_fresh(3, tokens=100_000, new_tokens=8, per_s=0.5, seed=4)
-    for terms in (EngineTerms(), EngineTerms(runner=1)):
-        params: Params = {"model": model.name, "scenario": "256 running", **_describe(terms)}
-        with open_ours(model, terms) as engine:
+    for settings in (EngineSettings(), EngineSettings(runner=1)):
+        params: Params = {"model": model.name, "scenario": "256 running", **_describe(settings)}
+        with open_ours(model, settings) as engine:
             run = engine.serve(asks)
             left = count_left(engine)
-        if terms.runner == 2:
+        if settings.runner == 2:
             yield from _scheduler_times(run, params)
         yield from _worker_times(run, params)
         yield _left(left, params)
@@ -182,7 +182,7 @@ def _time_decoding(model: Model, asks: Sequence[Ask], pool_bytes: int) -> float:
 
     Of some models a prompt's backlog is saved after 50 such steps, so only the first ones count.
     """
-    with open_ours(model, EngineTerms(), pool_bytes=pool_bytes) as engine:
+    with open_ours(model, EngineSettings(), pool_bytes=pool_bytes) as engine:
         run = engine.serve(asks)
     steps = [step for step in run.steps if step.tokens == step.requests]
     most = max(step.requests for step in steps)
@@ -196,7 +196,7 @@ def divide(model: Model, ground: Ground) -> Iterator[Result]:
         if ground.is_short and shape.nodes > 1:
             continue  # what is asked of them takes real time
         params: Params = {"model": model.name, "scenario": "shape", **_describe_shape(shape)}
-        with open_ours(shape, EngineTerms()) as engine:
+        with open_ours(shape, EngineSettings()) as engine:
             first = engine.serve(asks)
             ledger = PoolLedger(engine)
             ledger.add(first.served)
@@ -225,7 +225,7 @@ def divide(model: Model, ground: Ground) -> Iterator[Result]:
             goal=Goal(Measure.RATIO, Bound.AT_MOST, 1.25),
             params=params,
         )
-        with open_ideal(shape, EngineTerms()) as engine:
+        with open_ideal(shape, EngineSettings()) as engine:
             engine.serve(asks)
             assert engine.forget()
             yield from compare_runs(again, engine.serve(repeat(asks, from_s=0, new_tokens=16)), params)
@@ -267,7 +267,7 @@ def _outgrow(model: Model, ground: Ground, shares: Iterable[float]) -> Iterator[
     # Many short ones: of a few long ones chance decides which are there.
     asks = [ask for ask in read_conversations(ground.find_trace(), limit=480) if ask.tokens <= SHORT_TOKENS]
     parts = cut(come_at(asks, tokens_per_s=LOADS[1] * StepCost(model).prefill_rate()), 2 * PARTS)
-    with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
+    with open_ideal(model, EngineSettings(), pool_bytes=ROOM) as engine:
         all_hits = _count_hits(_serve_parts(engine, parts))
         connector: Any = engine.scheduler.connector
         all_bytes = connector.pool.used_bytes
@@ -304,16 +304,16 @@ def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
         new_tokens=turn_tokens // 8,
         think_s=1.0,
     )
-    terms = EngineTerms(step_tokens=2048)
+    settings = EngineSettings(step_tokens=2048)
     params: Params = {"model": model.name, "scenario": "sessions", "pool_mib": pool_bytes // MIB, "agents": AGENTS}
     plain, named = mix_agents(others, agents), mix_agents(others, agents, ttl_s=3600.0)
     runs = {}
     for name, parts in (("without", plain), ("with", named)):
-        with open_ours(model, terms, pool_bytes=pool_bytes) as engine:
+        with open_ours(model, settings, pool_bytes=pool_bytes) as engine:
             runs[name] = _serve_parts(engine, parts)
             left = count_left(engine)
     for name, size_bytes in (("ideal", pool_bytes), ("all", ROOM)):
-        with open_ideal(model, terms, pool_bytes=size_bytes) as engine:
+        with open_ideal(model, settings, pool_bytes=size_bytes) as engine:
             runs[name] = _serve_parts(engine, plain)
     hits = {name: _divide_hits(run) for name, run in runs.items()}
     params |= {"agent_turns": len(agents), "requests": len(agents) + len(asks)}
@@ -342,7 +342,7 @@ def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
 
 def _count_token_bytes(model: Model) -> float:
     """Returns what a token of a prompt takes of a pool."""
-    with open_ideal(model, EngineTerms(), pool_bytes=ROOM) as engine:
+    with open_ideal(model, EngineSettings(), pool_bytes=ROOM) as engine:
         engine.serve(make_fresh(1, tokens=8192, new_tokens=64, per_s=0))
         connector: Any = engine.scheduler.connector
         return float(connector.pool.used_bytes) / 8192
@@ -358,10 +358,10 @@ def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
     """Nothing is reused: what the connector costs in output tokens a second."""
     asks = make_fresh(64 if ground.is_short else 160, tokens=2000, new_tokens=200, per_s=0, seed=6)
     params: Params = {"model": model.name, "scenario": "nothing reused", **_describe_shape(model)}
-    with open_ours(model, EngineTerms()) as engine:
+    with open_ours(model, EngineSettings()) as engine:
         ours = engine.serve(asks)
         left = count_left(engine)
-    with open_bare(model, EngineTerms()) as engine:
+    with open_bare(model, EngineSettings()) as engine:
         bare = engine.serve(asks)
     yield Result(
         name="output tokens a second",
@@ -400,21 +400,21 @@ ALL: Sequence[Scenario] = (
 # ---- figures ----
 
 
-def _shapes(ground: Ground) -> Sequence[EngineTerms]:
+def _shapes(ground: Ground) -> Sequence[EngineSettings]:
     """Ways to run an engine: the first one is what most have."""
     if ground.is_short:
-        return (EngineTerms(), EngineTerms(runner=1))
+        return (EngineSettings(), EngineSettings(runner=1))
     return (
-        EngineTerms(),
-        EngineTerms(runner=1),
-        EngineTerms(is_async=False),
-        EngineTerms(drafts=3),
-        EngineTerms(runner=1, drafts=3),
+        EngineSettings(),
+        EngineSettings(runner=1),
+        EngineSettings(is_async=False),
+        EngineSettings(drafts=3),
+        EngineSettings(runner=1, drafts=3),
     )
 
 
-def _describe(terms: EngineTerms) -> Params:
-    return {"runner": terms.runner, "async": int(terms.is_async), "drafts": terms.drafts}
+def _describe(settings: EngineSettings) -> Params:
+    return {"runner": settings.runner, "async": int(settings.is_async), "drafts": settings.drafts}
 
 
 def _describe_shape(model: Model) -> Params:
@@ -433,8 +433,8 @@ def _serve_beside_ideal(
 ) -> Iterator[Result]:
     """Before each part but the first, the engine's own cache is reset."""
     opened: list[AbstractContextManager[VirtualEngine]] = [
-        open_ours(model, EngineTerms(), pool_bytes=pool_bytes),
-        open_ideal(model, EngineTerms(), pool_bytes=pool_bytes),
+        open_ours(model, EngineSettings(), pool_bytes=pool_bytes),
+        open_ideal(model, EngineSettings(), pool_bytes=pool_bytes),
     ]
     with opened[0] as engine:
         ours = _serve_parts(engine, parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ground.engine import VirtualEngine
-from benchmarks.ground.engine_config import EngineTerms, make_config
+from benchmarks.ground.engine_config import EngineSettings, make_config
 from benchmarks.ground.models import Model
 from benchmarks.ground.server import ENVIRONMENT, await_answers, list_clients, run_server
 from kvoffload.errors import BenchmarkError
@@ -28,13 +28,15 @@ ROOM = 512 * GIB
 
 @contextmanager
 def open_ours(
-    model: Model, terms: EngineTerms, *, pool_bytes: int = ROOM, settings: Mapping[str, Any] | None = None
+    model: Model, client_settings: EngineSettings, *, pool_bytes: int = ROOM, settings: Mapping[str, Any] | None = None
 ) -> Iterator[VirtualEngine]:
     """Opens an engine with our connector and a server of its own. It saves eagerly by default."""
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory() as name, run_server(Path(name), memory=str(pool_bytes)) as socket:
         given = {"save_policy": "eager", "self_test": False, "server": str(socket), **PATIENT, **(settings or {})}
-        config = make_config(model, replace(terms, connector="connector:GroundConnector", settings=given), Path(name))
+        config = make_config(
+            model, replace(client_settings, connector="connector:GroundConnector", settings=given), Path(name)
+        )
         engine = VirtualEngine(config)
         clients = list_clients(engine)
         for client in clients:
@@ -46,20 +48,22 @@ def open_ours(
 
 @contextmanager
 def open_ideal(
-    model: Model, terms: EngineTerms, *, pool_bytes: int = ROOM, in_step: bool = False
+    model: Model, client_settings: EngineSettings, *, pool_bytes: int = ROOM, in_step: bool = False
 ) -> Iterator[VirtualEngine]:
     """`in_step`: steps wait for what their requests load."""
     with tempfile.TemporaryDirectory() as name:
         given = {"pool_bytes": pool_bytes, "in_step": in_step}
-        config = make_config(model, replace(terms, connector="ideal:IdealConnector", settings=given), Path(name))
+        config = make_config(
+            model, replace(client_settings, connector="ideal:IdealConnector", settings=given), Path(name)
+        )
         yield from _use(VirtualEngine(config))
 
 
 @contextmanager
-def open_bare(model: Model, terms: EngineTerms) -> Iterator[VirtualEngine]:
+def open_bare(model: Model, client_settings: EngineSettings) -> Iterator[VirtualEngine]:
     """Without a connector."""
     with tempfile.TemporaryDirectory() as name:
-        yield from _use(VirtualEngine(make_config(model, terms, Path(name))))
+        yield from _use(VirtualEngine(make_config(model, client_settings, Path(name))))
 
 
 def _use(engine: VirtualEngine) -> Iterator[VirtualEngine]:

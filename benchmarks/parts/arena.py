@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvoffload import native
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.errors import BenchmarkError
 from kvoffload.units import GIB, format_size
 

@@ -11,7 +11,7 @@ from kvoffload import native
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.limits import limit_line_walk
 from kvoffload.bench.measure import MIN_PAIRS, measure_timed_pair, summarize_pairs
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.errors import BenchmarkError
 from kvoffload.units import format_size
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from prompt import PAGE, PROMPT
 from serving import serve
 
-from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.client import Client, ClientSettings, Member
 from kvoffload.protocol import Role
 
 ENGINES_WAIT_S = 1800.0
@@ -63,7 +63,7 @@ def main() -> int:
             written, _ = engine.communicate(timeout=max(0.0, until_s - time.monotonic()))
             # Other lines that an engine writes are left out.
             said += [line.rstrip() for line in written.splitlines() if "were cached at first" in line]
-        with Client(ClientTerms(socket=server, member=Member(engine="example", role=Role.OBSERVER))) as client:
+        with Client(ClientSettings(socket=server, member=Member(engine="example", role=Role.OBSERVER))) as client:
             assert client.wait_until_served(60), client.fault
             blocks = client.stats().readable
     print("\n".join(said))

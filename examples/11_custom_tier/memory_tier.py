@@ -12,7 +12,7 @@ from typing import Self
 from kvoffload.config.settings import Settings
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import Key, StoreFacts, Value
-from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierSettings
 from kvoffload.units import format_size, parse_size
 
 PAGE = 64
@@ -38,13 +38,13 @@ class MemoryPlace(RemotePlace):
 
     def open_tier(self) -> RemoteTier:
         """Opens the tier, whose threads each call `open_store` for a connection of their own."""
-        terms = RemoteTierTerms(
+        settings = RemoteTierSettings(
             place=self.describe(),
             open_store=lambda: MemoryStore(self._records),
             connections=self._connections,
             coder=RecordCoder(self._coding),
         )
-        return RemoteTier(terms)
+        return RemoteTier(settings)
 
     def find_remedy(self, reason: str) -> str:
         return "free memory on this machine"

@@ -11,11 +11,11 @@ from pathlib import Path
 from kvoffload.cache import AcquiredBlocks, Ask, CacheGeometry, CacheGroup, EntryKey, Publication, ReservedSlots
 from kvoffload.client import (
     Client,
-    ClientTerms,
-    FarTerms,
-    LinkTerms,
+    ClientSettings,
+    LinkSettings,
     Member,
     PromptNote,
+    TierWait,
     add_report_text,
     describe_blocks,
 )
@@ -64,9 +64,9 @@ class SharedStore(Registrar):
             hash_algorithm=BlockHasher(hash_block_size).algorithm,
         )
         member = Member(engine=f"mini engine {os.getpid()} {id(self):x}", role=Role.SCHEDULER, pid=os.getpid())
-        link = LinkTerms(acquire_deadline_s=DEADLINE_S, stock_slots=(STOCK_SLOTS,) * len(groups))
+        link = LinkSettings(acquire_deadline_s=DEADLINE_S, stock_slots=(STOCK_SLOTS,) * len(groups))
         self.client = Client(
-            ClientTerms(
+            ClientSettings(
                 socket=self._socket,
                 member=member,
                 register=add_report_text(blocks, str(self.registration.report)),
@@ -81,7 +81,7 @@ class SharedStore(Registrar):
     def bring_up(self, chain: bytes) -> None:
         """From the server's tiers, if it has any; then `has` finds it. The server holds it for a moment."""
         if self.client.has_tiers:
-            found = self.client.acquire(Ask(chain), far=FarTerms(wait_s=DEADLINE_S))
+            found = self.client.acquire(Ask(chain), far=TierWait(wait_s=DEADLINE_S))
             if found.lease is not None:
                 self.client.release(found.lease)
 

@@ -15,7 +15,7 @@ from kvoffload.bench.measure import measure_timed_pair
 from kvoffload.bench.tier_load import BATCHES_AT_ONCE, TIMEOUT_S, Records, get_all, put_all
 from kvoffload.errors import BenchmarkError
 from kvoffload.tiers.base import TierState
-from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
+from kvoffload.tiers.disk import DiskFolder, DiskSettings, DiskTier
 
 DATA_BYTES = 256 << 20
 """Bytes of one sample."""
@@ -143,7 +143,7 @@ def open_tier(folder: Path) -> DiskTier:
     """A tier in a new folder. BenchmarkError: it cannot be had here."""
     folder.mkdir(mode=0o700)
     device = DiskFolder(path=folder, capacity_bytes=SEGMENTS * SEGMENT_BYTES)
-    tier = DiskTier(DiskTerms(folders=[device], segment_bytes=SEGMENT_BYTES, record_limit_bytes=4 << 20))
+    tier = DiskTier(DiskSettings(folders=[device], segment_bytes=SEGMENT_BYTES, record_limit_bytes=4 << 20))
     tier.wait_open(TIMEOUT_S)
     health = tier.health()[0]
     if health.state is not TierState.READY:

@@ -20,7 +20,7 @@ from kvoffload.bench.tier_load import BATCH_RECORDS, TIMEOUT_S, Records, get_all
 from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.errors import BenchmarkError
 from kvoffload.tiers.base import TierState
-from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.mooncake import MooncakeSettings
 from kvoffload.tiers.remote import RemoteTier
 from kvoffload.units import MIB
 
@@ -75,7 +75,7 @@ class MooncakeBenchmark:
         with contextlib.ExitStack() as stack:
             address = stack.enter_context(serve())
             limit = stack.enter_context(OwnClient(address))
-            tier = MooncakeTerms(address=address, call_timeout_s=TIMEOUT_S).open_tier()
+            tier = MooncakeSettings(address=address, call_timeout_s=TIMEOUT_S).open_tier()
             stack.callback(tier.close)
             tier.wait_open(TIMEOUT_S)
             if tier.health()[0].state is not TierState.READY:

@@ -15,7 +15,7 @@ from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.child import Child
 from kvoffload.bench.served import JOIN_S, join, make_chain, save_chain
 from kvoffload.cache import AcquiredBlocks, Ask
-from kvoffload.client import Client, LinkTerms
+from kvoffload.client import Client, LinkSettings
 from kvoffload.errors import BenchmarkError
 
 BLOCKS = 64
@@ -37,7 +37,7 @@ def measure_outages(name: str, progress: Progress) -> Iterator[Result]:
         path = Path(folder, "server")
         server = Child("kvoffload.bench.served", path, MEMORY_MIB, 0)
         try:
-            with join(path, "scheduler", record_bytes=RECORD_BYTES, link=LinkTerms()) as client:
+            with join(path, "scheduler", record_bytes=RECORD_BYTES, link=LinkSettings()) as client:
                 save_chain(client, make_chain(ENTRIES))
                 progress("a server that is stopped")
                 yield from _stop(name, client, server)

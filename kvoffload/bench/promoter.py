@@ -11,11 +11,11 @@ from kvoffload.bench.child import say_ready
 from kvoffload.bench.served import JOIN_S, PATIENT, make_chain, make_register
 from kvoffload.bench.tiered import HIT_BLOCKS, HIT_RECORD_BYTES, PROMOTIONS
 from kvoffload.cache import Ask
-from kvoffload.client import AsyncClient, ClientTerms, FarTerms, Member
+from kvoffload.client import AsyncClient, ClientSettings, Member, TierWait
 from kvoffload.errors import BenchmarkError
 from kvoffload.protocol import Role
 
-FAR = FarTerms(wait_s=5.0)
+FAR = TierWait(wait_s=5.0)
 
 
 def main(path: str, chains: str) -> None:
@@ -25,8 +25,8 @@ def main(path: str, chains: str) -> None:
 
 async def _promote(path: Path, chains: int) -> None:
     member = Member(engine="promoter", role=Role.WORKER, pid=os.getpid(), uid=os.getuid())
-    terms = ClientTerms(socket=path, member=member, register=make_register(HIT_RECORD_BYTES), link=PATIENT)
-    async with AsyncClient(terms) as client:
+    settings = ClientSettings(socket=path, member=member, register=make_register(HIT_RECORD_BYTES), link=PATIENT)
+    async with AsyncClient(settings) as client:
         if not await client.wait_until_served(JOIN_S):
             raise BenchmarkError(f"the server does not serve: {client.fault}")
         say_ready()

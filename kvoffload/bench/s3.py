@@ -24,7 +24,7 @@ from kvoffload.config.s3_address import S3Address
 from kvoffload.errors import BenchmarkError
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.tiers.s3 import S3Terms
+from kvoffload.tiers.s3 import S3Settings
 from kvoffload.units import MIB
 
 DATA_BYTES = 64 * MIB
@@ -45,7 +45,7 @@ _PARTS = ("master", "volume", "filer", "s3")
 class OwnServer:
     """SeaweedFS of this benchmark, on loopback."""
 
-    terms: S3Terms
+    settings: S3Settings
     library: Any
     client: Any = field(repr=False)
 
@@ -72,7 +72,7 @@ class OwnServer:
 
     def flush(self) -> None:
         """Removes all that is the tier's."""
-        for page in self.library.list(self.client, self.terms.address.prefix):
+        for page in self.library.list(self.client, self.settings.address.prefix):
             self.library.delete(self.client, [one["path"] for one in page])
 
 
@@ -88,7 +88,7 @@ class S3Benchmark:
         for load in LOADS:
             # Each load has a server of its own: one that still writes earlier data to its disk would be slower.
             with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder, serve(Path(folder)) as server:
-                yield from store.measure(server.terms.open_tier(), server, [load], progress)
+                yield from store.measure(server.settings.open_tier(), server, [load], progress)
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def serve(folder: Path) -> Iterator[OwnServer]:
         raise BenchmarkError("obstore is not installed", remedy="pip install obstore") from None
     ports = _free_ports(2 * len(_PARTS))
     endpoint = f"http://127.0.0.1:{ports[-2]}"
-    terms = S3Terms(
+    settings = S3Settings(
         address=S3Address(bucket="bench", prefix="tier"),
         endpoint=endpoint,
         region="us-east-1",
@@ -111,7 +111,7 @@ def serve(folder: Path) -> Iterator[OwnServer]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(_command(folder, ports), stdout=log, stderr=log, cwd=folder)
     try:
-        _await_answer(terms, process)
+        _await_answer(settings, process)
         client = S3Store(
             "bench",
             endpoint=endpoint,
@@ -120,7 +120,7 @@ def serve(folder: Path) -> Iterator[OwnServer]:
             secret_access_key=_KEYS.secret,
             client_options={"allow_http": True},
         )
-        yield OwnServer(terms, obstore, client)
+        yield OwnServer(settings, obstore, client)
     finally:
         process.kill()
         process.wait()
@@ -145,11 +145,11 @@ def _command(folder: Path, ports: list[int]) -> list[str]:
     return command
 
 
-def _await_answer(terms: S3Terms, process: subprocess.Popen[bytes]) -> None:
+def _await_answer(settings: S3Settings, process: subprocess.Popen[bytes]) -> None:
     """A put makes the bucket, some time after the server's port is open."""
     end_s = time.monotonic() + START_S
     while True:
-        with contextlib.suppress(StoreFaultError), contextlib.closing(terms.open_store()) as store:
+        with contextlib.suppress(StoreFaultError), contextlib.closing(settings.open_store()) as store:
             if store.put([bytes(72)], [[b"made"]]) == [True]:
                 return
         if process.poll() is not None or time.monotonic() > end_s:

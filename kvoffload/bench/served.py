@@ -11,30 +11,30 @@ from pathlib import Path
 import numpy as np
 
 from kvoffload.bench.child import say_ready
-from kvoffload.cache import AcquiredBlocks, Ask, CacheTerms, Publication
-from kvoffload.cache.terms import DEFAULT_POLICY
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member
+from kvoffload.cache import AcquiredBlocks, Ask, CacheSettings, Publication
+from kvoffload.cache.settings import DEFAULT_POLICY
+from kvoffload.client import Client, ClientSettings, LinkSettings, Member
 from kvoffload.errors import BenchmarkError
-from kvoffload.protocol import GroupTerms, Register, Role
+from kvoffload.protocol import GroupSettings, Register, Role
 from kvoffload.protocol.limits import MAX_BATCH
 from kvoffload.server.loop import CacheServer, ServerPlan
-from kvoffload.server.tiering.terms import TierPlan, TierTerms
-from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.server.tiering.settings import TierPlan, TierSettings
+from kvoffload.tiers.disk import DiskFolder, DiskSettings
 from kvoffload.types import HASH_BYTES, ReuseRule
 from kvoffload.units import MIB
 
 BLOCK_TOKENS = 16
 JOIN_S = 120.0
-PATIENT = LinkTerms(acquire_deadline_s=10.0, call_deadline_s=60.0)
+PATIENT = LinkSettings(acquire_deadline_s=10.0, call_deadline_s=60.0)
 """Waits for what is slow, so that it is measured."""
 
 
 @contextmanager
-def join(path: Path | str, engine: str, *, record_bytes: int = 64, link: LinkTerms = PATIENT) -> Iterator[Client]:
+def join(path: Path | str, engine: str, *, record_bytes: int = 64, link: LinkSettings = PATIENT) -> Iterator[Client]:
     """Joins the server as a client of the one identity that all have. BenchmarkError: it is not served."""
     register = make_register(record_bytes)
     member = Member(engine=engine, role=Role.WORKER, pid=os.getpid(), uid=os.getuid())
-    with Client(ClientTerms(socket=Path(path), member=member, register=register, link=link)) as client:
+    with Client(ClientSettings(socket=Path(path), member=member, register=register, link=link)) as client:
         if not client.wait_until_served(JOIN_S):
             raise BenchmarkError(f"the server does not serve: {client.fault}")
         yield client
@@ -47,7 +47,7 @@ def make_register(record_bytes: int) -> Register:
         hash_algorithm="sha256",
         hash_seed=b"",
         hash_block_size=BLOCK_TOKENS,
-        groups=(GroupTerms(record_bytes=record_bytes, block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX),),
+        groups=(GroupSettings(record_bytes=record_bytes, block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX),),
     )
 
 
@@ -78,12 +78,12 @@ def acquire(client: Client, chain: bytes) -> AcquiredBlocks:
 def main(path: str, memory_mib: str, adopt_wait_s: str, policy: str = DEFAULT_POLICY, *disk: str) -> None:
     """The server, until SIGTERM. `disk`: a folder and its MiB, for one below memory."""
     size = int(memory_mib) * MIB
-    memory = CacheTerms(memory_bytes=size, segment_bytes=size, policy=policy)
+    memory = CacheSettings(memory_bytes=size, segment_bytes=size, policy=policy)
     tiers = {}
     if disk:
         folder = DiskFolder(path=Path(disk[0]), capacity_bytes=int(disk[1]) * MIB)
-        terms = DiskTerms(folders=[folder], segment_bytes=64 * MIB, record_limit_bytes=4 * MIB)
-        tiers[""] = [TierPlan(place=terms, terms=TierTerms())]
+        settings = DiskSettings(folders=[folder], segment_bytes=64 * MIB, record_limit_bytes=4 * MIB)
+        tiers[""] = [TierPlan(place=settings, settings=TierSettings())]
     plan = ServerPlan(socket=Path(path), memory={"": memory}, adopt_wait_s=float(adopt_wait_s), tiers=tiers)
     server = CacheServer(plan)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())

@@ -16,18 +16,18 @@ import zmq
 
 from kvoffload.bench.child import Child, answer_commands, say_ready
 from kvoffload.bench.tier_load import TIMEOUT_S
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheSettings, GroupRule
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import BenchmarkError
 from kvoffload.key_files import KeyPair
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
-from kvoffload.server import Guest, RemoteTerms
+from kvoffload.peers.fleet_place import FleetPlace, FleetSettings
+from kvoffload.server import Guest, TcpSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.peer_links import PeeringPlan
-from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.server.tiering.settings import TierPlan, TierSettings
 from kvoffload.tiers.base import Tier, TierState
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.remote import RemoteTier
@@ -72,12 +72,12 @@ def serve_peer(memory_bytes: int, there: PeerPlace) -> Iterator[tuple[Tier, Spac
         path = Path(folder) / "peer"
         keys = make_keys()
         mode = "sealed" if there.is_sealed else "trusted"
-        terms = (memory_bytes, there.host, f"{mode},{there.compress.value}", keys.public.decode())
-        with Child(__name__, path, *terms, enter=there.enter) as child:
+        settings = (memory_bytes, there.host, f"{mode},{there.compress.value}", keys.public.decode())
+        with Child(__name__, path, *settings, enter=there.enter) as child:
             port, key = child.ask("where")
             member = FleetMember(address=TcpAddress(there.host, port), key=key)
             spaces = SpaceTable()
-            fleet = FleetTerms(
+            fleet = FleetSettings(
                 own=FleetMember(address=TcpAddress("127.0.0.1", 0), key=_HERE),
                 others=[member],
                 keys=keys,
@@ -110,19 +110,19 @@ def main(path: str, memory_bytes: str, host: str, links: str, peer_key: str) -> 
     keys = make_keys()
     spaces = SpaceTable()
     place = FleetPlace(
-        FleetTerms(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[], keys=keys),
+        FleetSettings(own=FleetMember(address=TcpAddress("127.0.0.1", 0), key="there"), others=[], keys=keys),
         spaces,
         always_there,
     )
-    terms = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
+    settings = TierSettings(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
     plan = ServerPlan(
         socket=Path(path),
         # With LRU the latest records stay, whether they were used or not.
-        memory={"": CacheTerms(memory_bytes=int(memory_bytes), segment_bytes=int(memory_bytes), policy="lru")},
-        remote=RemoteTerms(
+        memory={"": CacheSettings(memory_bytes=int(memory_bytes), segment_bytes=int(memory_bytes), policy="lru")},
+        remote=TcpSettings(
             address=TcpAddress(host, 0), keys=keys, guests={peer_key: Guest(domain="", name="here", is_peer=True)}
         ),
-        tiers={"": [TierPlan(place=place, terms=terms)]},
+        tiers={"": [TierPlan(place=place, settings=settings)]},
         peering=PeeringPlan(
             address=TcpAddress(host, 0), spaces=spaces, is_sealed=mode == "sealed", compress=Coding(compress)
         ),

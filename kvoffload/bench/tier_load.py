@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.errors import BenchmarkError
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.settings import TierSettings
 from kvoffload.tiers.base import RecordBatch, RecordNames, RecordOutcome, Ticket, Tier
 
 BATCH_RECORDS = 16
@@ -60,9 +60,9 @@ class Records:
 
 def as_a_server(record_bytes: int, count: int, memory: npt.NDArray[np.uint8]) -> Records:
     """Makes records in batches of the size and number in which a server gives them to a tier."""
-    terms = TierTerms()
-    batch = max(terms.piece_bytes // record_bytes, 1)
-    at_once = max(terms.under_way_bytes // (batch * record_bytes), 1)
+    settings = TierSettings()
+    batch = max(settings.piece_bytes // record_bytes, 1)
+    at_once = max(settings.under_way_bytes // (batch * record_bytes), 1)
     return Records(record_bytes, count, memory, batch_records=batch, batches_at_once=at_once)
 
 

@@ -20,7 +20,7 @@ from kvoffload.bench.far_store import FarStore, Load
 from kvoffload.bench.tier_load import TIMEOUT_S
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.errors import BenchmarkError
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings
 from kvoffload.units import MIB
 
 DATA_BYTES = 128 * MIB
@@ -69,7 +69,7 @@ class ValkeyBenchmark:
         """Rates in bytes per second."""
         with tempfile.TemporaryDirectory(prefix="kvoffload-bench-") as folder, serve(Path(folder)) as server:
             address = ValkeyAddress(host="127.0.0.1", port=server.port)
-            tier = ValkeyTerms(address=address, call_timeout_s=TIMEOUT_S).open_tier()
+            tier = ValkeySettings(address=address, call_timeout_s=TIMEOUT_S).open_tier()
             # Puts go to a server that is full and evicts, as one in use does. A new server takes its memory from the
             # kernel first, which its own benchmark never does, as it writes one value again and again.
             store = FarStore(

@@ -33,14 +33,14 @@ from kvoffload.cache.local_cache import LocalCache
 from kvoffload.cache.local_session import LocalSession
 from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, OffloadCache, Placed, Publication, ReservedSlots
 from kvoffload.cache.segment_map import SegmentMap
-from kvoffload.cache.terms import (
+from kvoffload.cache.settings import (
     TENANT_LIMIT,
     TENANT_NAME_BYTES,
     CacheFiles,
     CacheGeometry,
     CacheGroup,
     CacheOwner,
-    CacheTerms,
+    CacheSettings,
     HugePages,
     refuse_memory,
 )
@@ -61,8 +61,8 @@ __all__ = [
     "CacheGeometry",
     "CacheGroup",
     "CacheOwner",
+    "CacheSettings",
     "CacheStats",
-    "CacheTerms",
     "CommitOutcome",
     "CurvePoint",
     "Departed",

@@ -64,7 +64,7 @@ def parse_prefill_cost(text: str) -> PrefillCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenefitTerms:
+class EngineFigures:
     """The user's figures about the engines, which are taken as given."""
 
     token_bytes: int
@@ -105,7 +105,7 @@ class Benefit:
     """Price of these accelerators per hour."""
 
 
-def reckon_benefit(terms: BenefitTerms, span: TraceSpan, *, pool_blocks: int, hits: int, own_hits: int) -> Benefit:
+def reckon_benefit(settings: EngineFigures, span: TraceSpan, *, pool_blocks: int, hits: int, own_hits: int) -> Benefit:
     """`hits`, `own_hits`: blocks that the pool, and engines' own caches alone, would have served.
 
     ConfigError: the trace lasts no time, so that nothing is so much an hour.
@@ -114,14 +114,14 @@ def reckon_benefit(terms: BenefitTerms, span: TraceSpan, *, pool_blocks: int, hi
         raise ConfigError(
             "all requests of the trace came at one time", remedy="leave --prefill out, or give a trace with timestamps"
         )
-    tokens = max(hits - own_hits, 0) * terms.block_tokens
-    spared_s = tokens / terms.prefill
+    tokens = max(hits - own_hits, 0) * settings.block_tokens
+    spared_s = tokens / settings.prefill
     accelerators = spared_s / span.seconds
     return Benefit(
-        pool_bytes=pool_blocks * terms.block_bytes,
+        pool_bytes=pool_blocks * settings.block_bytes,
         spared_tokens=tokens,
         spared_share=tokens / span.tokens,
         spared_s=spared_s,
         accelerators=accelerators,
-        hour_price=accelerators * terms.hour_price,
+        hour_price=accelerators * settings.hour_price,
     )

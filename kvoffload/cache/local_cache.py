@@ -34,7 +34,7 @@ from kvoffload.cache.answers import (
     Tickets,
 )
 from kvoffload.cache.ask import NO_LIMIT, Ask
-from kvoffload.cache.terms import CacheFiles, CacheGeometry, CacheOwner, CacheTerms
+from kvoffload.cache.settings import CacheFiles, CacheGeometry, CacheOwner, CacheSettings
 from kvoffload.errors import CacheMemoryError
 from kvoffload.types import AcquireOutcome, Fingerprint
 from kvoffload.units import format_size
@@ -60,41 +60,41 @@ class LocalCache:
         self._segment_bytes = 0
 
     @classmethod
-    def begin(cls, terms: CacheTerms, owner: CacheOwner = NOBODY) -> Self:
+    def begin(cls, settings: CacheSettings, owner: CacheOwner = NOBODY) -> Self:
         """A cache with the memory of its first step, which takes a moment. The rest comes with `grow`.
 
         CacheMemoryError: it cannot be had, with the bound that says so.
         """
         try:
             core = native.create_cache(
-                pool_bytes=terms.memory_bytes,
-                segment_bytes=terms.segment_bytes,
-                extent_bytes=terms.extent_bytes,
-                entry_limit=terms.limit_entries(),
-                policy=terms.policy,
-                verifies_always=terms.verify == "always",
-                huge_pages=terms.huge_pages,
-                threads=terms.threads,
-                keep_free_bytes=terms.keep_free_bytes,
-                step_bytes=terms.step_bytes,
-                is_sparse=terms.is_sparse,
+                pool_bytes=settings.memory_bytes,
+                segment_bytes=settings.segment_bytes,
+                extent_bytes=settings.extent_bytes,
+                entry_limit=settings.limit_entries(),
+                policy=settings.policy,
+                verifies_always=settings.verify == "always",
+                huge_pages=settings.huge_pages,
+                threads=settings.threads,
+                keep_free_bytes=settings.keep_free_bytes,
+                step_bytes=settings.step_bytes,
+                is_sparse=settings.is_sparse,
                 owner=owner.as_tuple(),
             )
         except RuntimeError as fault:
             raise CacheMemoryError(
-                f"{format_size(terms.memory_bytes)} for cached blocks cannot be had: {fault}",
+                f"{format_size(settings.memory_bytes)} for cached blocks cannot be had: {fault}",
                 remedy="set a smaller memory, or give this process more",
-                memory_bytes=terms.memory_bytes,
+                memory_bytes=settings.memory_bytes,
             ) from fault
         return cls(core)
 
     @classmethod
-    def create(cls, terms: CacheTerms, *, progress: Callable[[int, int], None] | None = None) -> Self:
+    def create(cls, settings: CacheSettings, *, progress: Callable[[int, int], None] | None = None) -> Self:
         """Takes all memory first, about half a second per GiB; `progress(ready_bytes, capacity_bytes)` hears of it.
 
         CacheMemoryError: it cannot be had, with the bound that says so. An exception out of `progress` cancels.
         """
-        cache = cls.begin(terms)
+        cache = cls.begin(settings)
         try:
             while cache.grow():
                 if progress is not None:
@@ -142,7 +142,7 @@ class LocalCache:
     def adopt(
         cls,
         files: CacheFiles,
-        terms: CacheTerms,
+        settings: CacheSettings,
         *,
         owner: CacheOwner = NOBODY,
         former_boot_id: int = 0,
@@ -154,7 +154,7 @@ class LocalCache:
         `tenants` share the pool from then on, each with its quota in bytes, 0 for none; blocks of other tenants belong
         to none then. None: the tenants stay as they were.
 
-        Terms that the files determine are ignored. CacheMemoryError: the process lives, or the files are no use: not
+        Settings that the files determine are ignored. CacheMemoryError: the process lives, or the files are no use: not
         this user's, not of the owner's domain, not of the process with `former_boot_id` (0: any), or held by users who
         may not have the owner's.
         """
@@ -163,11 +163,11 @@ class LocalCache:
                 lock=files.lock,
                 index=files.index,
                 segments=list(files.segments),
-                policy=terms.policy,
-                verifies_always=terms.verify == "always",
-                threads=terms.threads,
-                keep_free_bytes=terms.keep_free_bytes,
-                step_bytes=terms.step_bytes,
+                policy=settings.policy,
+                verifies_always=settings.verify == "always",
+                threads=settings.threads,
+                keep_free_bytes=settings.keep_free_bytes,
+                step_bytes=settings.step_bytes,
                 tenants=None if tenants is None else list(tenants.items()),
                 owner=owner.as_tuple(),
                 former_boot_id=former_boot_id,

@@ -15,7 +15,7 @@ from kvoffload.cache.index_reader import IndexReader
 from kvoffload.cache.local_cache import LocalCache
 from kvoffload.cache.offload_cache import AcquiredBlocks, BlockLease, Placed, Publication, ReservedSlots
 from kvoffload.cache.segment_map import SegmentMap
-from kvoffload.cache.terms import CacheGeometry
+from kvoffload.cache.settings import CacheGeometry
 from kvoffload.types import Fingerprint
 
 

@@ -11,8 +11,8 @@ from kvoffload.config.tier_kinds import TIER_KINDS, TierKind
 from kvoffload.config.types import split_folders
 from kvoffload.errors import ConfigError
 from kvoffload.server.config import ServerConfig
-from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
-from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.server.tiering.settings import TierPlan, TierSettings, WriteRule
+from kvoffload.tiers.disk import DiskFolder, DiskSettings
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.record_store import one_line
 from kvoffload.tiers.remote import RemotePlace
@@ -51,27 +51,27 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
             f"setting 'disk_size' = {format_size(settings.disk_size)} with disk = {settings.disk!r}",
             remedy=f"allowed is a size of at least {format_size(MIN_DISK_BYTES)}",
         )
-    disk = DiskTerms(
+    disk = DiskSettings(
         folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
         daily_bytes=settings.disk_daily,
         compress=Coding(settings.disk_compress),
     )
     # In a fleet a record is kept where it lives, and not on every disk.
     wants = None if fleet is None else fleet.place.is_home
-    terms = TierTerms(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue, wants=wants)
-    return TierPlan(place=disk, terms=terms)
+    tier_settings = TierSettings(write=WriteRule(settings.disk_write), queue_s=settings.disk_queue, wants=wants)
+    return TierPlan(place=disk, settings=tier_settings)
 
 
 def _plan_store(kind: TierKind, settings: Settings) -> TierPlan | None:
     where = getattr(settings, kind.setting)
     if not where:
         return None
-    terms = TierTerms(name=kind.name, write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    tier_settings = TierSettings(name=kind.name, write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
     if kind.place:
         place = _load_place(kind.place).from_settings(settings, where)
     else:
         place = _make_custom_place(settings)
-    return TierPlan(place=place, terms=terms)
+    return TierPlan(place=place, settings=tier_settings)
 
 
 def _make_custom_place(settings: Settings) -> RemotePlace:

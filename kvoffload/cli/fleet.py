@@ -13,15 +13,15 @@ from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_pair_for, read_private_text
 from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
-from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
-from kvoffload.peers.fleet_registry import RegistryTerms
+from kvoffload.peers.fleet_place import FleetPlace, FleetSettings
+from kvoffload.peers.fleet_registry import RegistrySettings
 from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
 from kvoffload.server import Guest
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.peer_links import PeeringPlan
-from kvoffload.server.tiering.terms import TierPlan, TierTerms, WriteRule
+from kvoffload.server.tiering.settings import TierPlan, TierSettings, WriteRule
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings
 
 MIN_SECRET_LETTERS = 16
 
@@ -64,7 +64,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
     is_sealed = settings.peer_link == "sealed"
     compress = Coding(settings.peer_compress)
     registry = _plan_registry(settings, own)
-    terms = FleetTerms(
+    fleet_settings = FleetSettings(
         own=own,
         others=[member for member in members if member.name != own.name],
         keys=keys,
@@ -76,8 +76,8 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         registry=registry,
     )
     guests: dict[str, Guest] = {}
-    place = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, guests, terms.domain))
-    tier = TierTerms(
+    place = FleetPlace(fleet_settings, spaces, find_homes, on_members=partial(admit, guests, fleet_settings.domain))
+    tier = TierSettings(
         name="peer",
         write=WriteRule(settings.remote_write),
         queue_s=settings.remote_queue,
@@ -86,7 +86,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         on_forget=spaces.forget,
     )
     return FleetPlan(
-        tier=TierPlan(place=place, terms=tier),
+        tier=TierPlan(place=place, settings=tier),
         place=place,
         peering=PeeringPlan(
             address=links,
@@ -117,7 +117,7 @@ def _find_known(config: ServerConfig, guests: dict[str, Guest]) -> Callable[[str
     return is_known
 
 
-def _plan_registry(settings: Settings, own: FleetMember) -> RegistryTerms | None:
+def _plan_registry(settings: Settings, own: FleetMember) -> RegistrySettings | None:
     if not settings.fleet_registry:
         return None
     if own.address.is_any or not own.address.port:
@@ -131,8 +131,8 @@ def _plan_registry(settings: Settings, own: FleetMember) -> RegistryTerms | None
             f"setting 'fleet_secret_file' = {settings.fleet_secret_file!r} holds no secret",
             remedy=f"name a file with at least {MIN_SECRET_LETTERS} letters that all servers of the fleet have",
         )
-    valkey = ValkeyTerms.from_settings(settings, settings.fleet_registry)
-    return RegistryTerms(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
+    valkey = ValkeySettings.from_settings(settings, settings.fleet_registry)
+    return RegistrySettings(valkey=valkey, fleet=settings.fleet_name, secret=secret.encode())
 
 
 def links_a_peer(members: int) -> int:

@@ -189,21 +189,21 @@ def _inspecting(file: Path | None, assignments: list[str] | None, token: Path | 
     from kvoffload.client.client import Client
     from kvoffload.client.inspector import Inspector
     from kvoffload.client.joining import Member
-    from kvoffload.client.terms import ClientTerms
+    from kvoffload.client.settings import ClientSettings
     from kvoffload.key_files import read_private_text
     from kvoffload.protocol import Role
 
     settings = load_shared(file, parse_assignments(assignments or [])).settings
     said = "" if token is None else read_private_text(token).strip()
     member = Member(engine="inspect", role=Role.OBSERVER)
-    with Client(ClientTerms(socket=Path(settings.server), member=member)) as client:
+    with Client(ClientSettings(socket=Path(settings.server), member=member)) as client:
         _await_server(client, settings.server)
         yield Inspector(client.look_into, token=said)
 
 
 def _await_server(client: Client, socket: str) -> None:
     """Waits for the server. ServerError: it is not to be had, and why. One that is not there is not waited for."""
-    from kvoffload.client.terms import LinkState
+    from kvoffload.client.settings import LinkState
 
     if client.wait_until_served(ABSENT_S):
         return

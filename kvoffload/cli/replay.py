@@ -15,7 +15,7 @@ from rich.table import Table
 
 from kvoffload.cache.benefit import (
     Benefit,
-    BenefitTerms,
+    EngineFigures,
     PrefillCost,
     TraceSpan,
     parse_prefill_cost,
@@ -23,7 +23,7 @@ from kvoffload.cache.benefit import (
 )
 from kvoffload.cache.replay import OPTIMUM, ReplayResult, count_own_hits, pack_trace, parse_capacities, parse_policies
 from kvoffload.cache.replay import replay as replay_trace
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.cache.trace import find_block_tokens, read_trace
 from kvoffload.cli.line_chart import draw_amounts, draw_shares
 from kvoffload.cli.progress import progress
@@ -105,11 +105,11 @@ def replay(
     with progress((len(pools) or len(percents)) * (len(policies) + 1)) as tell:
         tell("reading the trace", 0)
         block_tokens = block_tokens or find_block_tokens(trace)
-        terms = BenefitTerms(token_bytes=token_bytes, block_tokens=block_tokens, prefill=prefill, hour_price=price)
+        settings = EngineFigures(token_bytes=token_bytes, block_tokens=block_tokens, prefill=prefill, hour_price=price)
         packed = pack_trace(span.watch(read_trace(trace, block_tokens=block_tokens)), block_tokens=block_tokens)
         if pools:
-            percents = tuple(terms.share_of(pool, packed.total_bytes(False)) for pool in pools)
-        own_hits = count_own_hits(packed, own_bytes // terms.block_bytes) if own_bytes else 0
+            percents = tuple(settings.share_of(pool, packed.total_bytes(False)) for pool in pools)
+        own_hits = count_own_hits(packed, own_bytes // settings.block_bytes) if own_bytes else 0
         tell("replaying", 0)
         for result in replay_trace(packed, policies=policies, capacity_percents=percents, is_hybrid=is_hybrid):
             results.append(result)
@@ -117,7 +117,7 @@ def replay(
             if as_json and not prefill:
                 typer.echo(json.dumps(_as_json(result, cost, block_tokens, is_hybrid=is_hybrid)))
     benefits = [
-        reckon_benefit(terms, span, pool_blocks=result.capacity_units, hits=result.hits, own_hits=own_hits)
+        reckon_benefit(settings, span, pool_blocks=result.capacity_units, hits=result.hits, own_hits=own_hits)
         for result in (results if prefill else ())
     ]
     if picture is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvoffload.cache import CacheTerms, HugePages, refuse_memory
+from kvoffload.cache import CacheSettings, HugePages, refuse_memory
 from kvoffload.cli.config import ConfigOption, SetOption, parse_assignments
 from kvoffload.config.secrets import mask_secrets
 from kvoffload.config.sources import (
@@ -35,13 +35,13 @@ from kvoffload.errors import ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair_for
 from kvoffload.native import memory_headroom_bytes, memory_total_bytes
-from kvoffload.server import Guest, RemoteTerms
+from kvoffload.server import Guest, TcpSettings
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
     from kvoffload.cli.fleet import FleetPlan
-    from kvoffload.server.tiering.terms import TierPlan
+    from kvoffload.server.tiering.settings import TierPlan
 
 AUTO_LEAST_BYTES = GIB
 MOST_GROWING_THREADS = 8
@@ -95,15 +95,15 @@ def serve(
     from kvoffload.private_files import PrivateFiles
     from kvoffload.server.channels.open_files import raise_limit
     from kvoffload.server.loop import CacheServer, ServerPlan
-    from kvoffload.server.private_life import EndingTerms, PrivateTerms
+    from kvoffload.server.private_life import EndingTimes, PrivateSettings
 
     config = read_tables(file)
     fleet, tiers = plan_below(settings, config)
     memory = choose_memory(settings, config, engine_bytes=engine_cache)
-    memory_bytes = sum(terms.memory_bytes for terms in memory.values())
+    memory_bytes = sum(core_settings.memory_bytes for core_settings in memory.values())
     if not settings.sparse_memory:
         check_memory(memory_bytes)
-    ending = EndingTerms(linger_s=settings.linger, first_engine_s=first_engine_within)
+    ending = EndingTimes(linger_s=settings.linger, first_engine_s=first_engine_within)
     files = PrivateFiles(Path(settings.server))
     recorder = None if record is None else PromptRecorder(record)
     plan = ServerPlan(
@@ -114,7 +114,7 @@ def serve(
         group=find_group(settings.socket_group),
         adopt_wait_s=adopt_wait,
         listen_wait_s=0 if private is None else PREDECESSOR_WAIT_S,
-        private=None if private is None else PrivateTerms(files=files, ending=ending),
+        private=None if private is None else PrivateSettings(files=files, ending=ending),
         operator_uids=frozenset({os.getuid(), *(config.operators.users or ())}),
         operator_token=config.read_token(Path() if file is None else file.parent),
         remote=choose_remote(settings, config, None if fleet is None else fleet.guests),
@@ -171,20 +171,20 @@ def read_tables(file: Path | None) -> ServerConfig:
     return read_server_config(tables, origin=f"file {file}")
 
 
-def choose_memory(settings: Settings, config: ServerConfig, *, engine_bytes: int = 0) -> dict[str, CacheTerms]:
+def choose_memory(settings: Settings, config: ServerConfig, *, engine_bytes: int = 0) -> dict[str, CacheSettings]:
     """Chooses memory by domain: its own in whole segments, or without domains that of the settings."""
     if not config.domains:
-        return {"": make_terms(settings, choose_memory_bytes(settings, engine_bytes=engine_bytes))}
+        return {"": make_settings(settings, choose_memory_bytes(settings, engine_bytes=engine_bytes))}
     chosen = {}
     for domain in config.domains:
         own = settings.model_copy(update={"memory": domain.memory})
-        chosen[domain.name] = make_terms(own, choose_memory_bytes(own))
+        chosen[domain.name] = make_settings(own, choose_memory_bytes(own))
     return chosen
 
 
 def choose_remote(
     settings: Settings, config: ServerConfig, announced: dict[str, Guest] | None = None
-) -> RemoteTerms | None:
+) -> TcpSettings | None:
     """Returns who is admitted over TCP, or None if the server does not listen there. Guests in `announced` may come and
     go. ConfigError: the server has no keys, or no client could connect."""
     if not settings.listen:
@@ -194,7 +194,7 @@ def choose_remote(
     if not config.clients and not config.peers and not settings.fleet_registry:
         remedy = "name clients with their keys in [[clients]], or servers in [[peers]]"
         raise ConfigError(f"no client may connect to {address}", remedy=remedy)
-    return RemoteTerms(
+    return TcpSettings(
         address=address, keys=keys, guests=ChainMap(config.make_guests(), {} if announced is None else announced)
     )
 
@@ -241,10 +241,10 @@ def check_memory(memory_bytes: int) -> None:
     refuse_memory(memory_bytes, memory_total_bytes())
 
 
-def make_terms(settings: Settings, memory_bytes: int) -> CacheTerms:
-    """Makes the terms of the pool of these settings."""
+def make_settings(settings: Settings, memory_bytes: int) -> CacheSettings:
+    """Makes the settings of the pool from these settings."""
     segment_bytes = min(settings.segment_size, memory_bytes)
-    return CacheTerms(
+    return CacheSettings(
         memory_bytes=memory_bytes,
         segment_bytes=segment_bytes,
         verify=settings.verify,

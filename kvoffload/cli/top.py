@@ -33,12 +33,12 @@ def top(
     """Watch the cache server of these settings; q ends it."""
     from kvoffload.client.client import Client
     from kvoffload.client.joining import Member
-    from kvoffload.client.terms import ClientTerms
+    from kvoffload.client.settings import ClientSettings
     from kvoffload.protocol import Role
 
     settings = load_shared(file, parse_assignments(assignments or [])).settings
     member = Member(engine="top", role=Role.OBSERVER)
-    client = Client(ClientTerms(socket=Path(settings.server), member=member)).start()
+    client = Client(ClientSettings(socket=Path(settings.server), member=member)).start()
     try:
         client.wait_until_served(ANSWER_S)
         if once:

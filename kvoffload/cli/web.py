@@ -46,22 +46,22 @@ def read_token(file: str) -> str:
 async def serve_http(loaded: LoadedSettings, token: str) -> None:
     from kvoffload.client.async_client import AsyncClient
     from kvoffload.client.joining import Member
-    from kvoffload.client.terms import ClientTerms
+    from kvoffload.client.settings import ClientSettings
     from kvoffload.config.tcp_address import parse_tcp_address
     from kvoffload.protocol import Role
     from kvoffload.web.application import Application
     from kvoffload.web.hints import Hints
-    from kvoffload.web.http_server import HttpServer, HttpTerms
+    from kvoffload.web.http_server import HttpServer, HttpSettings
     from kvoffload.web.prefixes import Prefixes
     from kvoffload.web.watcher import Watcher
 
     settings = loaded.settings
     member = Member(engine="web", role=Role.OBSERVER)
-    async with AsyncClient(ClientTerms(socket=Path(settings.server), member=member)) as client:
+    async with AsyncClient(ClientSettings(socket=Path(settings.server), member=member)) as client:
         application = Application(Watcher(client), Prefixes(client, token), Hints(client, token), loaded, token=token)
         router = application.router
-        terms = HttpTerms(address=parse_tcp_address(settings.http))
-        server = HttpServer(terms, router.answer, find_body_limit=router.find_body_limit)
+        http_settings = HttpSettings(address=parse_tcp_address(settings.http))
+        server = HttpServer(http_settings, router.answer, find_body_limit=router.find_body_limit)
         await server.start()
         over = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

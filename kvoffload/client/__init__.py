@@ -1,27 +1,27 @@
 """A process's way to a cache server: join, look up in mapped memory, ask within a budget. Knows no engine."""
 
 from kvoffload.client.async_client import AsyncClient
-from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire
+from kvoffload.client.block_calls import HintRequest, PendingAcquire, TierWait
 from kvoffload.client.client import Client
 from kvoffload.client.inventory import Heard, InventoryBegun, InventoryEnded
 from kvoffload.client.joining import Member
 from kvoffload.client.prompt_log import PromptNote
-from kvoffload.client.terms import ClientTerms, LinkState, LinkTerms, add_report_text, describe_blocks
+from kvoffload.client.settings import ClientSettings, LinkSettings, LinkState, add_report_text, describe_blocks
 
 __all__ = [
     "AsyncClient",
     "Client",
-    "ClientTerms",
-    "FarTerms",
+    "ClientSettings",
     "Heard",
-    "HintTerms",
+    "HintRequest",
     "InventoryBegun",
     "InventoryEnded",
+    "LinkSettings",
     "LinkState",
-    "LinkTerms",
     "Member",
     "PendingAcquire",
     "PromptNote",
+    "TierWait",
     "add_report_text",
     "describe_blocks",
 ]

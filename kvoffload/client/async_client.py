@@ -12,11 +12,11 @@ from typing import Self
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, CacheStats, ReservedSlots
-from kvoffload.client.block_calls import FarTerms, HintTerms, PendingAcquire
+from kvoffload.client.block_calls import HintRequest, PendingAcquire, TierWait
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
-from kvoffload.client.terms import ClientTerms
+from kvoffload.client.settings import ClientSettings
 from kvoffload.protocol import (
     Clear,
     ClearedBlocks,
@@ -41,9 +41,9 @@ class AsyncClient(Connection):
 
     _hears_answers = True
 
-    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
+    def __init__(self, settings: ClientSettings, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, in the loop."""
-        super().__init__(terms, on_event=None if on_event is None else self._pass_on)
+        super().__init__(settings, on_event=None if on_event is None else self._pass_on)
         self._on_event = on_event
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turned = asyncio.Event()
@@ -79,14 +79,14 @@ class AsyncClient(Connection):
 
     # ---- loads and saves ----
 
-    async def acquire(self, ask: Ask, *, far: FarTerms | None = None) -> AcquiredBlocks:
+    async def acquire(self, ask: Ask, *, far: TierWait | None = None) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
         return await self._finish(self.start_acquire(ask, far=far))
 
     async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         return await self._finish(self._start_entries(group, hashes, shards))
 
-    async def hint(self, hint: HintTerms) -> Hinted:
+    async def hint(self, hint: HintRequest) -> Hinted:
         """Does what a hint says, as far as it can be done. ServerError: the server takes none, or refuses this one."""
         pending = self.start_hint(hint)
         await self._until(lambda: pending.is_over)

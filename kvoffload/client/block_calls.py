@@ -24,7 +24,7 @@ from kvoffload.client.credit_stock import CreditStock, fit_stocks
 from kvoffload.client.lanes import Pending, make_ended
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import MappedBlocks
-from kvoffload.client.terms import LinkTerms
+from kvoffload.client.settings import LinkSettings
 from kvoffload.hash_rows import choose_rows, count_hashes
 from kvoffload.protocol import (
     Abort,
@@ -67,7 +67,7 @@ class MemoryAsk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FarTerms:
+class TierWait:
     """How long a request would wait for blocks in tiers slower than the server's memory."""
 
     wait_s: float
@@ -76,7 +76,7 @@ class FarTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HintTerms:
+class HintRequest:
     """A hint: what the server should do with a prefix, before its request comes or after it."""
 
     action: HintAction
@@ -135,12 +135,12 @@ class PendingSlots:
 class BlockCalls(MappedBlocks):
     """Calls about blocks, and the look-ups that they need. The caller holds the client's lock."""
 
-    def __init__(self, link: Link, register: Register, terms: LinkTerms) -> None:
+    def __init__(self, link: Link, register: Register, settings: LinkSettings) -> None:
         super().__init__(link.memories, groups=len(register.groups))
         self._link = link
         self._hash_block_size = register.hash_block_size
-        self._terms = terms
-        wanted = (*terms.stock_slots, *[0] * len(register.groups))
+        self._settings = settings
+        wanted = (*settings.stock_slots, *[0] * len(register.groups))
         self._stocks = [
             CreditStock(
                 number,
@@ -167,7 +167,7 @@ class BlockCalls(MappedBlocks):
         now_ns: int,
         wait_ns: int,
         *,
-        far: FarTerms | None = None,
+        far: TierWait | None = None,
         on_over: Callable[[], None] | None = None,
     ) -> PendingAcquire:
         """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can. Of a
@@ -254,7 +254,7 @@ class BlockCalls(MappedBlocks):
             message = Prefetch(name_space=name_space, chain=chain, local=ask.local, limit=ask.limit)
             self._link.tell(message, now_ns)
 
-    def start_hint(self, hint: HintTerms, now_ns: int) -> Pending:
+    def start_hint(self, hint: HintRequest, now_ns: int) -> Pending:
         """Over at once, without an answer, where the server takes none."""
         mapped = self._memories.mapped
         message = Hint(
@@ -414,7 +414,7 @@ class BlockCalls(MappedBlocks):
 
     @property
     def _call_ns(self) -> int:
-        return int(self._terms.call_deadline_s * SECOND_NS)
+        return int(self._settings.call_deadline_s * SECOND_NS)
 
     def _acquire(self, pending: PendingAcquire, asked: MemoryAsk, now_ns: int, boundary: int) -> None:
         mapped, ask = self._memories.mapped, asked.ask

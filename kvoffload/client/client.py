@@ -11,12 +11,12 @@ from typing import Self
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, CacheStats, ReservedSlots
-from kvoffload.client.block_calls import FarTerms, PendingAcquire
+from kvoffload.client.block_calls import PendingAcquire, TierWait
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
 from kvoffload.client.link import SECOND_NS
-from kvoffload.client.terms import ClientTerms
+from kvoffload.client.settings import ClientSettings
 from kvoffload.protocol import Clear, ClearedBlocks, Done, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats
 from kvoffload.protocol.message import Reply, Request
 
@@ -35,12 +35,12 @@ class Client(Connection):
     between two `begin_step`. All other calls only send, and do not wait.
     """
 
-    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
+    def __init__(self, settings: ClientSettings, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, mostly on the client's own thread; it must not call the
         client, which waits for it."""
-        super().__init__(terms, on_event=on_event)
+        super().__init__(settings, on_event=on_event)
         self._changed = threading.Condition(self.lock)
-        budget_ns = int(terms.step_budget_s * SECOND_NS)
+        budget_ns = int(settings.step_budget_s * SECOND_NS)
         self._step_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
         self.budget_ns = -1
         """Nanoseconds left of the step's budget; -1: there are no steps."""
@@ -79,7 +79,7 @@ class Client(Connection):
             self._wait(lambda: self.poll(pending) is not None)
         return pending.found
 
-    def acquire(self, ask: Ask, *, far: FarTerms | None = None) -> AcquiredBlocks:
+    def acquire(self, ask: Ask, *, far: TierWait | None = None) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most, and before that for slower tiers if they are wanted."""
         return self._finish(self.start_acquire(ask, far=far))
 

@@ -14,13 +14,13 @@ from random import Random
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, Publication, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls, FarTerms, HintTerms, PendingAcquire, PendingSlots
+from kvoffload.client.block_calls import BlockCalls, HintRequest, PendingAcquire, PendingSlots, TierWait
 from kvoffload.client.inventory import Heard
 from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import MappedBlocks, Memories
 from kvoffload.client.prompt_log import PromptLog, PromptNote
-from kvoffload.client.terms import ClientTerms, LinkState
+from kvoffload.client.settings import ClientSettings, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.errors import KVOffloadError
 from kvoffload.protocol import Bye, Error, Hinted, Role, Subscribe
@@ -43,25 +43,25 @@ class Connection(MappedBlocks):
     _hears_answers = False
     """Whether the thread receives answers as soon as they come, because no caller looks for them."""
 
-    def __init__(self, terms: ClientTerms, *, on_event: Callable[[Heard, int], None] | None) -> None:
-        memories = Memories(keeps_former=terms.member.role is Role.WORKER)
-        super().__init__(memories, groups=0 if terms.register is None else len(terms.register.groups))
-        self.terms = terms
+    def __init__(self, settings: ClientSettings, *, on_event: Callable[[Heard, int], None] | None) -> None:
+        memories = Memories(keeps_former=settings.member.role is Role.WORKER)
+        super().__init__(memories, groups=0 if settings.register is None else len(settings.register.groups))
+        self.settings = settings
         self.lock = threading.Lock()
-        self.wire = SocketWire(terms.socket if isinstance(terms.socket, Path) else None)
+        self.wire = SocketWire(settings.socket if isinstance(settings.socket, Path) else None)
         self._pidfd = os.pidfd_open(os.getpid())
         self.link = Link(
-            terms.member,
-            terms.register,
-            terms.link,
+            settings.member,
+            settings.register,
+            settings.link,
             self.wire,
             memories,
             pidfd=self._pidfd,
             random=Random(),
             on_event=on_event,
         )
-        self._blocks = None if terms.register is None else BlockCalls(self.link, terms.register, terms.link)
-        self._prompts = None if terms.register is None else PromptLog(self.link, terms.register)
+        self._blocks = None if settings.register is None else BlockCalls(self.link, settings.register, settings.link)
+        self._prompts = None if settings.register is None else PromptLog(self.link, settings.register)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._keeper = threading.Thread(target=self._keep, name="kvoffload-client", daemon=True)
         self._is_closing = False
@@ -131,7 +131,7 @@ class Connection(MappedBlocks):
 
     # ---- loads ----
 
-    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None, wait_s: float = 0.0) -> PendingAcquire:
+    def start_acquire(self, ask: Ask, *, far: TierWait | None = None, wait_s: float = 0.0) -> PendingAcquire:
         """Asks for an `acquire`, which the caller polls. It is a miss if the answer takes longer than the acquire
         deadline and than `wait_s`. With `far`, it waits for slower tiers first."""
         wait_ns = max(self._acquire_ns, int(wait_s * SECOND_NS))
@@ -161,7 +161,7 @@ class Connection(MappedBlocks):
         with self.lock:
             self.blocks.prefetch(ask, time.monotonic_ns())
 
-    def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> Pending:
+    def start_hint(self, hint: HintRequest, *, on_answer: Callable[[Hinted | None], None] | None = None) -> Pending:
         """Sends a hint without waiting: `is_over` and `answer` of the result say what came of it.
 
         `on_answer` is called once, on any thread of this process. It gets None if the server takes no hints, refuses
@@ -232,11 +232,11 @@ class Connection(MappedBlocks):
 
     @property
     def _acquire_ns(self) -> int:
-        return int(self.terms.link.acquire_deadline_s * SECOND_NS)
+        return int(self.settings.link.acquire_deadline_s * SECOND_NS)
 
     @property
     def _call_ns(self) -> int:
-        return int(self.terms.link.call_deadline_s * SECOND_NS)
+        return int(self.settings.link.call_deadline_s * SECOND_NS)
 
     def _start_entries(self, group: int, hashes: Buffer, shards: Sequence[int]) -> PendingAcquire:
         with self.lock:
@@ -308,7 +308,7 @@ class Connection(MappedBlocks):
 
     def _find_server(self) -> None:
         """Finds or starts a private server. The lock is not held meanwhile, since that can take seconds."""
-        find = self.terms.socket
+        find = self.settings.socket
         with self.lock:
             now_ns = time.monotonic_ns()
             is_due = self.wire.needs_path and self.link.is_dial_due(now_ns) and not self._is_closing

@@ -20,7 +20,7 @@ from kvoffload.client.inventory import Heard, Inventory
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
 from kvoffload.client.lanes import Backoff, Lane, Lanes, Pending, Wire, make_ended
 from kvoffload.client.memories import Memories
-from kvoffload.client.terms import LinkState, LinkTerms
+from kvoffload.client.settings import LinkSettings, LinkState
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
     Abort,
@@ -89,7 +89,7 @@ class Link:
         self,
         member: Member,
         register: Register | None,
-        terms: LinkTerms,
+        settings: LinkSettings,
         wire: Wire,
         memories: Memories,
         *,
@@ -101,7 +101,7 @@ class Link:
         the caller's."""
         self._member = member
         self._register = register
-        self._terms = terms
+        self._settings = settings
         self._wire = wire
         self._pidfd = pidfd
         self._random = random
@@ -349,7 +349,7 @@ class Link:
         self._go_on(joining, joining.start(self._pidfd), now_ns)
 
     def _go_on(self, joining: Joining, messages: list[ToSend], now_ns: int) -> None:
-        self._visit.join_by_ns = now_ns + int(self._terms.join_deadline_s * SECOND_NS)
+        self._visit.join_by_ns = now_ns + int(self._settings.join_deadline_s * SECOND_NS)
         if joining.step is Step.FAILED:
             self.refusal = joining.refusal
             self._hang_up(now_ns, joining.fault)
@@ -472,7 +472,7 @@ class Link:
             breaker = lane.breaker
             if not breaker.is_open:
                 continue
-            if now_ns - breaker.opened_ns >= int(self._terms.rejoin_after_s * SECOND_NS):
+            if now_ns - breaker.opened_ns >= int(self._settings.rejoin_after_s * SECOND_NS):
                 self._hang_up(now_ns, "the server has not answered for long")
                 return
             if breaker.take_probe(now_ns):
@@ -518,11 +518,13 @@ class Link:
 
     @property
     def _call_ns(self) -> int:
-        return int(self._terms.call_deadline_s * SECOND_NS)
+        return int(self._settings.call_deadline_s * SECOND_NS)
 
     def _make_backoff(self) -> Backoff:
-        terms = self._terms
-        return Backoff(int(terms.first_backoff_s * SECOND_NS), int(terms.last_backoff_s * SECOND_NS), self._random)
+        settings = self._settings
+        return Backoff(
+            int(settings.first_backoff_s * SECOND_NS), int(settings.last_backoff_s * SECOND_NS), self._random
+        )
 
 
 class ServerWarnings:

@@ -23,10 +23,10 @@ class TierKind:
 TIER_KINDS: Final = (
     TierKind(name="disk", setting="disk"),
     TierKind(name="peer", setting="peer_listen"),
-    TierKind(name="mooncake", setting="mooncake", is_remote=True, place="kvoffload.tiers.mooncake:MooncakeTerms"),
-    TierKind(name="valkey", setting="valkey", is_remote=True, place="kvoffload.tiers.valkey:ValkeyTerms"),
+    TierKind(name="mooncake", setting="mooncake", is_remote=True, place="kvoffload.tiers.mooncake:MooncakeSettings"),
+    TierKind(name="valkey", setting="valkey", is_remote=True, place="kvoffload.tiers.valkey:ValkeySettings"),
     TierKind(name="custom", setting="custom_tier", is_remote=True),
-    TierKind(name="s3", setting="s3", is_remote=True, place="kvoffload.tiers.s3:S3Terms"),
+    TierKind(name="s3", setting="s3", is_remote=True, place="kvoffload.tiers.s3:S3Settings"),
 )
 """All kinds, in the order in which a server asks its tiers for a record."""
 

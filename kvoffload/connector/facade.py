@@ -103,12 +103,12 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self.worker_side = self._make_worker(start)
 
     def _make_scheduler(self, start: EngineStart) -> SchedulerSide:
-        side = SchedulerSide(start.scheduler_terms(), start.open_for_scheduler, self.measures)
+        side = SchedulerSide(start.scheduler_settings(), start.open_for_scheduler, self.measures)
         vllm_compat.on_sigterm(side.begin_ending)
         return side
 
     def _make_worker(self, start: EngineStart) -> WorkerSide:
-        side = WorkerSide(start.worker_terms(), start.open_for_worker, start.exchange, start.open_for_node)
+        side = WorkerSide(start.worker_settings(), start.open_for_worker, start.exchange, start.open_for_node)
         start.begin_for_worker()
         return side
 
@@ -155,7 +155,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             hash_block_size=vllm_compat.hash_block_size(config, self._kv_cache_config),
             context_ranks=config.parallel_config.decode_context_parallel_size,
         )
-        units = worker.terms.sharing.units
+        units = worker.settings.sharing.units
         geometry = replace(describe_cache(cache), units=units)
         check_layer_dtypes(config, geometry)
         refuse_ruined_scales(config, geometry)
@@ -379,7 +379,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Ends a request. Its blocks are never held back: saves pin their own, and an aborted load is reported like any
         other.
 
-        The answer goes through a proxy to the engine that decodes: `expect_tokens` is one of our own request terms.
+        The answer goes through a proxy to the engine that decodes: `expect_tokens` is a wish of our own.
         """
         assert self.scheduler_side is not None
         tokens = self.scheduler_side.end_request(request, block_ids)

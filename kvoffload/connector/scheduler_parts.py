@@ -19,10 +19,10 @@ from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.engine.traces import open_traces
 from kvoffload.connector.engine.vllm_compat import GroupKind
 from kvoffload.connector.hints.request_hints import RequestHints
-from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingTerms, agree, make_register, name_node
+from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts, Rank, agree, make_register, name_node
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import PromptNotes
-from kvoffload.connector.loads.restores import Restores, RestoreTerms
+from kvoffload.connector.loads.restores import Restores, RestoreSettings
 from kvoffload.connector.loads.step_times import StepTimes
 from kvoffload.connector.nodes.all_nodes import AllNodes
 from kvoffload.connector.nodes.other_node import OtherNode
@@ -31,7 +31,7 @@ from kvoffload.connector.saves.look_out import ROUND_STEPS, LookOut
 from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import Eager, PolicyName, SavePolicy, SecondUse, choose_policy
 from kvoffload.connector.saves.saves import Saves
-from kvoffload.connector.saves.terms import SaveTerms
+from kvoffload.connector.saves.settings import SaveSettings
 from kvoffload.connector.saves.worth import GATHERED_TOKENS, SaveWorth
 from kvoffload.protocol import Register
 
@@ -56,10 +56,10 @@ OpenCache = Callable[[Register, EngineFacts, Callable[[Heard, int], None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerTerms:
-    """The scheduler side's terms, from settings and from the engine's configuration."""
+class SchedulerSettings:
+    """The scheduler side's settings, from the user's and from the engine's configuration."""
 
-    sharing: SharingTerms
+    sharing: BlockDivision
     hit_alignment: int
     verify_always: bool = False
     load_always: bool = False
@@ -166,7 +166,7 @@ class SchedulerParts:
 
 def assemble(
     facts: Mapping[Rank, WorkerFacts],
-    terms: SchedulerTerms,
+    settings: SchedulerSettings,
     *,
     pool: BlockPool,
     open_cache: OpenCache,
@@ -177,22 +177,22 @@ def assemble(
 ) -> SchedulerParts:
     """Puts the parts together; `Saves` asks `is_known`, and `CacheEvents` asks `find_mask`. Raises if ranks disagree,
     and if the cache cannot be opened."""
-    sharing = terms.sharing
+    sharing = settings.sharing
     engine = agree(facts, sharing)
     groups = GroupTable(
         engine.groups,
         hash_block_size=sharing.hash_block_size,
-        alignment=terms.hit_alignment,
-        whole_prompts=terms.whole_prompts,
-        drops_last_block=terms.drops_last_block,
+        alignment=settings.hit_alignment,
+        whole_prompts=settings.whole_prompts,
+        drops_last_block=settings.drops_last_block,
         shards=[sharing.shards_of(group) for group in engine.groups],
     )
     fingerprint = name_node(engine.fingerprint, 0, sharing.nodes)
     register = make_register(fingerprint, engine.groups, sharing, description=engine.description)
     events = None
-    if terms.event_kinds is not None:
+    if settings.event_kinds is not None:
         events = CacheEvents(
-            fingerprint, groups, kinds=terms.event_kinds, find_mask=find_mask, again_s=terms.events_again_s
+            fingerprint, groups, kinds=settings.event_kinds, find_mask=find_mask, again_s=settings.events_again_s
         )
     cache = open_cache(register, engine, None if events is None else events.hear)
     if events is not None:
@@ -202,20 +202,22 @@ def assemble(
     places = RankPlaces(sharing.ranks, nodes=nodes, node_ranks=sharing.node_ranks)
     is_ready = places.has_all if nodes is None else places.have_all_nodes
     places.note({rank.rank: rank.places for rank in facts.values()})
-    worth = SaveWorth(groups, interval=terms.retention_interval, gathered_tokens=terms.gathered_tokens)
-    pins = BlockPins(pool, limit=_limit_pins(terms, groups, engine.num_blocks))
-    policy = _make_policy(terms, groups, pool, engine, cache)
+    worth = SaveWorth(groups, interval=settings.retention_interval, gathered_tokens=settings.gathered_tokens)
+    pins = BlockPins(pool, limit=_limit_pins(settings, groups, engine.num_blocks))
+    policy = _make_policy(settings, groups, pool, engine, cache)
     saves = Saves(
         cache,
         groups,
         worth,
         pins=pins,
-        terms=SaveTerms(fingerprint=engine.fingerprint, sharing=sharing, node_bytes=engine.node_bytes),
+        settings=SaveSettings(fingerprint=engine.fingerprint, sharing=sharing, node_bytes=engine.node_bytes),
         policy=policy,
         is_ready=is_ready,
         is_known=is_known,
         note_saved=None if events is None else events.note_tokens,
-        look_out=LookOut(decoded_tokens=terms.decoded_tokens, round_steps=_find_round_steps(terms, groups, worth)),
+        look_out=LookOut(
+            decoded_tokens=settings.decoded_tokens, round_steps=_find_round_steps(settings, groups, worth)
+        ),
         measures=measures,
         clock=clock,
     )
@@ -224,21 +226,21 @@ def assemble(
         cache,
         groups,
         pool=pool,
-        terms=RestoreTerms(
-            verify_always=terms.verify_always,
-            always=terms.load_always,
-            promote_wait_s=terms.promote_wait_s,
-            arrival_wait_s=terms.arrival_wait_s,
-            replayed_tokens=terms.replayed_tokens,
+        settings=RestoreSettings(
+            verify_always=settings.verify_always,
+            always=settings.load_always,
+            promote_wait_s=settings.promote_wait_s,
+            arrival_wait_s=settings.arrival_wait_s,
+            replayed_tokens=settings.replayed_tokens,
         ),
         judge=judge,
-        notes=PromptNotes(cache, judge, measures, open_traces(terms.traces_endpoint), clock),
+        notes=PromptNotes(cache, judge, measures, open_traces(settings.traces_endpoint), clock),
         is_ready=is_ready,
         measures=measures,
         clock=clock,
     )
     hints = RequestHints(cache, groups, measures=measures, clock=clock)
-    times = StepTimes(judge, decoded_tokens=terms.decoded_tokens, clock=clock)
+    times = StepTimes(judge, decoded_tokens=settings.decoded_tokens, clock=clock)
     return SchedulerParts(
         cache, groups, worth, judge, times, restores, saves, pins, places, policy, hints, events, nodes
     )
@@ -248,7 +250,7 @@ def _join_nodes(
     own: CacheClient,
     facts: Mapping[Rank, WorkerFacts],
     groups: Sequence[GroupFacts],
-    sharing: SharingTerms,
+    sharing: BlockDivision,
     clock: Callable[[], float],
 ) -> AllNodes:
     """Joins this node's client, and what the lowest ranks of the other nodes have reported, to one cache."""
@@ -264,36 +266,36 @@ def _join_nodes(
     return nodes
 
 
-def _blocks_a_step(terms: SchedulerTerms, groups: GroupTable) -> int:
+def _blocks_a_step(settings: SchedulerSettings, groups: GroupTable) -> int:
     """Returns the maximum number of blocks that all requests of a step can take from the engine's pool."""
-    return sum(ceil(terms.step_tokens / rule.block_size) + terms.max_requests for rule in groups.table_rules)
+    return sum(ceil(settings.step_tokens / rule.block_size) + settings.max_requests for rule in groups.table_rules)
 
 
-def _find_round_steps(terms: SchedulerTerms, groups: GroupTable, worth: SaveWorth) -> int:
+def _find_round_steps(settings: SchedulerSettings, groups: GroupTable, worth: SaveWorth) -> int:
     """Returns the steps from one look at decoding requests to the next. If their windows are saved at intervals, it is
     looked before the engine drops a block of one."""
     if not worth.interval:
-        return terms.round_steps
-    return max(min(terms.round_steps, (groups.spare_tokens + 1) // terms.decoded_tokens), 1)
+        return settings.round_steps
+    return max(min(settings.round_steps, (groups.spare_tokens + 1) // settings.decoded_tokens), 1)
 
 
-def _limit_pins(terms: SchedulerTerms, groups: GroupTable, num_blocks: int) -> int:
+def _limit_pins(settings: SchedulerSettings, groups: GroupTable, num_blocks: int) -> int:
     """Returns one block in eight, or up to one in four if a save's steps fill more; at least one of each group."""
-    wanted = SAVING_STEPS * terms.steps_under_way * _blocks_a_step(terms, groups)
+    wanted = SAVING_STEPS * settings.steps_under_way * _blocks_a_step(settings, groups)
     return max(len(groups.of_table), num_blocks // PIN_SHARE, min(wanted, num_blocks // MOST_PIN_SHARE))
 
 
 def _make_policy(
-    terms: SchedulerTerms, groups: GroupTable, pool: BlockPool, engine: EngineFacts, cache: CacheClient
+    settings: SchedulerSettings, groups: GroupTable, pool: BlockPool, engine: EngineFacts, cache: CacheClient
 ) -> SavePolicy:
-    wish = "auto" if terms.hands_over else terms.save_policy if terms.saves else "eager"
-    name = choose_policy(wish, has_prefix_cache=terms.has_prefix_cache)
+    wish = "auto" if settings.hands_over else settings.save_policy if settings.saves else "eager"
+    name = choose_policy(wish, has_prefix_cache=settings.has_prefix_cache)
     if name == "second_use":
         return SecondUse(limit=max(SEEN_PER_BLOCK * engine.num_blocks, 2))
     if name == "eager":
         return Eager()
-    look_ahead = min(STEPS_AHEAD * terms.steps_under_way * _blocks_a_step(terms, groups), engine.num_blocks)
+    look_ahead = min(STEPS_AHEAD * settings.steps_under_way * _blocks_a_step(settings, groups), engine.num_blocks)
     if name == "on_evict":
         return EvictionWatch(pool, groups, look_ahead=look_ahead)
     # Another engine waits for a producer's blocks, so they are saved at once even if that displaces others.
-    return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: terms.hands_over or cache.has_room)
+    return Auto(pool, groups, look_ahead=look_ahead, has_room=lambda: settings.hands_over or cache.has_room)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.cache import Ask
 from kvoffload.connector.common.block_chain import NO_MASK, BlockChain
-from kvoffload.connector.common.request_terms import NO_TERMS, read_terms
+from kvoffload.connector.common.request_wishes import NO_WISHES, read_wishes
 from kvoffload.connector.common.step_plan import (
     NOTHING_TO_DO,
     ONLY_A_FORWARD,
@@ -32,7 +32,7 @@ from kvoffload.connector.identity.masks import RequestMasks
 from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
 from kvoffload.connector.loads.engine_prefix import find_branch
 from kvoffload.connector.loads.routed_hits import RoutedHits
-from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerTerms, assemble
+from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerSettings, assemble
 from kvoffload.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ class SchedulerSide:
 
     def __init__(
         self,
-        terms: SchedulerTerms,
+        settings: SchedulerSettings,
         open_cache: OpenCache,
         measures: Measures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.terms = terms
+        self.settings = settings
         self._clock = clock
         self._open_cache = open_cache
         self.requests: dict[str, TrackedRequest] = {}
@@ -165,7 +165,7 @@ class SchedulerSide:
         assert self._pool is not None
         parts = assemble(
             facts,
-            self.terms,
+            self.settings,
             pool=self._pool,
             open_cache=self._open_cache,
             measures=self._measures,
@@ -202,32 +202,32 @@ class SchedulerSide:
         parts = self.parts
         if parts is None:
             return
-        terms, complaint = NO_TERMS, ""
+        settings, complaint = NO_WISHES, ""
         if request.kv_transfer_params:
-            terms, complaint = read_terms(request.kv_transfer_params, vllm_compat.find_session(request))
+            settings, complaint = read_wishes(request.kv_transfer_params, vllm_compat.find_session(request))
         if complaint and self._notes < MAX_NOTES:
             self._notes += 1
             logger.warning("request %s: %s", request.request_id, complaint)
-        if not self.terms.saves:
-            terms = replace(terms, skip_save=True)
-        mask = self.masks.find(request, terms)
+        if not self.settings.saves:
+            settings = replace(settings, skip_save=True)
+        mask = self.masks.find(request, settings)
         tracked = TrackedRequest(
             request,
             BlockChain(parts.groups, mask or NO_MASK),
-            terms,
+            settings,
             parts.worth.begin(
-                prompt_tokens=request.num_prompt_tokens, limit=terms.find_save_limit(request.num_prompt_tokens)
+                prompt_tokens=request.num_prompt_tokens, limit=settings.find_save_limit(request.num_prompt_tokens)
             ),
             is_tainted=mask is None or self._is_off,
         )
         self.requests[request.request_id] = tracked
-        if terms.expected_hit_tokens:
+        if settings.expected_hit_tokens:
             self._routed.add(tracked)
         parts.restores.expect(tracked)
         # Last: if reading hints that come from outside fails, the request is known already.
         envelope = vllm_compat.find_hints(request)
-        if envelope is not None or terms is not NO_TERMS:
-            tracked.wishes = parts.hints.read(envelope, terms)
+        if envelope is not None or settings is not NO_WISHES:
+            tracked.wishes = parts.hints.read(envelope, settings)
             tracked.is_kept = is_kept(tracked.wishes)
             parts.hints.arrive(tracked)
 
@@ -240,7 +240,7 @@ class SchedulerSide:
         tracked.reused_tokens = local
         if self._proof.is_open and not self._is_off and self._proof.is_waited_for():
             return None
-        mask = self.masks.find(request, tracked.terms)
+        mask = self.masks.find(request, tracked.settings)
         tracked.is_tainted = mask is None or self._is_off
         if mask is not None and mask != tracked.chain.mask:
             tracked.chain, tracked.noted_tokens = BlockChain(parts.groups, mask), 0
@@ -255,7 +255,7 @@ class SchedulerSide:
         tracked.progress = parts.worth.begin(
             prompt_tokens=request.num_prompt_tokens,
             branch=branch,
-            limit=tracked.terms.find_save_limit(request.num_prompt_tokens),
+            limit=tracked.settings.find_save_limit(request.num_prompt_tokens),
         )
         return found
 
@@ -370,7 +370,7 @@ class SchedulerSide:
         tokens another engine may expect in the cache, if this one computes prompts for others."""
         self._rest = 0
         tracked, parts = self.requests.pop(request.request_id, None), self.parts
-        if tracked is not None and tracked.terms.expected_hit_tokens:
+        if tracked is not None and tracked.settings.expected_hit_tokens:
             self._routed.forget(request.request_id)
         if parts is None or tracked is None:
             return 0
@@ -381,7 +381,7 @@ class SchedulerSide:
         if not tracked.has_run:
             # A load, ours or another connector's, may still be filling blocks that the engine counts as computed.
             return 0
-        return self._count_expected(parts, tracked) if self.terms.hands_over else 0
+        return self._count_expected(parts, tracked) if self.settings.hands_over else 0
 
     def _end_hints(self, parts: SchedulerParts, tracked: TrackedRequest) -> None:
         tokens = 0
@@ -392,7 +392,7 @@ class SchedulerSide:
 
     def _count_expected(self, parts: SchedulerParts, tracked: TrackedRequest) -> int:
         """Returns how many tokens of a request that has ended are saved or being saved, for others to load."""
-        if tracked.is_tainted or tracked.terms.skip_save:
+        if tracked.is_tainted or tracked.settings.skip_save:
             return 0
         groups = parts.groups
         computed = min(tracked.request.num_computed_tokens, tracked.chain.tokens)
@@ -408,7 +408,7 @@ class SchedulerSide:
         self._is_parting = True
         for tracked in self.requests.values():
             tracked.is_tainted = True
-        self._has_changed |= not self.terms.sharing.may_part
+        self._has_changed |= not self.settings.sharing.may_part
         parts.saves.drop_all()
         parts.restores.drop_answers()
         parts.hints.let_go()
@@ -529,7 +529,7 @@ class SchedulerSide:
 
     def _is_known(self, tracked: TrackedRequest) -> bool:
         """Whether the blocks of a request still match their names, as far as that may change while it runs."""
-        return self.masks.find(tracked.request, tracked.terms) == tracked.chain.mask
+        return self.masks.find(tracked.request, tracked.settings) == tracked.chain.mask
 
     def _find_rest(self, parts: SchedulerParts) -> int:
         """Returns, after a step with nothing to do, how many of the next steps will need no plan if no hook is called

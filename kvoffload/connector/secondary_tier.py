@@ -31,10 +31,10 @@ from kvoffload.config.sources import load_settings
 from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine_log import join_engine_log
-from kvoffload.connector.identity.agreement import SharingTerms, make_register
+from kvoffload.connector.identity.agreement import BlockDivision, make_register
 from kvoffload.connector.secondary.identity import describe_tier, find_prefix_groups, names_are_private
 from kvoffload.connector.secondary.lookups import TierLookups
-from kvoffload.connector.secondary.transfers import ROWS, TierTransfers, TransferTerms, map_rows
+from kvoffload.connector.secondary.transfers import ROWS, TierTransfers, TransferSettings, map_rows
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.engines.degrade import degrade
 from kvoffload.errors import ServerError, UnsupportedError
@@ -93,7 +93,7 @@ class KVOffloadTier(SecondaryTierManager):
         config, cache = found
         identity = describe_tier(config, cache, rows, row_bytes=self._block_size_bytes)
         self._salt = os.urandom(16) if names_are_private(config) else b""
-        self._terms = TransferTerms(
+        self._settings = TransferSettings(
             fingerprint=bytes(identity.fingerprint()),
             record_bytes=self._block_size_bytes,
             block_tokens=max(offloading_spec.tokens_per_block) * offloading_spec.blocks_per_chunk,
@@ -114,8 +114,8 @@ class KVOffloadTier(SecondaryTierManager):
         except BaseException:
             self.cache.close()
             raise
-        self.transfers = TierTransfers(self.cache, engine, self._terms)
-        self.lookups = TierLookups(self.cache, self._terms, prefix_groups=find_prefix_groups(cache))
+        self.transfers = TierTransfers(self.cache, engine, self._settings)
+        self.lookups = TierLookups(self.cache, self._settings, prefix_groups=find_prefix_groups(cache))
 
     @property
     def faults(self) -> dict[str, int]:
@@ -183,7 +183,7 @@ class KVOffloadTier(SecondaryTierManager):
     # ---- inside ----
 
     def _open(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig, identity: Identity) -> Client:
-        rows, terms = self._offloading_spec.config, self._terms
+        rows, client_settings = self._offloading_spec.config, self._settings
         access = CacheAccess(
             settings=settings,
             # A name of its own, because MultiConnector may run our connector in the same engine.
@@ -192,24 +192,24 @@ class KVOffloadTier(SecondaryTierManager):
             engine_bytes=rows.worker_kv_bytes_per_block * rows.parallel.world_size * cache.num_blocks,
         )
         register = make_register(
-            terms.fingerprint,
+            client_settings.fingerprint,
             (
                 GroupFacts(
                     index=0,
                     name="chunks",
-                    rule=GroupRule(block_size=terms.block_tokens, reuse=ReuseRule.PREFIX),
-                    record_bytes=terms.record_bytes,
+                    rule=GroupRule(block_size=client_settings.block_tokens, reuse=ReuseRule.PREFIX),
+                    record_bytes=client_settings.record_bytes,
                 ),
             ),
-            SharingTerms(
-                hash_block_size=terms.block_tokens,
+            BlockDivision(
+                hash_block_size=client_settings.block_tokens,
                 hash_algorithm=identity.hash_algorithm,
                 hash_seed=identity.hash_seed,
                 tensor_ranks=1,
             ),
             description=identity.describe(),
         )
-        chunks = ceil(config.scheduler_config.max_num_batched_tokens / terms.block_tokens) * len(rows.groups)
+        chunks = ceil(config.scheduler_config.max_num_batched_tokens / client_settings.block_tokens) * len(rows.groups)
         client = access.open(register, role=Role.SCHEDULER, stock_slots=(2 * chunks + SPARE_SLOTS,))
         self._tell(client, settings)
         return client

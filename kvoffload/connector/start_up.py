@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from kvoffload.config.tier_kinds import TIER_KINDS
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.kept_groups import describe_unkept
-from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
 from kvoffload.connector.identity.model import loads_what_lies_there
 from kvoffload.connector.saves.look_out import MAX_LOOKS
 from kvoffload.connector.saves.worth import GATHERED_TOKENS
-from kvoffload.connector.scheduler_parts import SchedulerTerms
-from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.connector.scheduler_parts import SchedulerSettings
+from kvoffload.connector.worker_side import WorkerSettings
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import KVOffloadError, ServerError, UnsupportedError
 from kvoffload.kvspec import HeadUnits, ReuseRule
@@ -76,9 +76,9 @@ class EngineStart:
             self._starting = threading.Thread(target=self._start_private, name="kvoffload-start", daemon=True)
             self._starting.start()
 
-    def scheduler_terms(self) -> SchedulerTerms:
-        return SchedulerTerms(
-            sharing=self._sharing_terms(),
+    def scheduler_settings(self) -> SchedulerSettings:
+        return SchedulerSettings(
+            sharing=self._sharing_settings(),
             hit_alignment=vllm_compat.hit_alignment(self._config, self._cache),
             verify_always=self._settings.verify == "always",
             load_always=self._settings.load_policy == "always",
@@ -101,10 +101,10 @@ class EngineStart:
             retention_interval=vllm_compat.retention_interval(self._config),
         )
 
-    def worker_terms(self) -> WorkerTerms:
-        return WorkerTerms(
+    def worker_settings(self) -> WorkerSettings:
+        return WorkerSettings(
             rank=self._config.parallel_config.rank,
-            sharing=self._sharing_terms(),
+            sharing=self._sharing_settings(),
             has_self_test=self._settings.self_test,
             copy_threads=self._settings.copy_threads,
             has_late_frees=vllm_compat.frees_after_steps(self._config, self._cache),
@@ -168,7 +168,7 @@ class EngineStart:
 
     def _tell(self, client: Client, engine: EngineFacts) -> None:
         """Logs a line on what is kept, and where, and warns if little of it can be of use."""
-        sharing, deployed = self._sharing_terms(), max(self._config.parallel_config.data_parallel_size_local, 1)
+        sharing, deployed = self._sharing_settings(), max(self._config.parallel_config.data_parallel_size_local, 1)
         block_bytes = [sharing.shards_of(group) * group.record_bytes for group in engine.groups]
         per_token = sum(n / group.rule.block_size for n, group in zip(block_bytes, engine.groups, strict=True))
         # Ranks of this machine that hold the same bytes count once.
@@ -233,14 +233,14 @@ class EngineStart:
     def _cached_bytes(self, rank_bytes: int) -> int:
         """Returns the bytes of different blocks that this deployment's engines cache on this machine. Ranks that hold
         the same bytes count once, as far as the configuration shows it."""
-        sharing = self._sharing_terms()
+        sharing = self._sharing_settings()
         replicas = vllm_compat.kv_replicas(self._cache) if sharing.units is None else sharing.units.replicas
         engine = rank_bytes * sharing.node_ranks // gcd(replicas, sharing.stage_ranks)
         return engine * max(self._config.parallel_config.data_parallel_size_local, 1)
 
-    def _sharing_terms(self) -> SharingTerms:
+    def _sharing_settings(self) -> BlockDivision:
         parallel = self._config.parallel_config
-        return SharingTerms(
+        return BlockDivision(
             hash_block_size=vllm_compat.hash_block_size(self._config, self._cache),
             hash_algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
             hash_seed=vllm_compat.hash_seed(self._config),
@@ -251,7 +251,7 @@ class EngineStart:
         )
 
 
-def _describe_group(group: GroupFacts, sharing: SharingTerms, size_bytes: int) -> str:
+def _describe_group(group: GroupFacts, sharing: BlockDivision, size_bytes: int) -> str:
     """Describes a group's blocks as the server keeps them, with the ranks' shares of them."""
     stage = f" of stage {group.stage}" if sharing.pipeline_ranks > 1 else ""
     shards, replicas = sharing.shards_of(group), sharing.replicas_of(group)

@@ -39,7 +39,7 @@ from kvoffload.connector.engine.pipeline import (
     name_pipeline,
 )
 from kvoffload.connector.identity.agreement import (
-    SharingTerms,
+    BlockDivision,
     add_report,
     describe_parts,
     describe_weights,
@@ -78,11 +78,11 @@ _NO_WEIGHTS = WeightDigests()
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerTerms:
-    """The terms of one rank, from settings and from the engine's configuration."""
+class WorkerSettings:
+    """The settings of one rank, from the user's and from the engine's configuration."""
 
     rank: int
-    sharing: SharingTerms
+    sharing: BlockDivision
     has_self_test: bool = True
     copy_threads: int = 0
     has_late_frees: bool = False
@@ -117,14 +117,14 @@ class WorkerSide:
 
     def __init__(
         self,
-        terms: WorkerTerms,
+        settings: WorkerSettings,
         open_cache: Callable[[Register], Client],
         exchange: Exchange = lambda frame: (frame,),
         open_node: Callable[[Register, Sequence[GroupFacts]], CacheClient] | None = None,
     ) -> None:
-        """Takes its terms. `exchange` swaps messages with the engine's other ranks. `open_node` opens the cache a
+        """Takes its settings. `exchange` swaps messages with the engine's other ranks. `open_node` opens the cache a
         second time, for the scheduler side's orders to this node's server if it runs on another node."""
-        self.terms = terms
+        self.settings = settings
         self._open_cache = open_cache
         self._open_node = open_node
         self.proxy: NodeProxy | None = None
@@ -166,12 +166,12 @@ class WorkerSide:
 
     @property
     def rank(self) -> int:
-        return self.terms.rank
+        return self.settings.rank
 
     @property
     def node(self) -> int:
         """The number of the machine that this rank is on, among those of the engine."""
-        return self.terms.sharing.node_of(self.terms.rank)
+        return self.settings.sharing.node_of(self.settings.rank)
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -218,7 +218,7 @@ class WorkerSide:
         self._registration.attach(self.engine)
         self._device = device
         stored = [index for index, group in enumerate(geometry.groups) if group.is_stored]
-        stage = self.terms.sharing.stage_of(self.terms.rank)
+        stage = self.settings.sharing.stage_of(self.settings.rank)
         groups = store_apart([_group_facts(geometry, number, stage, replicas) for number in stored], self._apart)
         self._own_groups = {
             group.key: number * geometry.records_per_block for number, group in zip(stored, groups, strict=True)
@@ -236,7 +236,7 @@ class WorkerSide:
             raise
         is_first, self._identity = not self._identity, fingerprint
         self._facts = WorkerFacts(
-            rank=self.terms.rank,
+            rank=self.settings.rank,
             fingerprint=fingerprint,
             description=described,
             groups=groups,
@@ -269,7 +269,7 @@ class WorkerSide:
         An engine that frees blocks only when no step touches them any more leaves nothing to wait for.
         """
         self._before_forward = None
-        if self.terms.has_late_frees:
+        if self.settings.has_late_frees:
             return
         try:
             stream = compute_stream(self._device)
@@ -330,7 +330,7 @@ class WorkerSide:
                 if one.fault:
                     failed_saves.add(one.job.job)
                 elif one.digests:
-                    digests[one.job.job] = {self.terms.rank: one.digests}
+                    digests[one.job.job] = {self.settings.rank: one.digests}
         news = self.proxy.report(is_idle=is_idle) if self.proxy is not None else None
         report = WorkerReport(
             saved,
@@ -373,9 +373,9 @@ class WorkerSide:
             cache.close()
 
     def _open(self, page_map: PageMap, memory: Mapping[str, torch.Tensor], device: torch.device) -> CopyEngine:
-        """Opens the copy engine, and tests it if the terms say so: before the first request every block is free."""
-        engine = (self.terms.open_engine or open_engine)(page_map, memory, host_threads=self.terms.copy_threads)
-        if self.terms.has_self_test:
+        """Opens the copy engine, and tests it if the settings say so: before the first request every block is free."""
+        engine = (self.settings.open_engine or open_engine)(page_map, memory, host_threads=self.settings.copy_threads)
+        if self.settings.has_self_test:
             stored = [group for group, pages in enumerate(page_map.groups) if pages.record_bytes]
             try:
                 run_copy_self_test(
@@ -402,7 +402,7 @@ class WorkerSide:
         scheduler side, if that runs on another node."""
         if self.records is not None:
             return None
-        sharing = self.terms.sharing
+        sharing = self.settings.sharing
         ranks = self._pipeline.meet(
             Stage(
                 fingerprint=fingerprint,
@@ -417,7 +417,7 @@ class WorkerSide:
         first = self.node * sharing.node_ranks
         mine = ranks[first : first + sharing.node_ranks]
         self.cache = self._open_session(join_ranks(mine, stage_ranks=sharing.stage_ranks, first=first))
-        if self.node == 0 or self.terms.rank % sharing.node_ranks or self._open_node is None:
+        if self.node == 0 or self.settings.rank % sharing.node_ranks or self._open_node is None:
             return None
         assert self._register is not None
         self.proxy = NodeProxy(self._open_node(self._register, self._groups), groups=len(self._groups))
@@ -425,7 +425,7 @@ class WorkerSide:
 
     def _open_session(self, groups: tuple[GroupFacts, ...]) -> Client:
         """Opens the session of the whole engine, with the groups of this rank's node."""
-        self._groups, rank, sharing = groups, self.terms.rank, self.terms.sharing
+        self._groups, rank, sharing = groups, self.settings.rank, self.settings.sharing
         name = name_division(self._name, sharing.list_divisions(groups))
         self._register = register = make_register(
             name_node(name, self.node, sharing.nodes), groups, sharing, description=self._described, rank=rank
@@ -464,7 +464,7 @@ class WorkerSide:
             return job
         if isinstance(job, SaveJob):
             return job.take_node(self.node)
-        rows = self.terms.sharing.count_node_rows(self._groups)
+        rows = self.settings.sharing.count_node_rows(self._groups)
         return job.take_node(self.node, slice(self.node * rows, (self.node + 1) * rows))
 
     def _retire(self, memories: Sequence[int]) -> None:
@@ -499,7 +499,7 @@ class WorkerSide:
 
     def _find_point(self, direction: CopyDirection, before_forward: StreamPoint | None) -> Marked:
         """Returns the point in a stream after which a job's copies run; None: they need not wait."""
-        if direction is CopyDirection.LOAD and self.terms.has_late_frees:
+        if direction is CopyDirection.LOAD and self.settings.has_late_frees:
             return None
         if direction is CopyDirection.LOAD and before_forward is not None:
             return before_forward
@@ -540,7 +540,7 @@ class WorkerSide:
         self._told = places
         if self._host_memory is not None:
             self._host_memory.wake()
-        return {self.terms.rank: places}
+        return {self.settings.rank: places}
 
     def _give_up(self, engine: CopyEngine) -> None:
         """Gives up the copies that a closed engine has not ended. They never will end, and may still touch their slots,

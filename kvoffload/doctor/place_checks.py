@@ -10,12 +10,12 @@ from pathlib import Path
 from kvoffload.client.client import Client
 from kvoffload.client.inspector import Inspector, Row
 from kvoffload.client.joining import Member
-from kvoffload.client.terms import ClientTerms, LinkState
+from kvoffload.client.settings import ClientSettings, LinkState
 from kvoffload.doctor.findings import Finding, fail, ok, warn
 from kvoffload.doctor.given import NOTHING, Given
 from kvoffload.errors import ServerError, TierError
 from kvoffload.protocol import ErrorCode, Role
-from kvoffload.server.tiering.terms import TierPlan
+from kvoffload.server.tiering.settings import TierPlan
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.remote import RemotePlace
 from kvoffload.units import describe_size
@@ -29,7 +29,7 @@ def check_server(socket: str, given: Given = NOTHING) -> Finding:
     """Joins a server as an observer, which takes nothing of it. A server that is not there is not waited for."""
     if not socket:
         return ok("server", "none is set: each engine starts one of its own")
-    client = Client(ClientTerms(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))).start()
+    client = Client(ClientSettings(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))).start()
     try:
         is_served = client.wait_until_served(ABSENT_S)
         if not is_served and (client.state is LinkState.DOWN or not client.wait_until_served(ANSWER_S)):
@@ -56,7 +56,7 @@ def check_shapes(socket: str) -> Iterator[Finding]:
     """Yields how the engines of a server divide their blocks. Only its operator is told."""
     if not socket:
         return
-    with Client(ClientTerms(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))) as client:
+    with Client(ClientSettings(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))) as client:
         if not client.wait_until_served(ABSENT_S):
             return
         with contextlib.suppress(ServerError):
@@ -87,7 +87,7 @@ def check_stores(plans: Sequence[TierPlan], timeout_s: float) -> Iterator[Findin
     """Checks the tiers that other machines use too, each by a connection of its own."""
     for plan in plans:
         if isinstance(plan.place, RemotePlace):
-            yield check_store(plan.terms.name, plan.place, timeout_s)
+            yield check_store(plan.settings.name, plan.place, timeout_s)
 
 
 def check_store(check: str, place: RemotePlace, timeout_s: float) -> Finding:

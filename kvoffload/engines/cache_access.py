@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvoffload.client import Client, ClientTerms, Heard, LinkState, LinkTerms, Member
+from kvoffload.client import Client, ClientSettings, Heard, LinkSettings, LinkState, Member
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config.sources import Settings
 from kvoffload.cpus import engine_cpus, running_on
@@ -49,7 +49,7 @@ class CacheAccess:
         stock_slots: tuple[int, ...] = (),
         waits: bool = True,
     ) -> Client:
-        """Joins, and returns when it is served, or when it will be served later. `stock_slots`: as in `LinkTerms`.
+        """Joins, and returns when it is served, or when it will be served later. `stock_slots`: as in `LinkSettings`.
         Unless it `waits` it returns at once: the engine runs, and no step waits for a server.
 
         PrivateServerError, ConfigError: there can be no private server. ServerError: the server refuses this engine.
@@ -63,15 +63,15 @@ class CacheAccess:
             socket = lambda holds_memory: self._find_private(holds_memory=holds_memory)  # noqa: E731
         elif role is Role.SCHEDULER and settings.memory != Settings.model_fields["memory"].default:
             logger.info("`memory` of this engine is not used: the server at %s has a pool of its own", settings.server)
-        terms = ClientTerms(
+        client_settings = ClientSettings(
             socket=socket,
             member=Member(engine=self.engine, role=role, rank=rank, pid=os.getpid(), uid=os.getuid()),
             register=register,
             step_budget_s=settings.step_budget,
-            link=LinkTerms(acquire_deadline_s=settings.acquire_deadline, stock_slots=stock_slots),
+            link=LinkSettings(acquire_deadline_s=settings.acquire_deadline, stock_slots=stock_slots),
         )
         with running_on(engine_cpus()):
-            client = Client(terms, on_event=on_event).start()
+            client = Client(client_settings, on_event=on_event).start()
         if not waits:
             return client
         try:

@@ -29,8 +29,8 @@ _OWN_ALGORITHM = BlockHasher(1).algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class HashTerms:
-    """The terms that decide a block's name, together with its tokens."""
+class HashSettings:
+    """The settings that decide a block's name, together with its tokens."""
 
     algorithm: str
     block_size: int
@@ -42,16 +42,16 @@ class HashTerms:
     """A tenant whose blocks have names of their own; empty: none."""
 
 
-def hash_prompt(tokens: Tokens, terms: HashTerms) -> bytes:
+def hash_prompt(tokens: Tokens, settings: HashSettings) -> bytes:
     """A hash for each full block. ValueError: only the engine can make them, and why, in one line."""
-    if terms.algorithm == _OWN_ALGORITHM:
-        hasher = BlockHasher(terms.block_size, seed=choose_seed(terms.algorithm, terms.seed))
-        hashes = b"".join(hasher.hash_blocks(tokens, parent=hasher.root(salt=terms.salt)))
+    if settings.algorithm == _OWN_ALGORITHM:
+        hasher = BlockHasher(settings.block_size, seed=choose_seed(settings.algorithm, settings.seed))
+        hashes = b"".join(hasher.hash_blocks(tokens, parent=hasher.root(salt=settings.salt)))
     else:
-        hashes = _hash_as_vllm(tokens, terms)
-    if not terms.tenant:
+        hashes = _hash_as_vllm(tokens, settings)
+    if not settings.tenant:
         return hashes
-    return (as_rows(hashes) ^ np.frombuffer(mask_of_tenant(terms.tenant), np.uint8)).tobytes()
+    return (as_rows(hashes) ^ np.frombuffer(mask_of_tenant(settings.tenant), np.uint8)).tobytes()
 
 
 def choose_seed(algorithm: str, seed: str | None) -> str:
@@ -161,20 +161,20 @@ class _Cbor:
 _FORMS: Mapping[str, _Form] = {"sha256": _Pickled(), "sha256_cbor": _Cbor()}
 
 
-def _hash_as_vllm(tokens: Tokens, terms: HashTerms) -> bytes:
-    form = _FORMS.get(terms.algorithm)
+def _hash_as_vllm(tokens: Tokens, settings: HashSettings) -> bytes:
+    form = _FORMS.get(settings.algorithm)
     if form is None:
-        raise ValueError(f"hashes by {terms.algorithm} can only be made by their engine: ask with hashes")
-    size = terms.block_size
+        raise ValueError(f"hashes by {settings.algorithm} can only be made by their engine: ask with hashes")
+    size = settings.block_size
     if not 1 <= size <= MAX_BLOCK_TOKENS:
         raise ValueError(f"a hash covers {size} tokens, allowed are 1 to {MAX_BLOCK_TOKENS}: ask with hashes")
-    seed = choose_seed(terms.algorithm, terms.seed)
-    if max(len(seed), len(terms.salt)) > MAX_LETTERS:
+    seed = choose_seed(settings.algorithm, settings.seed)
+    if max(len(seed), len(settings.salt)) > MAX_LETTERS:
         raise ValueError(f"a seed and a salt have at most {MAX_LETTERS} letters")
     written, lengths = form.numbers(tokens[: len(tokens) // size * size])
     parent = sha256(form.close(form.text(seed))).digest()
     # A salt is in the first block alone, and in all others through their parents.
-    first = form.around(size, form.salt(terms.salt) if terms.salt else form.nothing)
+    first = form.around(size, form.salt(settings.salt) if settings.salt else form.nothing)
     later = form.around(size, form.nothing)
     hashes: list[bytes] = []
     begin = 0

@@ -66,7 +66,7 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         name="kvoffload_hint_actions_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
-        help="Actions of requests' hints, and terms that count as actions, by what the server did or why it was not "
+        help="Actions of requests' hints, and wishes that count as actions, by what the server did or why it was not "
         "asked.",
         labels={
             "action": "prefetch, retain, release, priority, hand_over, or one that is not known: by its name at first, "

@@ -36,7 +36,7 @@ _FRAME_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlTerms:
+class ControlSettings:
     """The settings with which one peer is reached."""
 
     address: TcpAddress
@@ -60,8 +60,8 @@ class LinkTicket:
 class ControlLink:
     """Safe to use from any thread; each question waits for the one before. StoreFaultError: no good answer in time."""
 
-    def __init__(self, terms: ControlTerms) -> None:
-        self._terms = terms
+    def __init__(self, settings: ControlSettings) -> None:
+        self._settings = settings
         self._lock = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
@@ -82,8 +82,8 @@ class ControlLink:
                 opened = self._ask(OpenLink(is_sealed=is_sealed))
                 if not isinstance(opened, LinkOpened):
                     self._hang_up()
-                    raise StoreFaultError(f"the peer at {self._terms.address}: {_describe(opened)}")
-                address = TcpAddress(self._terms.address.host, opened.port)
+                    raise StoreFaultError(f"the peer at {self._settings.address}: {_describe(opened)}")
+                address = TcpAddress(self._settings.address.host, opened.port)
                 self._ticket = LinkTicket(address, opened.token, opened.secret)
             return self._ticket
 
@@ -97,13 +97,13 @@ class ControlLink:
         """Names an identity whose records will come. False: the peer knows it as another one, or has no room for it."""
         geometry = space.geometry
         message = Introduce(
-            fingerprint=space.fingerprint, hash_block_size=geometry.hash_block_size, groups=geometry.group_terms()
+            fingerprint=space.fingerprint, hash_block_size=geometry.hash_block_size, groups=geometry.group_settings()
         )
         with self._lock:
             answer = self._ask(message)
         if isinstance(answer, Done):
             return True
-        logger.warning("the peer at %s takes no records of an identity: %s", self._terms.address, _describe(answer))
+        logger.warning("the peer at %s takes no records of an identity: %s", self._settings.address, _describe(answer))
         return False
 
     def close(self) -> None:
@@ -126,23 +126,23 @@ class ControlLink:
         except (zmq.ZMQError, StoreFaultError) as fault:
             self._hang_up()
             self._failed_s = time.monotonic()
-            self._fault = f"the peer at {self._terms.address}: {fault}"
+            self._fault = f"the peer at {self._settings.address}: {fault}"
             raise StoreFaultError(self._fault) from fault
 
     def _connect(self) -> None:
-        terms = self._terms
+        settings = self._settings
         self._context = zmq.Context(io_threads=1)
         made = self._socket = self._context.socket(zmq.DEALER)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.MAXMSGSIZE, _FRAME_BYTES)
-        made.setsockopt(zmq.IPV6, int(terms.address.is_version_6))
-        made.setsockopt(zmq.CURVE_SERVERKEY, terms.peer_key.encode())
-        made.setsockopt(zmq.CURVE_PUBLICKEY, terms.keys.public)
-        made.setsockopt(zmq.CURVE_SECRETKEY, terms.keys.secret)
-        made.connect(str(terms.address))
+        made.setsockopt(zmq.IPV6, int(settings.address.is_version_6))
+        made.setsockopt(zmq.CURVE_SERVERKEY, settings.peer_key.encode())
+        made.setsockopt(zmq.CURVE_PUBLICKEY, settings.keys.public)
+        made.setsockopt(zmq.CURVE_SECRETKEY, settings.keys.secret)
+        made.connect(str(settings.address))
         self._asked = 0
         hello = Hello(
-            protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX, capabilities=(CAPABILITY,), domain=terms.domain
+            protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX, capabilities=(CAPABILITY,), domain=settings.domain
         )
         answer = self._exchange(hello)
         if not isinstance(answer, HelloAccepted):
@@ -157,7 +157,7 @@ class ControlLink:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._closing, zmq.POLLIN)
-        end_s = time.monotonic() + self._terms.timeout_s
+        end_s = time.monotonic() + self._settings.timeout_s
         while (left_s := end_s - time.monotonic()) > 0:
             ready = dict(poller.poll(max(int(left_s * 1000), 1)))
             if self._socket not in ready:

@@ -11,20 +11,20 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.key_files import KeyPair
-from kvoffload.peers.control_link import ControlLink, ControlTerms
+from kvoffload.peers.control_link import ControlLink, ControlSettings
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, choose_members
-from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
+from kvoffload.peers.fleet_registry import FleetRegistry, RegistrySettings
 from kvoffload.peers.fleet_tier import FindHomes, FleetTier
-from kvoffload.peers.peer_store import PeerStore, PeerStoreTerms
+from kvoffload.peers.peer_store import PeerStore, PeerStoreSettings
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.record_coder import Coding, RecordCoder
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
 from kvoffload.types import HASH_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetTerms:
+class FleetSettings:
     """The settings of one server about its fleet."""
 
     own: FleetMember
@@ -38,7 +38,7 @@ class FleetTerms:
     probe_s: float = 10.0
     """The most seconds until a peer's end, while nothing is asked of it, or its return is noticed."""
     compress: Coding = Coding.OFF
-    registry: RegistryTerms | None = None
+    registry: RegistrySettings | None = None
     """The registry where further members are announced, or None if `others` are all."""
 
 
@@ -47,14 +47,14 @@ class FleetPlace:
 
     def __init__(
         self,
-        terms: FleetTerms,
+        settings: FleetSettings,
         spaces: SpaceTable,
         homes: FindHomes,
         *,
         on_members: Callable[[Sequence[FleetMember]], None] = lambda _: None,
     ) -> None:
         """`on_members` hears which members were announced, before anything is asked of them."""
-        self.terms = terms
+        self.settings = settings
         self._on_members = on_members
         self._spaces = spaces
         self._homes = homes
@@ -63,18 +63,18 @@ class FleetPlace:
         self._registry: FleetRegistry | None = None
 
     def describe(self) -> str:
-        count = len(self.terms.others)
+        count = len(self.settings.others)
         known = "1 peer" if count == 1 else f"{count} peers"
-        registry = self.terms.registry
+        registry = self.settings.registry
         return known if registry is None else f"{known} and fleet {registry.fleet} at {registry.valkey.describe()}"
 
     def open_tier(self) -> Tier:
         """Opens the tier and starts its threads; no peer need be there."""
         assert self._tier is None
-        members = {member.name: self._open_member(member) for member in self.terms.others}
-        tier = self._tier = FleetTier(self.terms.own.name, members, self._homes)
-        if self.terms.registry is not None:
-            registry = self._registry = FleetRegistry(self.terms.registry, self.terms.own, self.take_members)
+        members = {member.name: self._open_member(member) for member in self.settings.others}
+        tier = self._tier = FleetTier(self.settings.own.name, members, self._homes)
+        if self.settings.registry is not None:
+            registry = self._registry = FleetRegistry(self.settings.registry, self.settings.own, self.take_members)
             tier.on_close = registry.close
             registry.start()
         return tier
@@ -82,8 +82,8 @@ class FleetPlace:
     def take_members(self, announced: Sequence[FleetMember]) -> None:
         """Takes the members that the registry announces, in addition to those that the settings name."""
         assert self._tier is not None
-        own = self.terms.own
-        known = {member.name: member for member in (*announced, *self.terms.others)}
+        own = self.settings.own
+        known = {member.name: member for member in (*announced, *self.settings.others)}
         chosen = choose_members([*known, own.name])
         members = {name: known[name] for name in chosen if name != own.name} if own.name in chosen else {}
         self._on_members([member for member in announced if member.name in members])
@@ -117,27 +117,31 @@ class FleetPlace:
         return ~self.is_home(hashes)
 
     def _open_member(self, member: FleetMember) -> RemoteTier:
-        terms = self.terms
+        settings = self.settings
         control = ControlLink(
-            ControlTerms(
+            ControlSettings(
                 address=member.address,
                 peer_key=member.key,
-                keys=terms.keys,
-                domain=terms.domain,
-                timeout_s=terms.timeout_s,
+                keys=settings.keys,
+                domain=settings.domain,
+                timeout_s=settings.timeout_s,
             )
         )
-        coder = RecordCoder(terms.compress, encoder=self._encoder)
-        store = PeerStoreTerms(
-            control=control, spaces=self._spaces, is_sealed=terms.is_sealed, timeout_s=terms.timeout_s, coder=coder
+        coder = RecordCoder(settings.compress, encoder=self._encoder)
+        store = PeerStoreSettings(
+            control=control,
+            spaces=self._spaces,
+            is_sealed=settings.is_sealed,
+            timeout_s=settings.timeout_s,
+            coder=coder,
         )
         open_store: Callable[[], PeerStore] = partial(PeerStore, store)
         return RemoteTier(
-            RemoteTierTerms(
+            RemoteTierSettings(
                 place=str(member.address),
                 open_store=open_store,
-                connections=terms.connections,
-                last_probe_s=terms.probe_s,
+                connections=settings.connections,
+                last_probe_s=settings.probe_s,
                 coder=coder,
                 on_close=control.close,
             )

@@ -15,7 +15,7 @@ from kvoffload.peers.announcement import Announcement, read_announcement
 from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import read_count
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes, as_bytes, check_answer
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,10 @@ _TOLERANCE_RATE = 1 / 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegistryTerms:
+class RegistrySettings:
     """The registry of a fleet, and the times of its announcements."""
 
-    valkey: ValkeyTerms
+    valkey: ValkeySettings
     fleet: str
     secret: bytes = field(repr=False)
     every_s: float = 5.0
@@ -107,10 +107,10 @@ class FleetRegistry:
     same."""
 
     def __init__(
-        self, terms: RegistryTerms, own: FleetMember, on_members: Callable[[Sequence[FleetMember]], None]
+        self, settings: RegistrySettings, own: FleetMember, on_members: Callable[[Sequence[FleetMember]], None]
     ) -> None:
         """`on_members` gets all other members, sorted, after each look; it is called on the registry's thread."""
-        self._terms = terms
+        self._settings = settings
         self._own = own
         self._on_members = on_members
         self._seen: dict[str, _Sighting] = {}
@@ -158,7 +158,7 @@ class FleetRegistry:
         while True:
             is_last = self._ending.is_set()
             try:
-                nodes = self._nodes = self._nodes or ValkeyNodes(self._terms.valkey, view)
+                nodes = self._nodes = self._nodes or ValkeyNodes(self._settings.valkey, view)
                 nodes.begin(is_certain=True)
                 self.look(nodes, is_last=is_last)
             except StoreFaultError as fault:
@@ -168,15 +168,15 @@ class FleetRegistry:
                 logger.exception("the registry of the fleet could not be read")
             if is_last:
                 break
-            self._ending.wait(self._terms.every_s)
+            self._ending.wait(self._settings.every_s)
         if self._nodes is not None:
             self._nodes.close()
 
     # ---- inside ----
 
     def look(self, nodes: ValkeyNodes, *, is_last: bool) -> None:
-        terms = self._terms
-        registry = nodes.of(terms.key)
+        settings = self._settings
+        registry = nodes.of(settings.key)
         asked_s = time.monotonic()
         told = check_answer(registry.ask(b"TIME"))
         if not isinstance(told, list) or len(told) != 2:
@@ -185,13 +185,13 @@ class FleetRegistry:
         self._follow_clock(self._clock.read(now_ms, asked_s=asked_s, answered_s=time.monotonic()))
         cursor = b"0"
         for _ in range(_PAGES):
-            page = check_answer(registry.ask(b"HSCAN", terms.key, cursor, b"COUNT", _PAGE))
+            page = check_answer(registry.ask(b"HSCAN", settings.key, cursor, b"COUNT", _PAGE))
             if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list) or len(page[1]) % 2:
                 raise StoreFaultError("it does not speak as it should: a hash without fields")
             texts = [as_bytes(word) for word in page[1]]
             taken_down = self._read(dict(zip(texts[::2], texts[1::2], strict=True)), now_ms)
             if taken_down:
-                check_answer(registry.ask(b"HDEL", terms.key, *taken_down))
+                check_answer(registry.ask(b"HDEL", settings.key, *taken_down))
             cursor = as_bytes(page[0])
             if cursor == b"0":
                 break
@@ -201,12 +201,14 @@ class FleetRegistry:
         order = max(time.time_ns() // 1_000_000, self._orders.get(self._own, 0) + 1)
         own = Announcement(member=self._own, at_ms=self._own_ms, order=order, is_gone=is_last)
         self._orders[self._own] = order
-        check_answer(registry.ask(b"HSET", terms.key, self._own.name.encode(), own.sign(terms.fleet, terms.secret)))
+        check_answer(
+            registry.ask(b"HSET", settings.key, self._own.name.encode(), own.sign(settings.fleet, settings.secret))
+        )
         members = self._list_members(now_ms)
         if self._is_lost is not False:
             # Servers with another secret are not seen, and do not see this one.
             said = "the registry of fleet %s answers; other servers announced there with this secret: %d"
-            logger.info(said, terms.fleet, len(members))
+            logger.info(said, settings.fleet, len(members))
         self._is_lost = False
         self._end_twin()
         self._on_members(members)
@@ -218,7 +220,7 @@ class FleetRegistry:
             return
         logger.warning(
             "the clock of the registry of fleet %s was set by %+.1f s, or this machine slept; its members stay",
-            self._terms.fleet,
+            self._settings.fleet,
             set_by_ms / 1000,
         )
         self._own_ms = 0
@@ -233,7 +235,7 @@ class FleetRegistry:
         """
         others = []
         for name, text in written.items():
-            announcement = read_announcement(text, self._terms.fleet, self._terms.secret)
+            announcement = read_announcement(text, self._settings.fleet, self._settings.secret)
             if (
                 announcement is None
                 or announcement.member.name.encode() != name
@@ -264,7 +266,7 @@ class FleetRegistry:
         if before is not None and announcement.at_ms <= before.newest_ms:
             return
         new = _Sighting(announcement=announcement, since_s=now_s - age_s, newest_ms=announcement.at_ms)
-        if before is None or before.announcement.is_gone or now_s - before.since_s > self._terms.good_for_s:
+        if before is None or before.announcement.is_gone or now_s - before.since_s > self._settings.good_for_s:
             self._seen[name] = new
         elif before.announcement.member.address != member.address:
             self._seen[name] = replace(before, newest_ms=announcement.at_ms, other_at=str(member.address))
@@ -274,7 +276,7 @@ class FleetRegistry:
                 logger.warning(
                     "two servers of fleet %s have one key, at %s and at %s, and only the first one is asked; give each "
                     "a key of its own",
-                    self._terms.fleet,
+                    self._settings.fleet,
                     member.address,
                     before.other_at,
                 )
@@ -289,7 +291,7 @@ class FleetRegistry:
         self._twin_at = self._twin_at or str(announcement.member.address)
 
     def _end_twin(self) -> None:
-        if self._twin_at and time.monotonic() - self._twin_s > self._terms.good_for_s:
+        if self._twin_at and time.monotonic() - self._twin_s > self._settings.good_for_s:
             self._twin_at = ""
 
     def _list_members(self, now_ms: int) -> list[FleetMember]:
@@ -298,7 +300,7 @@ class FleetRegistry:
         When the registry was away, no server could write to it, so former members count as just seen. A registry that
         has lost its announcements is not taken for a farewell.
         """
-        now_s, good_for_s = time.monotonic(), self._terms.good_for_s
+        now_s, good_for_s = time.monotonic(), self._settings.good_for_s
         if self._is_lost:
             self._seen |= {name: replace(self._seen[name], since_s=now_s) for name in self._members}
         self._seen = {name: one for name, one in self._seen.items() if abs(now_ms - one.newest_ms) <= _FORGOTTEN_MS}
@@ -312,7 +314,7 @@ class FleetRegistry:
     def _lose(self, fault: StoreFaultError) -> None:
         """Logs once that the registry cannot be read, and drops the connections."""
         if not self._is_lost:
-            logger.warning("the registry of fleet %s cannot be read: %s", self._terms.fleet, fault)
+            logger.warning("the registry of fleet %s cannot be read: %s", self._settings.fleet, fault)
         self._is_lost = True
         if self._nodes is not None:
             self._nodes.close()

@@ -51,7 +51,7 @@ _COUNTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerStoreTerms:
+class PeerStoreSettings:
     """The settings with which the store of one peer is reached."""
 
     control: ControlLink
@@ -62,23 +62,23 @@ class PeerStoreTerms:
     """The coder of records, which all links to the peer share."""
 
 
-Connect = Callable[[LinkTicket, PeerStoreTerms], tuple[socket.socket, native.RecordLink]]
+Connect = Callable[[LinkTicket, PeerStoreSettings], tuple[socket.socket, native.RecordLink]]
 
 
 class PeerStore(SlotStore):
     """One data link. It belongs to one thread, except for `interrupt`."""
 
-    def __init__(self, terms: PeerStoreTerms, connect: Connect | None = None) -> None:
+    def __init__(self, settings: PeerStoreSettings, connect: Connect | None = None) -> None:
         """Connects, as `connect_link` does if nothing else is said. StoreFaultError: it cannot."""
-        self._terms = terms
+        self._settings = settings
         self._lock = threading.Lock()
         self._is_interrupted = False
         self._end: socket.socket | None = None
-        ticket = terms.control.find_ticket(is_sealed=terms.is_sealed)
+        ticket = settings.control.find_ticket(is_sealed=settings.is_sealed)
         try:
-            self._end, self._link = (connect or connect_link)(ticket, terms)
+            self._end, self._link = (connect or connect_link)(ticket, settings)
         except StoreFaultError:
-            terms.control.forget_ticket(ticket)
+            settings.control.forget_ticket(ticket)
             raise
 
     def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
@@ -88,7 +88,7 @@ class PeerStore(SlotStore):
             record_bytes=batch.record_bytes,
             digests=np.ascontiguousarray(batch.digests).tobytes(),
             parents=batch.parents or bytes(len(batch.names) * HASH_BYTES),
-            code=CODE if self._terms.coder.gives(len(batch.names) * batch.record_bytes) else 0,
+            code=CODE if self._settings.coder.gives(len(batch.names) * batch.record_bytes) else 0,
         )
         with self._faults():
             told = self._ask(request)
@@ -100,16 +100,16 @@ class PeerStore(SlotStore):
                 batch.slots[wanted],
                 batch.record_bytes,
                 head=pack_code if told.code else lambda _: b"",
-                coder=self._terms.coder,
+                coder=self._settings.coder,
                 group=batch.names.group,
                 may_code=told.code == CODE,
-                timeout_s=self._terms.timeout_s,
+                timeout_s=self._settings.timeout_s,
             )
             return self._read_records(len(batch.names)).outcomes
 
     def get_slots(self, names: RecordNames, slots: Addresses, *, record_bytes: int) -> FoundRecords:
         with self._faults():
-            code = CODE if self._terms.coder.asks(len(names) * record_bytes) else 0
+            code = CODE if self._settings.coder.asks(len(names) * record_bytes) else 0
             begun_s = time.monotonic()
             try:
                 told = self._ask(
@@ -129,14 +129,14 @@ class PeerStore(SlotStore):
                     record_bytes,
                     claimed=told.digests[found],
                     code=code,
-                    coder=self._terms.coder,
-                    timeout_s=self._terms.timeout_s,
+                    coder=self._settings.coder,
+                    timeout_s=self._settings.timeout_s,
                 )
             except OSError as fault:
                 # A peer codes records before it answers, so coding may also be why no answer came.
                 if code and (self._is_interrupted or isinstance(fault, TimeoutError)):
                     taken_s = time.monotonic() - begun_s
-                    self._terms.coder.told_late(len(names) * record_bytes, taken_s=taken_s)
+                    self._settings.coder.told_late(len(names) * record_bytes, taken_s=taken_s)
                 raise
         digests = np.zeros(len(names), np.uint64)
         digests[found] = came
@@ -178,11 +178,11 @@ class PeerStore(SlotStore):
 
     @property
     def _timeout_ms(self) -> int:
-        return max(int(self._terms.timeout_s * 1000), 1)
+        return max(int(self._settings.timeout_s * 1000), 1)
 
     def _introduce(self, fingerprint: bytes) -> bool:
-        space = self._terms.spaces.find(fingerprint)
-        return space is not None and self._terms.control.introduce(space)
+        space = self._settings.spaces.find(fingerprint)
+        return space is not None and self._settings.control.introduce(space)
 
     def _ask_each(self, verb: LinkVerb, keys: Sequence[Key]) -> npt.NDArray[np.uint8]:
         if not keys:
@@ -231,14 +231,14 @@ class PeerStore(SlotStore):
             raise StoreFaultError(str(fault) or type(fault).__name__) from fault
 
 
-def connect_link(ticket: LinkTicket, terms: PeerStoreTerms) -> tuple[socket.socket, native.RecordLink]:
+def connect_link(ticket: LinkTicket, settings: PeerStoreSettings) -> tuple[socket.socket, native.RecordLink]:
     """A link that both ends have proven to be theirs, and its socket. StoreFaultError: there is none to be had."""
-    address, timeout_s = ticket.address, terms.timeout_s
+    address, timeout_s = ticket.address, settings.timeout_s
     with contextlib.ExitStack() as undo:
         try:
             end = undo.enter_context(socket.create_connection((address.host, address.port), timeout_s))
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keys = _shake_hands(end, ticket, terms)
+            keys = _shake_hands(end, ticket, settings)
             link = native.RecordLink(os.dup(end.fileno()), keys)
         except (OSError, ValueError, RuntimeError) as fault:
             raise StoreFaultError(f"no link to {address}: {fault}") from fault
@@ -246,18 +246,18 @@ def connect_link(ticket: LinkTicket, terms: PeerStoreTerms) -> tuple[socket.sock
         return end, link
 
 
-def _shake_hands(end: socket.socket, ticket: LinkTicket, terms: PeerStoreTerms) -> tuple[bytes, bytes] | None:
+def _shake_hands(end: socket.socket, ticket: LinkTicket, settings: PeerStoreSettings) -> tuple[bytes, bytes] | None:
     """Keys to send and to receive with; None: it is not sealed."""
-    hello = LinkHello(token=ticket.token, nonce=secrets.token_bytes(NONCE_BYTES), is_sealed=terms.is_sealed).pack()
+    hello = LinkHello(token=ticket.token, nonce=secrets.token_bytes(NONCE_BYTES), is_sealed=settings.is_sealed).pack()
     end.sendall(hello)
-    answer = read_hello_answer(receive_exactly(end, HELLO_ANSWER_BYTES, time.monotonic() + terms.timeout_s))
+    answer = read_hello_answer(receive_exactly(end, HELLO_ANSWER_BYTES, time.monotonic() + settings.timeout_s))
     if answer.verdict is not HelloVerdict.WELCOME:
         raise ValueError(_REFUSALS[answer.verdict])
     secret = LinkSecret(ticket.secret, hello, answer.nonce)
     if not is_proof(answer.proof, secret.server_proof):
         raise ValueError("the server that answers there does not know the session's secret")
     end.sendall(secret.client_proof)
-    return (secret.client_key, secret.server_key) if terms.is_sealed else None
+    return (secret.client_key, secret.server_key) if settings.is_sealed else None
 
 
 def _find_nothing(count: int) -> FoundRecords:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.errors import ConfigError
-from kvoffload.plan.model_shape import Keeps, LayerShape, ModelShape, ShapeTerms
+from kvoffload.plan.model_shape import EngineOptions, Keeps, LayerShape, ModelShape
 
 ASK_S = 300.0
 _ASKED = "kvoffload.connector.engine.layer_shapes"
@@ -24,18 +24,18 @@ _TOKENS = {"<|imgpad|>": 0}
 """Numbers of tokens that a model's class asks for, and that decide nothing about the cache: those of dots3."""
 
 
-def ask_vllm(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
+def ask_vllm(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
     """Asks vLLM what a model's layers keep. ConfigError: vLLM is not installed here or does not take this config, and
     what it says."""
     if find_spec("vllm") is None:
         raise ConfigError("--exact asks vLLM, which is not installed here", remedy="run it in vLLM's Python")
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), config)
-        rows = _run([folder, terms.kv_dtype, terms.state_dtype])
+        rows = _run([folder, settings.kv_dtype, settings.state_dtype])
     text = config.get("text_config", config)
     return ModelShape(
         model_type=str(text.get("model_type", "unknown")),
-        layers=list(read_rows(rows, terms.ranks)),
+        layers=list(read_rows(rows, settings.ranks)),
         max_tokens=int(text.get("max_position_embeddings") or 0),
     )
 

@@ -100,7 +100,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeTerms:
+class EngineOptions:
     """The options that an engine is started with."""
 
     kv_dtype: str = "auto"
@@ -129,32 +129,32 @@ def read_config(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def read_shape(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
+def read_shape(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
     """Reads a model's shape from its config. ConfigError: neither it nor its class in transformers say what its layers
     keep, or that is not known here.
 
-    What is wrong with `terms` is said without transformers, which takes seconds to import.
+    What is wrong with `settings` is said without transformers, which takes seconds to import.
     """
-    for dtype, setting in ((terms.kv_dtype, "kv-dtype"), (terms.state_dtype, "state-dtype")):
+    for dtype, setting in ((settings.kv_dtype, "kv-dtype"), (settings.state_dtype, "state-dtype")):
         find_element(dtype, of_model="bfloat16", setting=setting)
     try:
-        return _read_completed(config, terms)
+        return _read_completed(config, settings)
     except _WrongRanks as wrong:
         raise ConfigError(str(wrong), remedy="choose another number of ranks") from None
 
 
-def _read_completed(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
+def _read_completed(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
     """Reads the config as it is, and where that does not suffice, completed by its class in transformers."""
     try:
-        return _read_as_it_is(config, terms)
+        return _read_as_it_is(config, settings)
     except ConfigError:
         completed = complete_config(config)
         if completed is None:
             raise
-        return _read_as_it_is(completed, terms)
+        return _read_as_it_is(completed, settings)
 
 
-def _read_as_it_is(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
+def _read_as_it_is(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
     inner = config.get("text_config", config)
     text = _Fields(inner if isinstance(inner, dict) else config)
     if config.get("is_encoder_decoder"):
@@ -168,7 +168,7 @@ def _read_as_it_is(config: Mapping[str, Any], terms: ShapeTerms) -> ModelShape:
         dtype = "bfloat16"  # as vLLM runs it, unless it is told to
     kinds = _list_kinds(text)
     kinds = kinds[: len(kinds) - text.number("num_kv_shared_layers", 0)]
-    makers = _Makers(text, terms, find_element(terms.kv_dtype, of_model=dtype, setting="kv-dtype"), dtype)
+    makers = _Makers(text, settings, find_element(settings.kv_dtype, of_model=dtype, setting="kv-dtype"), dtype)
     shapes = {kind: makers.make(kind) for kind in dict.fromkeys(kinds)}
     layers = [shape for kind in kinds if (shape := shapes[kind]) is not None]
     if not layers:
@@ -275,12 +275,12 @@ def _list_attention(text: _Fields, count: int) -> list[str]:
 class _Makers:
     """Makes the shape of a layer of each kind."""
 
-    def __init__(self, text: _Fields, terms: ShapeTerms, element: Element, dtype: str) -> None:
+    def __init__(self, text: _Fields, settings: EngineOptions, element: Element, dtype: str) -> None:
         self._text = text
-        self._ranks = terms.ranks
+        self._ranks = settings.ranks
         self._element = element
         self._dtype = dtype
-        self._state_dtype = terms.state_dtype
+        self._state_dtype = settings.state_dtype
 
     def make(self, kind: str) -> LayerShape | None:
         """Returns what a layer keeps. None: nothing."""

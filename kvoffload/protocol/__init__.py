@@ -24,7 +24,7 @@ from kvoffload.protocol.blocks import (
 from kvoffload.protocol.catalog import CAPABILITIES, MESSAGES
 from kvoffload.protocol.codec import CODEC, Answer, Call, Codec
 from kvoffload.protocol.faults import ErrorCode, ProtocolFault
-from kvoffload.protocol.handshake import Agreement, ServerTerms, advance, agree_version, check_call
+from kvoffload.protocol.handshake import Agreement, HandshakeSettings, advance, agree_version, check_call
 from kvoffload.protocol.hints import Hint, HintAction, Hinted, HintOutcome
 from kvoffload.protocol.insight import (
     AgentSession,
@@ -64,7 +64,16 @@ from kvoffload.protocol.lifeline import (
     Welcome,
 )
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, Channel, ClientMessage, Phase, ServerMessage
-from kvoffload.protocol.opening import Bye, GroupTerms, Hello, HelloAccepted, IdentityField, Mark, Register, Registered
+from kvoffload.protocol.opening import (
+    Bye,
+    GroupSettings,
+    Hello,
+    HelloAccepted,
+    IdentityField,
+    Mark,
+    Register,
+    Registered,
+)
 from kvoffload.protocol.peering import Introduce, LinkOpened, OpenLink
 from kvoffload.protocol.sequence import Arrival, InboundSequence
 from kvoffload.protocol.watching import (
@@ -130,8 +139,9 @@ __all__ = [
     "Farewell",
     "FormerMemory",
     "Greeting",
-    "GroupTerms",
+    "GroupSettings",
     "Growth",
+    "HandshakeSettings",
     "Hello",
     "HelloAccepted",
     "Hint",
@@ -177,7 +187,6 @@ __all__ = [
     "Retire",
     "Role",
     "ServerMessage",
-    "ServerTerms",
     "SetQuota",
     "Stats",
     "Stored",

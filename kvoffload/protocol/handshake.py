@@ -16,12 +16,12 @@ from kvoffload.protocol.answers import Error
 from kvoffload.protocol.faults import ErrorCode
 from kvoffload.protocol.lifeline import Greeting
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, ClientMessage, Phase
-from kvoffload.protocol.opening import GroupTerms, Hello, HelloAccepted, Register
+from kvoffload.protocol.opening import GroupSettings, Hello, HelloAccepted, Register
 from kvoffload.protocol.shape import name_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerTerms:
+class HandshakeSettings:
     """A server's side of the handshake. With an empty `hash_algorithm` or `hash_seed` it accepts any."""
 
     capabilities: frozenset[str]
@@ -43,18 +43,18 @@ class Agreement:
     register: Register | None = None
     """The accepted message, with which those of other processes of the session or identity are compared."""
 
-    def describe(self, terms: ServerTerms) -> HelloAccepted:
+    def describe(self, settings: HandshakeSettings) -> HelloAccepted:
         """Makes the answer to an accepted hello."""
         return HelloAccepted(
             protocol=self.protocol,
             capabilities=tuple(sorted(self.capabilities)),
-            domain=terms.domain,
-            software=terms.software,
+            domain=settings.domain,
+            software=settings.software,
         )
 
 
 def advance(
-    terms: ServerTerms, agreed: Agreement, message: Hello | Register, *, known: Register | None = None
+    settings: HandshakeSettings, agreed: Agreement, message: Hello | Register, *, known: Register | None = None
 ) -> Agreement | Error:
     """Returns the next state, or a refusal to send, after which the old state stays.
 
@@ -62,37 +62,39 @@ def advance(
     same fingerprint.
     """
     if isinstance(message, Hello):
-        protocol = agree_version(terms, message)
+        protocol = agree_version(settings, message)
         if isinstance(protocol, Error):
             return protocol
         return Agreement(
             phase=Phase.GREETED,
             protocol=protocol,
-            capabilities=terms.capabilities & frozenset(message.capabilities),
+            capabilities=settings.capabilities & frozenset(message.capabilities),
         )
     refusal = check_call(agreed, message)
     if refusal is not None:
         return refusal
-    for field, ours, theirs in _compared(terms, message, known):
+    for field, ours, theirs in _compared(settings, message, known):
         if ours != theirs:
             return _refuse(message, field, ours, theirs)
     return replace(agreed, phase=Phase.REGISTERED, register=message)
 
 
-def agree_version(terms: ServerTerms, message: Hello | Greeting) -> int | Error:
+def agree_version(settings: HandshakeSettings, message: Hello | Greeting) -> int | Error:
     """Returns the highest version that both have, if the domains agree too; else a refusal to send."""
-    protocol = min(terms.protocol_max, message.protocol_max)
-    if protocol < max(terms.protocol_min, message.protocol_min):
-        ours = f"{terms.protocol_min} to {terms.protocol_max}"
+    protocol = min(settings.protocol_max, message.protocol_max)
+    if protocol < max(settings.protocol_min, message.protocol_min):
+        ours = f"{settings.protocol_min} to {settings.protocol_max}"
         theirs = f"{message.protocol_min} to {message.protocol_max}"
         refusal = _refuse(message, "protocol", ours, theirs, code=ErrorCode.VERSION)
         if isinstance(message, Greeting):
             # The other side shows this line as it is, and its reader sits at the client.
-            line = f"the server is {_name_software(terms)} and has {ours}, the client is {_name_software(message)} and"
+            line = (
+                f"the server is {_name_software(settings)} and has {ours}, the client is {_name_software(message)} and"
+            )
             refusal = replace(refusal, message=f"{line} has {theirs}")
         return refusal
-    if message.domain not in ("", terms.domain):
-        return _refuse(message, "domain", terms.domain, message.domain)
+    if message.domain not in ("", settings.domain):
+        return _refuse(message, "domain", settings.domain, message.domain)
     return protocol
 
 
@@ -113,13 +115,15 @@ def check_call(agreed: Agreement, message: ClientMessage) -> Error | None:
 Value: TypeAlias = str | int | bytes
 
 
-def _compared(terms: ServerTerms, message: Register, known: Register | None) -> Iterator[tuple[str, Value, Value]]:
+def _compared(
+    settings: HandshakeSettings, message: Register, known: Register | None
+) -> Iterator[tuple[str, Value, Value]]:
     """Yields a field's name, its value here and its value there. Fields that explain a difference come before the
     fingerprint, which only shows that there is one."""
-    if terms.hash_algorithm:
-        yield "hash_algorithm", terms.hash_algorithm, message.hash_algorithm
-    if terms.hash_seed:
-        yield "hash_seed", terms.hash_seed, message.hash_seed
+    if settings.hash_algorithm:
+        yield "hash_algorithm", settings.hash_algorithm, message.hash_algorithm
+    if settings.hash_seed:
+        yield "hash_seed", settings.hash_seed, message.hash_seed
     if known is None:
         return
     yield "hash_algorithm", known.hash_algorithm, message.hash_algorithm
@@ -130,7 +134,7 @@ def _compared(terms: ServerTerms, message: Register, known: Register | None) -> 
     yield "hash_block_size", known.hash_block_size, message.hash_block_size
     yield "groups", len(known.groups), len(message.groups)
     for at, (ours, other) in enumerate(zip(known.groups, message.groups, strict=False)):
-        for field in fields(GroupTerms):
+        for field in fields(GroupSettings):
             yield f"groups[{at}].{field.name}", getattr(ours, field.name), getattr(other, field.name)
     yield "ranks", known.ranks, message.ranks
     yield "fingerprint", known.fingerprint, message.fingerprint
@@ -149,7 +153,7 @@ def _refuse(
     )
 
 
-def _name_software(side: ServerTerms | Greeting) -> str:
+def _name_software(side: HandshakeSettings | Greeting) -> str:
     return side.software or "of an unknown version"
 
 

@@ -5,23 +5,23 @@ messages to send. Sockets, memory and the event loop lie around it, in `server`.
 """
 
 from kvoffload.server.core import ServerCore
-from kvoffload.server.sessions.domain import DomainTerms, TenantTerms
+from kvoffload.server.sessions.domain import DomainSettings, TenantSettings
 from kvoffload.server.sessions.outbox import SendMemory, ToConnection, ToLifeline
 from kvoffload.server.sessions.session import Guest, Peer
 from kvoffload.server.sessions.session_table import SessionTable
-from kvoffload.server.sessions.terms import CoreTerms, RemoteTerms, ServerLimits
+from kvoffload.server.sessions.settings import CoreSettings, ServerLimits, TcpSettings
 
 __all__ = [
-    "CoreTerms",
-    "DomainTerms",
+    "CoreSettings",
+    "DomainSettings",
     "Guest",
     "Peer",
-    "RemoteTerms",
     "SendMemory",
     "ServerCore",
     "ServerLimits",
     "SessionTable",
-    "TenantTerms",
+    "TcpSettings",
+    "TenantSettings",
     "ToConnection",
     "ToLifeline",
 ]

@@ -42,7 +42,7 @@ from kvoffload.errors import ConfigError
 from kvoffload.key_files import KEY_FORM, is_public_key, read_private_text
 from kvoffload.peers.fleet_member import MAX_MEMBERS
 from kvoffload.protocol.limits import NAME_BYTES
-from kvoffload.server.sessions.domain import DomainTerms, TenantTerms
+from kvoffload.server.sessions.domain import DomainSettings, TenantSettings
 from kvoffload.server.sessions.session import Guest
 from kvoffload.units import MIB, SIZE_FORM, format_size, parse_size
 
@@ -151,9 +151,9 @@ class ServerConfig(_Table):
     peers: tuple[_Peer, ...] = _field(f"{_LIST_FORM} of at most {MAX_PEERS} tables", (), max_length=MAX_PEERS)
     operators: _Operators = _field("a table", _Operators())
 
-    def make_domains(self) -> tuple[DomainTerms, ...]:
+    def make_domains(self) -> tuple[DomainSettings, ...]:
         """Returns the domains in the order of the file; without any, one for all who can open the socket."""
-        return tuple(_make_domain(domain) for domain in self.domains) or (DomainTerms(name=""),)
+        return tuple(_make_domain(domain) for domain in self.domains) or (DomainSettings(name=""),)
 
     def make_guests(self) -> dict[str, Guest]:
         """Returns the clients and peers that may connect over TCP, by public key."""
@@ -193,12 +193,12 @@ def read_server_config(tables: Mapping[str, object], *, origin: str) -> ServerCo
     return config
 
 
-def _make_domain(domain: _Domain) -> DomainTerms:
-    return DomainTerms(
+def _make_domain(domain: _Domain) -> DomainSettings:
+    return DomainSettings(
         name=domain.name,
         uids=None if domain.users is None else frozenset(domain.users),
         tenants=tuple(
-            TenantTerms(
+            TenantSettings(
                 name=tenant.name,
                 quota_bytes=tenant.quota,
                 uids=None if tenant.users is None else frozenset(tenant.users),

@@ -18,7 +18,7 @@ from kvoffload.server.channels.remote_control import RemoteControl
 from kvoffload.server.core import ServerCore
 from kvoffload.server.long_calls import LongCalls
 from kvoffload.server.sessions.outbox import Later, Sendable
-from kvoffload.server.sessions.terms import RemoteTerms
+from kvoffload.server.sessions.settings import TcpSettings
 from kvoffload.wire_codec import CODEC
 
 Send: TypeAlias = Callable[[list[Sendable]], None]
@@ -31,7 +31,7 @@ TURN_NS = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelTerms:
+class ChannelSettings:
     """Where and how to listen. `socket` is the path of the lifelines' socket; the control channels create and remove
     their own files next to it."""
 
@@ -42,8 +42,8 @@ class ChannelTerms:
     tells_users: bool = False
     """Whether the core is told each connection's user, so that no connection can speak for a session of another user,
     even if it knows the session's number. Set for a server of several domains."""
-    remote: RemoteTerms | None = None
-    """Terms of the TCP channel, or None if the server does not listen on TCP."""
+    remote: TcpSettings | None = None
+    """Settings of the TCP channel, or None if the server does not listen on TCP."""
     limits: ControlLimits = field(default_factory=ControlLimits)
     """Bounds of the control channel on the Unix socket."""
 
@@ -51,21 +51,21 @@ class ChannelTerms:
 class ControlChannels:
     """Belongs to the thread of the event loop."""
 
-    def __init__(self, terms: ChannelTerms, watcher: Watcher) -> None:
+    def __init__(self, settings: ChannelSettings, watcher: Watcher) -> None:
         """Listens. ConfigError: a path or an address cannot be used."""
-        self._boot_id = terms.boot_id
-        self._tells_users = terms.tells_users
+        self._boot_id = settings.boot_id
+        self._tells_users = settings.tells_users
         self._local: ControlSocket | None = None
         self.remote: RemoteControl | None = None
         self._watcher = watcher
         self._long = LongCalls()
         watcher.watch(self.long_file, writes=False)
         try:
-            path = terms.socket.with_name(terms.socket.name + ".control")
-            self._local = ControlSocket(path, mode=terms.mode, group=terms.group, limits=terms.limits)
-            if terms.remote is not None:
-                inner = terms.socket.with_name(terms.socket.name + ".tcp")
-                self.remote = RemoteControl(terms.remote, inner, watcher)
+            path = settings.socket.with_name(settings.socket.name + ".control")
+            self._local = ControlSocket(path, mode=settings.mode, group=settings.group, limits=settings.limits)
+            if settings.remote is not None:
+                inner = settings.socket.with_name(settings.socket.name + ".tcp")
+                self.remote = RemoteControl(settings.remote, inner, watcher)
         except BaseException:
             self.close()
             raise

@@ -61,7 +61,7 @@ from kvoffload.server.operators.prompt_ledger import OnPrompt
 from kvoffload.server.operators.survey import Survey
 from kvoffload.server.peer_links import PeerLinks, peer_calls
 from kvoffload.server.sessions.adoption import Adoption
-from kvoffload.server.sessions.domain import Domain, DomainTerms
+from kvoffload.server.sessions.domain import Domain, DomainSettings
 from kvoffload.server.sessions.drain import DrainState, check_operator, is_operator
 from kvoffload.server.sessions.event_feed import EVENT_BLOCKS, EventFeed, Space
 from kvoffload.server.sessions.former_memory import hear_holding
@@ -69,7 +69,7 @@ from kvoffload.server.sessions.outbox import Later, Sendable, SendMemory, ToConn
 from kvoffload.server.sessions.registration import Identities, open_express
 from kvoffload.server.sessions.session import Connection, EngineSession, Guest, Peer
 from kvoffload.server.sessions.session_table import SessionTable
-from kvoffload.server.sessions.terms import CoreTerms
+from kvoffload.server.sessions.settings import CoreSettings
 from kvoffload.server.sessions.tier_requests import TierRequests
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.counts import describe_draining
@@ -99,8 +99,8 @@ class ServerCore:
 
     def __init__(
         self,
-        terms: CoreTerms,
-        domains: Sequence[DomainTerms],
+        settings: CoreSettings,
+        domains: Sequence[DomainSettings],
         *,
         draw: Callable[[], int],
         on_heard: Callable[[bool], None] = lambda _: None,
@@ -111,13 +111,13 @@ class ServerCore:
     ) -> None:
         """`draw` returns random numbers of 32 bits, which make sessions hard to guess. `on_heard` is told whether any
         subscriber wants to hear of blocks that are stored. `tiers`, by domain, always want to."""
-        self._terms = terms
-        self.domains = {domain.name: Domain(domain, terms.handshake, tiers.get(domain.name)) for domain in domains}
-        self._feed = EventFeed(terms.limits, on_heard)
+        self._settings = settings
+        self.domains = {domain.name: Domain(domain, settings.handshake, tiers.get(domain.name)) for domain in domains}
+        self._feed = EventFeed(settings.limits, on_heard)
         self._sessions = SessionTable(
             self.domains,
-            boot_id=terms.boot_id,
-            limits=terms.limits,
+            boot_id=settings.boot_id,
+            limits=settings.limits,
             draw=draw,
             on_disconnect=self._feed.unsubscribe,
         )
@@ -128,18 +128,18 @@ class ServerCore:
         self._listings: dict[bytes, tuple[Connection, Call]] = {}
         """Calls of `list_blocks` that wait for their answers, by connection, the oldest first."""
         self._tiers = TierRequests(tiers, self._feed, self.faults)
-        self._hints = HintCalls(terms, self.domains, self._tiers)
+        self._hints = HintCalls(settings, self.domains, self._tiers)
         self._insight = OperatorCalls(
             self.domains,
             tell_cleared=self.tell_cleared,
             hints=self._hints.by_domain,
-            is_operator=partial(is_operator, terms),
+            is_operator=partial(is_operator, settings),
             express=express,
             on_prompt=on_prompt,
         )
         self._survey = Survey(self._sessions, self._tiers)
         self._identities = Identities(
-            terms.limits, self._sessions, self._forget_identities, on_evict=self._hints.forget_spaces
+            settings.limits, self._sessions, self._forget_identities, on_evict=self._hints.forget_spaces
         )
         self._handlers: Mapping[type[ClientMessage], Callable[[Connection, Any], _Answer]] = {
             Register: self._register,
@@ -219,9 +219,9 @@ class ServerCore:
             protocol=protocol,
             session=session.number,
             domain=session.domain.name,
-            control=self._terms.control,
-            pid=self._terms.pid,
-            uid=self._terms.uid,
+            control=self._settings.control,
+            pid=self._settings.pid,
+            uid=self._settings.uid,
             seen_pid=peer.pid,
             seen_uid=peer.uid,
             is_reopened=is_reopened,
@@ -366,7 +366,7 @@ class ServerCore:
         if not self._drain.start(now_ns, deadline_ms):
             return []
         self.faults.attempt("hints", self._hints.let_all_go)
-        after_ms = self._terms.successor_after_ms if reason is ClosingReason.REPLACED else 0
+        after_ms = self._settings.successor_after_ms if reason is ClosingReason.REPLACED else 0
         closing = self._closing = Closing(reason=reason, retry_after_ms=after_ms)
         return [ToLifeline(lifeline, closing) for session in self._sessions for lifeline in session.processes]
 
@@ -411,7 +411,7 @@ class ServerCore:
 
     def _serve_connection(self, connection: Connection, call: Call, now_ns: int, behind: list[Sendable]) -> _Answer:
         message = call.message
-        refusal = check_call(connection.agreed, message) or check_operator(self._terms, connection.session, message)
+        refusal = check_call(connection.agreed, message) or check_operator(self._settings, connection.session, message)
         if refusal is not None:
             return refusal
         if self._drain.is_on and isinstance(message, _ENDS_WITH_DRAIN):
@@ -506,7 +506,7 @@ class ServerCore:
             return refuse(message, ErrorCode.BUSY, "the memory is not there yet")
         if message.name_space not in session.domain.fingerprints:
             return refuse(message, ErrorCode.NOT_FOUND, f"there is no namespace {message.name_space}")
-        most = self._terms.limits.listed_blocks if session.guest is None else EVENT_BLOCKS
+        most = self._settings.limits.listed_blocks if session.guest is None else EVENT_BLOCKS
         listed = cache.list_blocks(message.name_space, first=message.first, limit=most)
         return BlocksListed(
             next=listed.next, hashes=listed.hashes, parents=listed.parents, groups=listed.groups.tobytes()
@@ -518,4 +518,4 @@ class ServerCore:
 
     def _refuse_draining(self, message: ClientMessage) -> Error:
         refusal = refuse(message, ErrorCode.DRAINING, "this server ends, nothing new is taken")
-        return replace(refusal, retry_after_ms=self._terms.successor_after_ms)
+        return replace(refusal, retry_after_ms=self._settings.successor_after_ms)

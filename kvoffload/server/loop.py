@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from kvoffload import __version__
-from kvoffload.cache import CacheOwner, CacheTerms
+from kvoffload.cache import CacheOwner, CacheSettings
 from kvoffload.packets import Credentials, ReceivedDescriptor, close_all
 from kvoffload.protocol import (
     CAPABILITIES,
@@ -29,11 +29,11 @@ from kvoffload.protocol import (
     ErrorCode,
     Express,
     Farewell,
+    HandshakeSettings,
     Holding,
     Memory,
     Offer,
     Quarantine,
-    ServerTerms,
 )
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
 from kvoffload.server.channels.control import ControlLimits
@@ -41,19 +41,19 @@ from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.channels.lifelines import Lifelines
 from kvoffload.server.channels.open_files import is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
-from kvoffload.server.control_channels import ChannelTerms, ControlChannels
+from kvoffload.server.control_channels import ChannelSettings, ControlChannels
 from kvoffload.server.core import ServerCore
 from kvoffload.server.operators.warning_feed import WarningFeed
 from kvoffload.server.peer_links import PeeringPlan, open_peer_links
-from kvoffload.server.private_life import PrivateLife, PrivateTerms
-from kvoffload.server.sessions.domain import DomainTerms, note_sharing
+from kvoffload.server.private_life import PrivateLife, PrivateSettings
+from kvoffload.server.sessions.domain import DomainSettings, note_sharing
 from kvoffload.server.sessions.memory_record import MemoryRecord
 from kvoffload.server.sessions.outbox import Later, OpenExpress, Sendable, SendMemory, ToConnection
 from kvoffload.server.sessions.pools import Pools
 from kvoffload.server.sessions.session import Peer
-from kvoffload.server.sessions.terms import CoreTerms, RemoteTerms, ServerLimits
+from kvoffload.server.sessions.settings import CoreSettings, ServerLimits, TcpSettings
 from kvoffload.server.tiering.chain import open_chains
-from kvoffload.server.tiering.terms import TierPlan
+from kvoffload.server.tiering.settings import TierPlan
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,9 @@ class ServerPlan:
     """The settings of a server, as its loop needs them."""
 
     socket: Path
-    memory: Mapping[str, CacheTerms]
-    """Terms of the memory of each domain, by the domain's name."""
-    domains: tuple[DomainTerms, ...] = (DomainTerms(name=""),)
+    memory: Mapping[str, CacheSettings]
+    """Settings of the memory of each domain, by the domain's name."""
+    domains: tuple[DomainSettings, ...] = (DomainSettings(name=""),)
     mode: int = 0o600
     group: int | None = None
     adopt_wait_s: float | None = 0.0
@@ -88,11 +88,11 @@ class ServerPlan:
     `ADOPT_WAIT_S` if a former server of this path has left a record of its memory, and else 0."""
     listen_wait_s: float = 0.0
     """Seconds that the server waits for another one that is ending and still has the socket."""
-    private: PrivateTerms | None = None
-    """Terms of a private server, which also ends with its last engine. None: it ends when it is stopped or drained."""
+    private: PrivateSettings | None = None
+    """Settings of a private server, which also ends with its last engine. None: it ends when stopped or drained."""
     operator_uids: frozenset[int] = field(default_factory=lambda: frozenset({os.getuid()}))
     operator_token: str = field(default="", repr=False)
-    remote: RemoteTerms | None = None
+    remote: TcpSettings | None = None
     """The address for clients over TCP, and who they are. None: it does not listen there."""
     tiers: Mapping[str, Sequence[TierPlan]] = field(default_factory=dict)
     """Tiers slower than memory, by domain."""
@@ -148,7 +148,7 @@ class CacheServer:
             self.pools = Pools(plan.memory, owners, tenants)
             opened.callback(self.pools.stop)
             self.channels = ControlChannels(
-                ChannelTerms(
+                ChannelSettings(
                     socket=plan.socket,
                     boot_id=self._boot_id,
                     mode=plan.mode,
@@ -168,9 +168,9 @@ class CacheServer:
         self.peers = open_peer_links(plan.peering, open_pidfd=open_pidfd, clock=lambda: clock_ns() / 1e9)
         capabilities = CAPABILITIES - (set() if self.peers else {"peer"})
         self.core = ServerCore(
-            CoreTerms(
+            CoreSettings(
                 boot_id=self._boot_id,
-                handshake=ServerTerms(capabilities=capabilities, domain="", software=f"kvoffload {__version__}"),
+                handshake=HandshakeSettings(capabilities=capabilities, domain="", software=f"kvoffload {__version__}"),
                 control=self.channels.endpoint,
                 pid=os.getpid(),
                 uid=os.getuid(),

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PeeringPlan:
-    """Where peers' links connect, and on which terms."""
+    """Where peers' links connect, and with which settings."""
 
     address: TcpAddress
     spaces: SpaceTable

@@ -17,7 +17,7 @@ _NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndingTerms:
+class EndingTimes:
     """How long a private server waits while no engine uses it."""
 
     linger_s: float
@@ -33,9 +33,9 @@ class Ending:
     Belongs to the thread of the event loop.
     """
 
-    def __init__(self, terms: EndingTerms, now_ns: int) -> None:
-        self._terms = terms
-        self._until_ns: int | None = now_ns + int(terms.first_engine_s * _NS_PER_S)
+    def __init__(self, settings: EndingTimes, now_ns: int) -> None:
+        self._settings = settings
+        self._until_ns: int | None = now_ns + int(settings.first_engine_s * _NS_PER_S)
         """Time at which the server should end, or None while engines use it."""
 
     def is_due(self, now_ns: int, *, is_used: bool) -> bool:
@@ -44,16 +44,16 @@ class Ending:
         if is_used:
             self._until_ns = None
         elif self._until_ns is None:
-            self._until_ns = now_ns + int(self._terms.linger_s * _NS_PER_S)
+            self._until_ns = now_ns + int(self._settings.linger_s * _NS_PER_S)
         return self._until_ns is not None and now_ns >= self._until_ns
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateTerms:
-    """The terms of a private server: its files, and when it ends."""
+class PrivateSettings:
+    """The settings of a private server: its files, and when it ends."""
 
     files: PrivateFiles
-    ending: EndingTerms
+    ending: EndingTimes
 
 
 class PrivateLife:
@@ -63,9 +63,9 @@ class PrivateLife:
     holds the lock and has served all engines that came before, no other engine is about to connect, and it may end.
     """
 
-    def __init__(self, terms: PrivateTerms, now_ns: int) -> None:
-        self._files = terms.files
-        self._ending = Ending(terms.ending, now_ns)
+    def __init__(self, settings: PrivateSettings, now_ns: int) -> None:
+        self._files = settings.files
+        self._ending = Ending(settings.ending, now_ns)
         self._lock: FileLock | None = None
 
     def is_due(self, now_ns: int, *, is_used: bool) -> bool:

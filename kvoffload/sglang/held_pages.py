@@ -13,7 +13,7 @@ from kvoffload.cache import LeasedGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolTerms:
+class HeldPool:
     """Describes the pages of one pool. `trailing_pages`: how many of them a length needs, its last ones; 0: all of
     them."""
 
@@ -51,15 +51,15 @@ class HeldPages:
             self.digests[positions] = group.digests[0]
 
 
-def list_lengths(terms: Sequence[PoolTerms], is_there: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
+def list_lengths(settings: Sequence[HeldPool], is_there: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
     """Every number of pages, from the first on, at which each group has what it needs."""
     pages = min(len(one) for one in is_there)
-    if len(terms) == 1 and not terms[0].trailing_pages:
+    if len(settings) == 1 and not settings[0].trailing_pages:
         (there,) = is_there
         return list(range(1, (pages if there.all() else int(there.argmin())) + 1))
     ends = np.arange(1, pages + 1)
     is_whole = np.ones(pages, np.bool_)
-    for group, there in zip(terms, is_there, strict=True):
+    for group, there in zip(settings, is_there, strict=True):
         firsts = np.maximum(ends - group.trailing_pages, 0) if group.trailing_pages else np.zeros_like(ends)
         sums = np.concatenate(([0], np.cumsum(there)))
         is_whole &= sums[ends] - sums[firsts] == ends - firsts

@@ -13,7 +13,7 @@ from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import Miss
 from kvoffload.sglang.asked_prompts import AskedPrompts
 from kvoffload.sglang.held_pages import HeldPages, list_lengths
-from kvoffload.sglang.page_terms import FULL, PageTerms
+from kvoffload.sglang.page_settings import FULL, PageSettings
 from kvoffload.types import HASH_BYTES
 
 MAX_HELD = 256
@@ -44,9 +44,9 @@ class Hit:
 class HitTable:
     """Owned by the scheduler's thread. It holds `MAX_HELD` hits at most, and each for `HELD_S`."""
 
-    def __init__(self, terms: PageTerms, cache: Client, *, clock: Callable[[], float]) -> None:
-        self.prompts = AskedPrompts(cache.note_prompt, page_size=terms.page_size)
-        self._terms = terms
+    def __init__(self, settings: PageSettings, cache: Client, *, clock: Callable[[], float]) -> None:
+        self.prompts = AskedPrompts(cache.note_prompt, page_size=settings.page_size)
+        self._settings = settings
         self._cache = cache
         self._clock = clock
         self._looked_below: dict[str, float] = {}
@@ -106,7 +106,7 @@ class HitTable:
 
     def _acquire(self, names: bytes) -> tuple[Hit | None, Miss]:
         """Acquires these pages. Returns the hit, and the reason why it has no more pages."""
-        ask = Ask(names, alignment=self._terms.page_size, shards=self._terms.shards)
+        ask = Ask(names, alignment=self._settings.page_size, shards=self._settings.shards)
         pending = self._cache.start_acquire(ask)
         found = self._cache.wait_for(pending)
         if found is None:
@@ -130,32 +130,32 @@ class HitTable:
         self._looked_below[rid] = now_s
         if len(self._looked_below) > MAX_HELD:
             self._looked_below.pop(next(iter(self._looked_below)))
-        self._cache.prefetch(Ask(names, local=pages * self._terms.page_size))
+        self._cache.prefetch(Ask(names, local=pages * self._settings.page_size))
 
     def _hold(self, names: bytes, lease: BlockLease, found: AcquiredBlocks) -> Hit:
-        pages = found.boundary // self._terms.page_size
+        pages = found.boundary // self._settings.page_size
         groups = tuple(HeldPages.of(pages, group) for group in found.groups)
         leases = [lease]
-        if self._terms.ranks > 1:
+        if self._settings.ranks > 1:
             leases += self._hold_other_windows(names[: pages * HASH_BYTES], lease, groups)
         return Hit(
             asked=names,
             names=names[: pages * HASH_BYTES],
             leases=tuple(leases),
             groups=groups,
-            lengths=list_lengths(self._terms.groups, [group.is_held for group in groups]),
+            lengths=list_lengths(self._settings.groups, [group.is_held for group in groups]),
             until_s=self._clock() + HELD_S,
         )
 
     def _hold_other_windows(self, names: bytes, lease: BlockLease, groups: Sequence[HeldPages]) -> list[BlockLease]:
         leases = []
         for number, held in enumerate(groups):
-            if not self._terms.groups[number].trailing_pages:
+            if not self._settings.groups[number].trailing_pages:
                 continue
             positions = np.flatnonzero(self._cache.lookup(number, names) & ~held.is_held)[-MAX_OTHER_PAGES:]
             if not len(positions):
                 continue
-            found = self._cache.acquire_entries(number, choose_rows(names, positions), shards=self._terms.shards)
+            found = self._cache.acquire_entries(number, choose_rows(names, positions), shards=self._settings.shards)
             if found.lease is None:
                 continue
             if found.lease.memory_id != lease.memory_id:
@@ -170,9 +170,9 @@ class HitTable:
         if hit.asked != names or not all(self._cache.may_copy(lease) for lease in hit.leases):
             return False
         following = names[len(hit.names) :]
-        if len(self._terms.groups) == 1:
+        if len(self._settings.groups) == 1:
             following = following[:HASH_BYTES]
         if not following or not self._cache.lookup(FULL, following)[0]:
             return True
-        there = [self._cache.lookup(group, names) for group in range(len(self._terms.groups))]
-        return list_lengths(self._terms.groups, there)[-1:] == hit.lengths[-1:]
+        there = [self._cache.lookup(group, names) for group in range(len(self._settings.groups))]
+        return list_lengths(self._settings.groups, there)[-1:] == hit.lengths[-1:]

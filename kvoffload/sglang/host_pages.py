@@ -62,7 +62,7 @@ class HostPages:
 
     def back_up(self, keys: Sequence[str], rows: npt.NDArray[np.int64]) -> bool:
         """Returns when the rows may be written to again: whether all pages are kept."""
-        page, at, is_whole = self._linker.terms.page_size, 0, True
+        page, at, is_whole = self._linker.settings.page_size, 0, True
         while at < len(keys) and is_whole:
             # More than there are slots for are kept piece by piece.
             end = at + max(1, min(self._await_slots(len(keys) - at), len(keys) - at))
@@ -85,7 +85,7 @@ class HostPages:
         pages = self._find(keys, is_counted=True)
         if not pages:
             return 0
-        wanted = GroupRows(ONLY_GROUP, keys[:pages], rows[: pages * self._linker.terms.page_size])
+        wanted = GroupRows(ONLY_GROUP, keys[:pages], rows[: pages * self._linker.settings.page_size])
         is_loaded = self._linker.load(keys[0], [wanted])
         return pages if is_loaded and all(self._linker.take_loaded()) else 0
 

@@ -22,7 +22,7 @@ from kvoffload.errors import KVOffloadError, NativeError, StorageError
 from kvoffload.hash_rows import as_rows, choose_rows
 from kvoffload.native import finish_digests
 from kvoffload.sglang.hit_table import Hit, HitTable
-from kvoffload.sglang.page_terms import FULL, PageTerms
+from kvoffload.sglang.page_settings import FULL, PageSettings
 from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, FinishedCopy
 from kvoffload.transfer.copy_engine import CopyTicket
 from kvoffload.types import HASH_BYTES
@@ -88,7 +88,7 @@ class PageLinker:
 
     def __init__(
         self,
-        terms: PageTerms,
+        settings: PageSettings,
         cache: Client,
         engine: CopyEngine,
         *,
@@ -96,12 +96,12 @@ class PageLinker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`mask`: of the weights; what was saved under one is never found under another."""
-        self.terms = terms
+        self.settings = settings
         self.cache = cache
         self.mask = mask
         self._engine: CopyEngine | None = engine
         self._clock = clock
-        self._hits = HitTable(terms, cache, clock=clock)
+        self._hits = HitTable(settings, cache, clock=clock)
         self._loaded: dict[str, bool] = {}
         """Whether a load's bytes are there, for each request that waits for its forward."""
         self._saves: deque[_Save] = deque()
@@ -140,7 +140,7 @@ class PageLinker:
         self._hits.prompts.end(rid, is_loaded=not fault)
         if fault:
             self.note_line(f"load of request {rid} failed", fault)
-        if fault and self.terms.ranks == 1:
+        if fault and self.settings.ranks == 1:
             return False
         self._loaded[rid] = not fault
         return True
@@ -252,7 +252,7 @@ class PageLinker:
 
     def _find_pages(self, part: GroupRows) -> npt.NDArray[np.int64]:
         """The engine names every row; pages are whole and lie in order."""
-        rows, count, page = part.rows, len(part.keys), self.terms.groups[part.group].page_rows
+        rows, count, page = part.rows, len(part.keys), self.settings.groups[part.group].page_rows
         if len(rows) != count * page:
             raise StorageError(f"{len(rows)} rows for {count} pages of {page}", remedy="")
         pages = rows[::page] // page
@@ -266,7 +266,7 @@ class PageLinker:
         try:
             chosen = self._choose_held(hit, parts)
             memory = self.cache.memory(hit.leases[0].memory_id)
-            ticket = self._submit(CopyDirection.LOAD, chosen, [memory] * len(chosen), self.terms.verify_always)
+            ticket = self._submit(CopyDirection.LOAD, chosen, [memory] * len(chosen), self.settings.verify_always)
         except (KVOffloadError, ValueError) as fault:
             return str(fault)
         assert self._engine is not None
@@ -297,7 +297,7 @@ class PageLinker:
 
     def _choose_held(self, hit: Hit, parts: Sequence[GroupRows]) -> list[_Chosen]:
         """StorageError: the engine wants other pages than it was told of."""
-        if sorted(part.group for part in parts) != list(range(len(self.terms.groups))):
+        if sorted(part.group for part in parts) != list(range(len(self.settings.groups))):
             raise StorageError(f"it asks for groups {[part.group for part in parts]}", remedy="")
         if self._engine is None or not all(self.cache.may_copy(lease) for lease in hit.leases):
             raise StorageError("the memory of its records cannot be copied from any more", remedy="")
@@ -306,7 +306,7 @@ class PageLinker:
         for part in parts:
             first, held = length - len(part.keys), hit.groups[part.group]
             names = self._name(part.keys)
-            is_asked = 0 <= first <= self.terms.groups[part.group].first_needed(length)
+            is_asked = 0 <= first <= self.settings.groups[part.group].first_needed(length)
             wanted = hit.names[max(first, 0) * HASH_BYTES : length * HASH_BYTES]
             if not names or not is_asked or wanted != names or not held.is_held[first:length].all():
                 raise StorageError("it asks for other pages than it was told of", remedy="")
@@ -319,7 +319,7 @@ class PageLinker:
     ) -> CopyTicket:
         assert self._engine is not None
         slots = [
-            one.pointers(part.addresses, self.terms.groups[part.group].record_bytes)
+            one.pointers(part.addresses, self.settings.groups[part.group].record_bytes)
             for part, one in zip(chosen, memory, strict=True)
         ]
         items = CopyItems(
@@ -338,8 +338,8 @@ class PageLinker:
         for part in chosen:
             made = finish_digests(
                 finished.digests[first : first + len(part)].tobytes(),
-                self.terms.groups[part.group].record_bytes,
-                fingerprint=self.terms.fingerprint,
+                self.settings.groups[part.group].record_bytes,
+                fingerprint=self.settings.fingerprint,
                 block_hashes=part.names,
                 group=part.group,
                 shard=0,

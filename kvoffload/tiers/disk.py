@@ -51,7 +51,7 @@ class DiskFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiskTerms:
+class DiskSettings:
     """`daily_bytes`: what each device may be given in 24 hours; 0 for any. `may_create`: an empty folder is taken.
 
     `compress`: which records are written in a lossless code; those that are there are read in any case.
@@ -88,26 +88,26 @@ class DiskTier:
 
     knows_all = True
 
-    def __init__(self, terms: DiskTerms, *, memory: object = None) -> None:
+    def __init__(self, settings: DiskSettings, *, memory: object = None) -> None:
         """Starts a thread a device. `memory`: whatever owns the slots; held until the tier is closed.
 
-        TierError: the terms cannot be kept.
+        TierError: it cannot be opened with these settings.
         """
-        self._terms = terms
+        self._settings = settings
         self._lock = threading.Lock()
         self._looks = 0
         self._looked: list[FinishedBatch] = []
         try:
             self._core = native.create_disk_store(
-                [(str(folder.path), folder.capacity_bytes) for folder in terms.folders],
-                segment_bytes=terms.segment_bytes,
-                daily_bytes=terms.daily_bytes,
-                coding=_CODINGS.index(terms.compress),
-                record_limit_bytes=terms.record_limit_bytes,
-                may_create=terms.may_create,
-                io_engine=terms.io_engine,
-                probe_ms=milliseconds(terms.probe_interval_s),
-                batch_limit=terms.batch_limit,
+                [(str(folder.path), folder.capacity_bytes) for folder in settings.folders],
+                segment_bytes=settings.segment_bytes,
+                daily_bytes=settings.daily_bytes,
+                coding=_CODINGS.index(settings.compress),
+                record_limit_bytes=settings.record_limit_bytes,
+                may_create=settings.may_create,
+                io_engine=settings.io_engine,
+                probe_ms=milliseconds(settings.probe_interval_s),
+                batch_limit=settings.batch_limit,
                 memory=memory,
             )
         except (ValueError, RuntimeError) as fault:
@@ -119,7 +119,7 @@ class DiskTier:
 
     @property
     def capacity_bytes(self) -> int:
-        return self._terms.capacity_bytes
+        return self._settings.capacity_bytes
 
     def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
         return self._submit(PUT, batch, timeout_s)
@@ -139,7 +139,7 @@ class DiskTier:
         with self._lock:
             if self._has_looked < 0:
                 raise TierError("the disk tier took no batch: it is closed")
-            if len(self._looked) >= self._terms.batch_limit:
+            if len(self._looked) >= self._settings.batch_limit:
                 return None
             self._looks += 1
             batch = FinishedBatch(
@@ -195,7 +195,7 @@ class DiskTier:
                 records=found["records"],
                 counts={name: number for name, number in found.items() if isinstance(number, int)},
             )
-            for folder, found in zip(self._terms.folders, self._core.health(), strict=True)
+            for folder, found in zip(self._settings.folders, self._core.health(), strict=True)
         ]
 
     def wait_open(self, timeout_s: float) -> bool:
@@ -238,4 +238,4 @@ class DiskTier:
             raise TierError(f"the disk tier took no batch: {fault}") from fault
 
     def __str__(self) -> str:
-        return self._terms.describe()
+        return self._settings.describe()

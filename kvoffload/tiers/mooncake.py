@@ -32,7 +32,7 @@ from kvoffload.tiers.envelope import (
 )
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
-from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierSettings
 from kvoffload.tiers.store_process import StoreProcess
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import GIB
@@ -54,7 +54,7 @@ _MASTER_LOST = -900
 
 
 @dataclass(frozen=True, kw_only=True)
-class MooncakeTerms(RemotePlace):
+class MooncakeSettings(RemotePlace):
     """The settings with which a tier reaches a Mooncake store."""
 
     address: MooncakeAddress
@@ -72,7 +72,7 @@ class MooncakeTerms(RemotePlace):
 
     @classmethod
     def from_settings(cls, settings: Settings, where: str) -> Self:
-        """Makes the terms for the store with this master."""
+        """Makes the settings for the store with this master."""
         return cls(
             address=parse_mooncake_address(where),
             protocol=settings.mooncake_protocol,
@@ -92,7 +92,7 @@ class MooncakeTerms(RemotePlace):
         """Opens the tier and starts its threads; the master need not be there."""
         coder = RecordCoder(self.compress)
         return RemoteTier(
-            RemoteTierTerms(
+            RemoteTierSettings(
                 place=str(self.address),
                 open_store=partial(self.open_store, coder),
                 connections=self.connections,
@@ -112,19 +112,19 @@ class MooncakeTerms(RemotePlace):
 class MooncakeStore(SlotStore):
     """A store in Mooncake. It belongs to one thread, except for `interrupt`."""
 
-    def __init__(self, terms: MooncakeTerms, coder: RecordCoder) -> None:
+    def __init__(self, settings: MooncakeSettings, coder: RecordCoder) -> None:
         """Starts a process. StoreFaultError: it does not begin."""
-        self._terms = terms
+        self._settings = settings
         self._coder = coder
         self._is_interrupted = False
         try:
             # A client that is set up without a master waits for it for ever.
-            socket.create_connection((terms.address.host, terms.address.port), terms.call_timeout_s).close()
+            socket.create_connection((settings.address.host, settings.address.port), settings.call_timeout_s).close()
         except OSError as fault:
             raise StoreFaultError(f"no master: {' '.join(str(fault).split())}") from fault
         self._process = StoreProcess(LIBRARY, "Mooncake's client")
         try:
-            words = (terms.host, terms.metadata, terms.protocol, terms.device, terms.address.endpoint)
+            words = (settings.host, settings.metadata, settings.protocol, settings.device, settings.address.endpoint)
             if code := self._process.ask(store_child.START_S, "setup", *words):
                 raise StoreFaultError(f"Mooncake's client cannot be set up: its code is {code}")
         except StoreFaultError:
@@ -221,12 +221,12 @@ class MooncakeStore(SlotStore):
     def _take(self, count: int, record_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         """Shared memory for so many records with their heads, one a row; and how far rows are apart."""
         step = -(-(HEAD_BYTES + record_bytes) // _ROW) * _ROW
-        memory = self._process.take(self._terms.call_timeout_s, count * step)
+        memory = self._process.take(self._settings.call_timeout_s, count * step)
         return memory.reshape(count, step), step
 
     def _ask_each(self, verb: str, keys: list[str], *rest: Any) -> list[int]:
         """A code a key. StoreFaultError: the master does not answer."""
-        codes: list[int] = self._process.ask_each(self._terms.call_timeout_s, verb, keys, *rest)
+        codes: list[int] = self._process.ask_each(self._settings.call_timeout_s, verb, keys, *rest)
         lost = [code for code in codes if code <= _MASTER_LOST]
         if lost:
             raise StoreFaultError(f"the master does not answer: Mooncake's code is {lost[0]}")

@@ -34,7 +34,7 @@ class StoreFacts:
 
 
 class RecordStore(Protocol):
-    """One connection, for one thread. No call waits longer than the terms it was made with. StoreFaultError: after it,
+    """One connection, for one thread. No call waits longer than its settings allow. StoreFaultError: after it,
     only `close` may be called."""
 
     def put(self, keys: Sequence[Key], values: Sequence[Sequence[Value]]) -> list[bool]:

@@ -53,7 +53,7 @@ _URGENT = (Verb.GET, Verb.LOOK)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteTierTerms:
+class RemoteTierSettings:
     """`place`: where the store is, for people to read, without secrets."""
 
     place: str
@@ -105,10 +105,10 @@ class RemoteTier:
 
     knows_all = False
 
-    def __init__(self, terms: RemoteTierTerms, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: RemoteTierSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts the tier's threads. A store that cannot be had is no fault: `health` gives the reason. TierError: a
         thread cannot be started; those that were started end."""
-        self._terms = terms
+        self._settings = settings
         self._clock = clock
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class RemoteTier:
         self._losses = 0
         self._counts: Counter[str] = Counter()
         self._is_closed = False
-        works = [(self._serve, f"kvoffload-far{at}") for at in range(terms.connections)]
+        works = [(self._serve, f"kvoffload-far{at}") for at in range(settings.connections)]
         works += [(self._watch, "kvoffload-fard"), (self._probe, "kvoffload-farp")]
         self._threads: list[threading.Thread] = []
         for work, name in works:
@@ -138,7 +138,7 @@ class RemoteTier:
                 thread.start()
             except RuntimeError as fault:
                 self.close()
-                raise TierError(f"a thread for {terms.place} cannot be started: {fault}") from fault
+                raise TierError(f"a thread for {settings.place} cannot be started: {fault}") from fault
             self._threads.append(thread)
 
     @property
@@ -175,7 +175,7 @@ class RemoteTier:
 
         def ask() -> None:
             try:
-                with contextlib.closing(self._terms.open_store()) as store:
+                with contextlib.closing(self._settings.open_store()) as store:
                     answer.append(store.scan(cursor, HEAD_BYTES))
             except StoreFaultError as fault:
                 answer.append(fault)
@@ -184,11 +184,11 @@ class RemoteTier:
         try:
             asking.start()
         except RuntimeError as fault:
-            raise TierError(f"{self._terms.place} cannot be listed: {fault}") from fault
+            raise TierError(f"{self._settings.place} cannot be listed: {fault}") from fault
         asking.join(timeout_s)
         found = answer[0] if answer else StoreFaultError(f"no answer within {timeout_s:g} s")
         if isinstance(found, StoreFaultError):
-            raise TierError(f"{self._terms.place} cannot be listed: {found}")
+            raise TierError(f"{self._settings.place} cannot be listed: {found}")
         heads = [head for head in map(read_head, found[1]) if isinstance(head, RecordHead)]
         return ScanPage(
             cursor=found[0],
@@ -205,13 +205,13 @@ class RemoteTier:
         with self._lock:
             return [
                 TierHealth(
-                    name=self._terms.place,
+                    name=self._settings.place,
                     state=self._state,
                     reason=self._reason,
                     capacity_bytes=self._facts.capacity_bytes,
                     used_bytes=self._facts.used_bytes,
                     records=self._facts.values,
-                    counts={**self._counts, **self._terms.coder.counts},
+                    counts={**self._counts, **self._settings.coder.counts},
                 )
             ]
 
@@ -234,19 +234,19 @@ class RemoteTier:
                 condition.notify_all()
         for job in left:
             self._end(job, RecordOutcome.UNAVAILABLE)
-        self._terms.on_close()
+        self._settings.on_close()
         end_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(end_s - time.monotonic(), 0))
         if any(thread.is_alive() for thread in self._threads):
-            raise TierError(f"{self._terms.place} does not let go: a connection hangs")
+            raise TierError(f"{self._settings.place} does not let go: a connection hangs")
         os.close(self._event)
 
     # ---- batches ----
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise TierError(f"the tier {self._terms.place} is closed")
+            raise TierError(f"the tier {self._settings.place} is closed")
 
     def _submit(self, verb: Verb, batch: RecordBatch, timeout_s: float) -> Ticket | None:
         if len(batch.slots) != (len(batch.names) if verb in (Verb.PUT, Verb.GET) else 0):
@@ -254,13 +254,13 @@ class RemoteTier:
         deadline_s = self._clock() + timeout_s
         with self._lock:
             self._check_open()
-            if len(self._batches) + len(self._finished) >= self._terms.batch_limit:
+            if len(self._batches) + len(self._finished) >= self._settings.batch_limit:
                 return None
             self._last_ticket += 1
             ticket = self._last_ticket
             whole = RemoteJob(ticket, verb, batch, deadline_s)
             asked = self._batches[ticket] = RemoteBatch(
-                whole, connections=self._terms.connections, call_bytes=self._terms.call_bytes
+                whole, connections=self._settings.connections, call_bytes=self._settings.call_bytes
             )
             is_taken = self._state is not TierState.ABSENT
             if is_taken:
@@ -302,8 +302,8 @@ class RemoteTier:
                 store = None
             try:
                 if store is None:
-                    store, opened = self._terms.open_store(), losses
-                job.serve(store, self._terms.call_bytes, self._terms.coder)
+                    store, opened = self._settings.open_store(), losses
+                job.serve(store, self._settings.call_bytes, self._settings.coder)
             except StoreFaultError as fault:
                 if store is not None:
                     store.close()
@@ -312,7 +312,7 @@ class RemoteTier:
                     self._lose(str(fault), losses)
                 self._end(job, RecordOutcome.UNAVAILABLE)
             except Exception:
-                logger.exception("%s: a batch failed", self._terms.place)
+                logger.exception("%s: a batch failed", self._settings.place)
                 self._end(job, RecordOutcome.FAILED)
                 if store is not None:
                     # Unread answers may lie in the connection.
@@ -333,7 +333,7 @@ class RemoteTier:
         with self._to_serve:
             self._to_serve.wait_for(
                 lambda: (
-                    self._terms.opens_alone
+                    self._settings.opens_alone
                     or self._is_closed
                     or self._urgent
                     or self._others
@@ -343,11 +343,11 @@ class RemoteTier:
             if self._is_closed or self._losses:
                 return None
         try:
-            return self._terms.open_store()
+            return self._settings.open_store()
         except StoreFaultError:
             return None
         except Exception:
-            logger.exception("%s: a connection cannot be opened", self._terms.place)
+            logger.exception("%s: a connection cannot be opened", self._settings.place)
             return None
 
     def _next(self) -> RemoteJob | None:
@@ -358,7 +358,7 @@ class RemoteTier:
                     while jobs:
                         job = jobs.popleft()
                         if not job.is_over:
-                            self._terms.coder.told_waiting(len(self._others), self._terms.connections)
+                            self._settings.coder.told_waiting(len(self._others), self._settings.connections)
                             return job
                 self._to_serve.wait()
         return None
@@ -400,15 +400,15 @@ class RemoteTier:
     def _probe(self) -> None:
         """Asks now and then whether the store is there, by a connection that nothing else needs."""
         store: RecordStore | SlotStore | None = None
-        wait_s = self._terms.first_probe_s
+        wait_s = self._settings.first_probe_s
         while True:
             losses = self._losses
             try:
-                store = store or self._terms.open_store()
+                store = store or self._settings.open_store()
                 facts = store.probe()
             except Exception as fault:
                 if not isinstance(fault, StoreFaultError):
-                    logger.exception("%s: a probe failed", self._terms.place)
+                    logger.exception("%s: a probe failed", self._settings.place)
                 if store is not None:
                     store.close()
                     store = None
@@ -421,13 +421,13 @@ class RemoteTier:
                 self._find(facts)
             with self._to_probe:
                 is_here = not self._is_closed and self._state is TierState.READY
-                if is_here and not self._to_probe.wait(self._terms.last_probe_s):
+                if is_here and not self._to_probe.wait(self._settings.last_probe_s):
                     # It has stayed. A store that answers probes and nothing else is probed less and less often.
-                    wait_s = self._terms.first_probe_s
+                    wait_s = self._settings.first_probe_s
                     continue
                 if not self._is_closed:
                     self._to_probe.wait_for(lambda: self._is_closed, wait_s)
-                    wait_s = min(2 * wait_s, self._terms.last_probe_s)
+                    wait_s = min(2 * wait_s, self._settings.last_probe_s)
                 if self._is_closed:
                     break
         if store is not None:

@@ -18,7 +18,7 @@ from kvoffload.key_files import read_private_text
 from kvoffload.s3_keys import S3Keys, parse_s3_keys
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import Key, StoreFacts, Value
-from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierSettings
 from kvoffload.tiers.s3_bucket import Ranges, S3Access
 from kvoffload.tiers.s3_client import S3Client
 from kvoffload.tiers.s3_index import READ_BYTES, PackIndex, PackPlace, SectionKind, read_sections
@@ -43,7 +43,7 @@ Rows = list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class S3Terms(S3Access, RemotePlace):
+class S3Settings(S3Access, RemotePlace):
     """The settings with which a tier reaches a bucket."""
 
     connections: int = 4
@@ -51,7 +51,7 @@ class S3Terms(S3Access, RemotePlace):
 
     @classmethod
     def from_settings(cls, settings: Settings, where: str) -> Self:
-        """Makes the terms for this bucket. ConfigError: a file cannot be read."""
+        """Makes the settings for this bucket. ConfigError: a file cannot be read."""
         return cls(
             address=parse_s3_address(where),
             endpoint=settings.s3_endpoint,
@@ -71,7 +71,7 @@ class S3Terms(S3Access, RemotePlace):
         """Opens the tier and starts its threads; the store need not be there."""
         open_store = partial(self.open_store, PackIndex())
         return RemoteTier(
-            RemoteTierTerms(
+            RemoteTierSettings(
                 place=self.describe(),
                 open_store=open_store,
                 connections=self.connections,

@@ -96,7 +96,7 @@ class Level:
 class S3Bucket:
     """A bucket as used by one thread. Its calls raise StoreFaultError where the store cannot be asked now."""
 
-    def __init__(self, terms: S3Access) -> None:
+    def __init__(self, settings: S3Access) -> None:
         try:
             import obstore
             from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, PreconditionError
@@ -108,7 +108,7 @@ class S3Bucket:
         self._exists = (AlreadyExistsError, PreconditionError)
         self._denied = PermissionDeniedError
         try:
-            self._client: Any = S3Store(**_options(terms))
+            self._client: Any = S3Store(**_options(settings))
         except self._errors as fault:
             raise StoreFaultError(explain_fault(fault)) from fault
 
@@ -302,20 +302,20 @@ class S3Bucket:
         return answers  # type: ignore[return-value]
 
 
-def _options(terms: S3Access) -> dict[str, Any]:
-    one_try_s, retry_s, pause_s = (share * terms.call_timeout_s for share in _SHARES)
+def _options(settings: S3Access) -> dict[str, Any]:
+    one_try_s, retry_s, pause_s = (share * settings.call_timeout_s for share in _SHARES)
     pause_s = min(pause_s, _PAUSE_S)
     client: dict[str, Any] = {
         "timeout": timedelta(seconds=one_try_s),
         "connect_timeout": timedelta(seconds=one_try_s),
-        "allow_http": terms.endpoint.startswith("http://"),
+        "allow_http": settings.endpoint.startswith("http://"),
         "pool_max_idle_per_host": str(REQUESTS),
     }
-    if terms.ca_certificates:
-        client["root_certificate"] = terms.ca_certificates
+    if settings.ca_certificates:
+        client["root_certificate"] = settings.ca_certificates
     options: dict[str, Any] = {
-        "bucket": terms.address.bucket,
-        "prefix": terms.address.prefix or None,
+        "bucket": settings.address.bucket,
+        "prefix": settings.address.prefix or None,
         "client_options": client,
         # One more try where an answer came at once, as busy stores want it; none where a deadline has passed.
         "retry_config": {
@@ -328,14 +328,14 @@ def _options(terms: S3Access) -> dict[str, Any]:
             },
         },
     }
-    if terms.endpoint:
-        options["endpoint"] = terms.endpoint
-    if terms.region:
-        options["region"] = terms.region
-    if terms.keys is not None:
-        options |= {"access_key_id": terms.keys.key_id, "secret_access_key": terms.keys.secret}
-        if terms.keys.session_token:
-            options["session_token"] = terms.keys.session_token
+    if settings.endpoint:
+        options["endpoint"] = settings.endpoint
+    if settings.region:
+        options["region"] = settings.region
+    if settings.keys is not None:
+        options |= {"access_key_id": settings.keys.key_id, "secret_access_key": settings.keys.secret}
+        if settings.keys.session_token:
+            options["session_token"] = settings.keys.session_token
     return options
 
 

@@ -32,15 +32,19 @@ class S3Client:
     """The process that asks a bucket for one thread. Its calls raise StoreFaultError where the store cannot be asked
     now. What they return of objects lies in shared memory and is valid until the next `begin`."""
 
-    def __init__(self, terms: S3Access) -> None:
+    def __init__(self, settings: S3Access) -> None:
         """Starts the process. StoreFaultError: it cannot be had."""
-        self._call_timeout_s = terms.call_timeout_s
+        self._call_timeout_s = settings.call_timeout_s
         self._used = 0
         self._process = StoreProcess(LIBRARY, "the S3 client")
-        access = {name: getattr(terms, name) for name in ("endpoint", "region", "ca_certificates", "call_timeout_s")}
+        access = {name: getattr(settings, name) for name in ("endpoint", "region", "ca_certificates", "call_timeout_s")}
         try:
             self._process.ask(
-                store_child.START_S, "setup", access, asdict(terms.address), asdict(terms.keys) if terms.keys else None
+                store_child.START_S,
+                "setup",
+                access,
+                asdict(settings.address),
+                asdict(settings.keys) if settings.keys else None,
             )
         except StoreFaultError:
             self.close()

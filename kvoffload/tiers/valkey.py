@@ -37,7 +37,7 @@ from kvoffload.tiers.envelope import (
 )
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, Value, view_slot
-from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemotePlace, RemoteTier, RemoteTierSettings
 from kvoffload.tiers.resp_connection import ErrorAnswer, RespConnection, pack_command, read_count, read_error
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyAccess, ValkeyNodes, as_bytes, check_answer
 from kvoffload.tiers.valkey_slots import NODE_LIMIT
@@ -66,7 +66,7 @@ _OTHER_TYPE = "WRONGTYPE"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValkeyTerms(ValkeyAccess, RemotePlace):
+class ValkeySettings(ValkeyAccess, RemotePlace):
     """The settings with which a tier reaches a server."""
 
     connections: int = 4
@@ -76,7 +76,7 @@ class ValkeyTerms(ValkeyAccess, RemotePlace):
 
     @classmethod
     def from_settings(cls, settings: Settings, where: str) -> Self:
-        """Makes the terms for the server at this address. ConfigError: a file cannot be read."""
+        """Makes the settings for the server at this address. ConfigError: a file cannot be read."""
         password = read_private_text(Path(settings.valkey_password_file)) if settings.valkey_password_file else ""
         return cls(
             address=parse_valkey_address(where),
@@ -98,7 +98,7 @@ class ValkeyTerms(ValkeyAccess, RemotePlace):
         """Opens the tier and starts its threads; the server need not be there."""
         coder = RecordCoder(self.compress)
         return RemoteTier(
-            RemoteTierTerms(
+            RemoteTierSettings(
                 place=str(self.address),
                 open_store=self.make_opener(coder),
                 connections=self.connections,
@@ -120,11 +120,11 @@ class ValkeyTerms(ValkeyAccess, RemotePlace):
 class ValkeyStore(SlotStore):
     """A store in Valkey. It belongs to one thread, except for `interrupt`."""
 
-    def __init__(self, terms: ValkeyTerms, view: ClusterView, coder: RecordCoder) -> None:
+    def __init__(self, settings: ValkeySettings, view: ClusterView, coder: RecordCoder) -> None:
         """Connects. StoreFaultError: it cannot."""
         self._coder = coder
-        self._ttl_s = terms.ttl_s
-        self._nodes = ValkeyNodes(terms, view)
+        self._ttl_s = settings.ttl_s
+        self._nodes = ValkeyNodes(settings, view)
 
     def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
         names, keys = batch.names, list_keys(batch.names)

@@ -37,11 +37,11 @@ class ClusterView:
 class ValkeyNodes:
     """The connections to a server or a cluster. They belong to one thread, except for `interrupt`."""
 
-    def __init__(self, terms: ValkeyAccess, view: ClusterView) -> None:
+    def __init__(self, settings: ValkeyAccess, view: ClusterView) -> None:
         """Connects. StoreFaultError: it cannot."""
-        self._terms = terms
+        self._settings = settings
         self._view = view
-        self._named = (terms.address.host, terms.address.port)
+        self._named = (settings.address.host, settings.address.port)
         self._nodes: dict[Node, RespConnection] = {}
         self._is_cluster = False
         self._is_cut = False
@@ -118,27 +118,27 @@ class ValkeyNodes:
 
     def _connect(self, node: Node) -> RespConnection:
         """Connects to one node, as the user of the settings. StoreFaultError: it cannot."""
-        terms = self._terms
-        connection = RespConnection(*node, timeout_s=terms.call_timeout_s, tls=self._make_tls())
+        settings = self._settings
+        connection = RespConnection(*node, timeout_s=settings.call_timeout_s, tls=self._make_tls())
         try:
-            if terms.address.user or terms.password:
-                user = [terms.address.user.encode()] if terms.address.user else []
-                check_answer(connection.ask(b"AUTH", *user, terms.password.encode()))
-            if terms.address.database:
-                check_answer(connection.ask(b"SELECT", b"%d" % terms.address.database))
+            if settings.address.user or settings.password:
+                user = [settings.address.user.encode()] if settings.address.user else []
+                check_answer(connection.ask(b"AUTH", *user, settings.password.encode()))
+            if settings.address.database:
+                check_answer(connection.ask(b"SELECT", b"%d" % settings.address.database))
         except StoreFaultError:
             connection.close()
             raise
         return connection
 
     def _make_tls(self) -> ssl.SSLContext | None:
-        terms = self._terms
-        if not terms.address.has_tls:
+        settings = self._settings
+        if not settings.address.has_tls:
             return None
         try:
-            context = ssl.create_default_context(cafile=terms.ca_file or None)
-            if terms.cert_file:
-                context.load_cert_chain(terms.cert_file, terms.key_file or None)
+            context = ssl.create_default_context(cafile=settings.ca_file or None)
+            if settings.cert_file:
+                context.load_cert_chain(settings.cert_file, settings.key_file or None)
         except OSError as fault:
             raise StoreFaultError(f"certificates cannot be read: {' '.join(str(fault).split())}") from fault
         return context

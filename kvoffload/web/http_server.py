@@ -45,7 +45,7 @@ _NAMES_OF_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpTerms:
+class HttpSettings:
     address: TcpAddress
     max_connections: int = 64
     """One more takes the place of another, of the user or address that has most of them: of the one that has waited for
@@ -60,9 +60,9 @@ class HttpServer:
     log."""
 
     def __init__(
-        self, terms: HttpTerms, answer: Handler, *, find_body_limit: BodyLimit = lambda _: MAX_BODY_BYTES
+        self, settings: HttpSettings, answer: Handler, *, find_body_limit: BodyLimit = lambda _: MAX_BODY_BYTES
     ) -> None:
-        self._terms = terms
+        self._settings = settings
         self._answer = answer
         self._find_body_limit = find_body_limit
         self._server: asyncio.Server | None = None
@@ -75,7 +75,7 @@ class HttpServer:
     def address(self) -> TcpAddress:
         """Where it listens, with the port that it got."""
         assert self._server is not None
-        return TcpAddress(self._terms.address.host, self._server.sockets[0].getsockname()[1])
+        return TcpAddress(self._settings.address.host, self._server.sockets[0].getsockname()[1])
 
     @property
     def connections(self) -> int:
@@ -89,7 +89,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Starts to listen. ConfigError: listening at this address is not possible."""
-        address = self._terms.address
+        address = self._settings.address
         family = socket.AF_INET6 if address.is_version_6 else socket.AF_INET
         try:
             self._server = await asyncio.start_server(
@@ -139,7 +139,7 @@ class HttpServer:
     def _make_room(self, peer: str) -> bool:
         """Makes room for one more connection of this peer. False: all connections of the peer that has most are being
         answered, and this one has as many."""
-        if len(self._open) < self._terms.max_connections:
+        if len(self._open) < self._settings.max_connections:
             return True
         counts = Counter(connection.peer for connection in self._open)
         most = max(counts.values())
@@ -158,10 +158,10 @@ class HttpServer:
     ) -> None:
         while True:
             self._waiting[connection] = None
-            async with asyncio.timeout(self._terms.idle_s):
+            async with asyncio.timeout(self._settings.idle_s):
                 first = await reader.readexactly(1)
             try:
-                async with asyncio.timeout(self._terms.read_s):
+                async with asyncio.timeout(self._settings.read_s):
                     request = await self._read(first, reader)
             except HttpError as fault:
                 # Where the next request begins is not known any more.
@@ -190,7 +190,7 @@ class HttpServer:
     def _check_host(self, head: RequestHead) -> None:
         """Refuses other names than ours on loopback: a page from elsewhere that is shown here could use one to ask
         us."""
-        if "host" not in head.headers or not self._terms.address.is_loopback:
+        if "host" not in head.headers or not self._settings.address.is_loopback:
             return
         host = head.headers["host"].rpartition("]")[0].lstrip("[") or head.headers["host"].partition(":")[0]
         if host.lower() not in _NAMES_OF_LOOPBACK:
@@ -207,7 +207,7 @@ class HttpServer:
 
     async def _send(self, connection: _Connection, writer: asyncio.StreamWriter, data: bytes) -> None:
         self._waiting[connection] = None
-        async with asyncio.timeout(self._terms.read_s):
+        async with asyncio.timeout(self._settings.read_s):
             writer.write(data)
             await writer.drain()
         self._waiting.pop(connection, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
-from kvoffload.keys.prompt_hashes import HashTerms, choose_seed, digest_seed, hash_prompt
+from kvoffload.keys.prompt_hashes import HashSettings, choose_seed, digest_seed, hash_prompt
 from kvoffload.protocol.limits import LINE_BYTES, MAX_BLOCKS, NAME_BYTES
 from kvoffload.protocol.opening import find_model
 from kvoffload.protocol.survey import IdentityRead, ReadIdentity
@@ -121,7 +121,7 @@ class PromptChains:
             return prompt.hashes
         if len(prompt.tokens) // read.hash_block_size > MAX_BLOCKS:
             raise ValueError(f"{len(prompt.tokens)} tokens make more than {MAX_BLOCKS} hashes")
-        terms = HashTerms(
+        settings = HashSettings(
             algorithm=read.hash_algorithm,
             block_size=read.hash_block_size,
             seed=self._meant.seed,
@@ -130,7 +130,7 @@ class PromptChains:
         )
         # Long ones take tens of milliseconds, in which others want to be answered.
         try:
-            made = asyncio.get_running_loop().run_in_executor(None, hash_prompt, prompt.tokens, terms)
+            made = asyncio.get_running_loop().run_in_executor(None, hash_prompt, prompt.tokens, settings)
         except RuntimeError as fault:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, f"too busy to hash a prompt: {fault}") from fault
         return await made

@@ -128,13 +128,13 @@ def test_the_schedulers_own_hits_are_those_that_are_counted(
     name: str, arguments: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    from benchmarks.ground.engine_config import EngineTerms
+    from benchmarks.ground.engine_config import EngineSettings
     from benchmarks.ground.trial import open_bare
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = replace(QWEN3_NEXT_80B, extra={**QWEN3_NEXT_80B.extra, **arguments})
     work = make_work()
-    with open_bare(model, EngineTerms(is_async=False)) as engine:
+    with open_bare(model, EngineSettings(is_async=False)) as engine:
         served = engine.serve(work).served
         geometry = find_geometry(model)
         assert (geometry.block, geometry.has_states) == (engine.config.block_size, True)

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.fleets.costs import Costs, read_costs
 from benchmarks.fleets.fleet import FleetRun
 from benchmarks.fleets.remotes import Homes, SharedStore
-from benchmarks.fleets.terms import Fleet, Kind, Routing, Tally
+from benchmarks.fleets.settings import Fleet, Kind, Routing, Tally
 from benchmarks.fleets.wire import Wire
 from benchmarks.fleets.workload import Workload, make_workload
 from kvoffload import native
@@ -67,8 +67,8 @@ def costs() -> Costs:
     return read_costs(ROOT / "benchmarks/fleet_costs.toml")
 
 
-def run(**terms: object) -> tuple[FleetRun, Tally]:
-    fleet = Fleet(**({"nodes": 4, "engine_blocks": 10, "memory_blocks": 50} | terms))  # type: ignore[arg-type]
+def run(**settings: object) -> tuple[FleetRun, Tally]:
+    fleet = Fleet(**({"nodes": 4, "engine_blocks": 10, "memory_blocks": 50} | settings))  # type: ignore[arg-type]
     fleet_run = FleetRun(work(), fleet, costs())
     return fleet_run, fleet_run.run()
 
@@ -87,14 +87,14 @@ def test_one_node_without_haste_is_the_replay(policy: str, capacity: int) -> Non
     assert hits(tally) == native.replay_policy(work().trace, policy, capacity, False)["hits"] > 0
 
 
-@pytest.mark.parametrize("terms", REMOTES, ids=NAMES)
+@pytest.mark.parametrize("settings", REMOTES, ids=NAMES)
 @pytest.mark.parametrize("routing", Routing)
-def test_no_fleet_passes_the_optimum_of_all_its_memory(terms: dict[str, object], routing: Routing) -> None:
+def test_no_fleet_passes_the_optimum_of_all_its_memory(settings: dict[str, object], routing: Routing) -> None:
     """Only the optimum bounds them: a policy may do worse on a larger memory. And only one after the other: what is
     admitted later than it was asked for is more than the optimum may do."""
-    fleet, tally = run(**terms, routing=routing, load=QUIET)
-    terms_of = fleet.terms
-    total = 4 * 60 + (terms_of.store_blocks if terms_of.kind is Kind.STORE else 0)
+    fleet, tally = run(**settings, routing=routing, load=QUIET)
+    settings_of = fleet.settings
+    total = 4 * 60 + (settings_of.store_blocks if settings_of.kind is Kind.STORE else 0)
     assert 0 < hits(tally) <= native.count_optimal_hits(work().trace, total)["hits"]
 
 
@@ -103,20 +103,20 @@ def test_a_pool_that_forgets_nothing_is_the_limit_of_all_fleets() -> None:
     distinct = work().trace.block_count
     _, whole = run(kind=Kind.POOL, memory_blocks=distinct, load=QUIET)
     assert hits(whole) == work().trace.reference_count - distinct
-    for terms in REMOTES:
-        _, tally = run(**(terms | {"memory_blocks": distinct, "store_blocks": distinct, "load": QUIET}))
+    for settings in REMOTES:
+        _, tally = run(**(settings | {"memory_blocks": distinct, "store_blocks": distinct, "load": QUIET}))
         assert hits(tally) <= hits(whole)
 
 
 # ---- conservation ----
 
 
-@pytest.mark.parametrize("terms", REMOTES, ids=NAMES)
+@pytest.mark.parametrize("settings", REMOTES, ids=NAMES)
 @pytest.mark.parametrize("events", ["none", "fails", "fails and joins"])
-def test_bytes_that_leave_arrive_and_every_request_ends_once(terms: dict[str, object], events: str) -> None:
+def test_bytes_that_leave_arrive_and_every_request_ends_once(settings: dict[str, object], events: str) -> None:
     fails = ((0.3, 1), (0.4, 2)) if events != "none" else ()
     joins = ((0.6, 1),) if events == "fails and joins" else ()
-    fleet, tally = run(**terms, place="mooncake", fails=fails, joins=joins)
+    fleet, tally = run(**settings, place="mooncake", fails=fails, joins=joins)
     remote = fleet.remote
     ins = [node.link_in for node in fleet.nodes]
     outs = [node.link_out for node in fleet.nodes]
@@ -124,21 +124,21 @@ def test_bytes_that_leave_arrive_and_every_request_ends_once(terms: dict[str, ob
     assert tally.read_bytes == sum(wire.read_bytes for wire in ins) == sum(wire.read_bytes for wire in senders)
     assert tally.written_bytes == sum(wire.written_bytes for wire in outs)
     assert tally.written_bytes == sum(wire.written_bytes for wire in takers)
-    assert (tally.read_bytes > 0) == (terms["kind"] is not Kind.NONE)
+    assert (tally.read_bytes > 0) == (settings["kind"] is not Kind.NONE)
     assert tally.completed == len(work().blocks)
     assert np.isfinite(tally.ttft_s).all()
     assert (tally.ttft_s > 0).all()
     lengths = [len(blocks) for blocks in work().blocks]
     assert (tally.engine_hits + tally.memory_hits + tally.remote_hits <= lengths).all()
-    assert (tally.lost_blocks > 0) == (events != "none" and fleet.terms.memory_blocks > 0)
+    assert (tally.lost_blocks > 0) == (events != "none" and fleet.settings.memory_blocks > 0)
     if events == "none":
         assert tally.rerouted == 0
 
 
-@pytest.mark.parametrize("terms", REMOTES, ids=NAMES)
-def test_a_run_is_the_same_again(terms: dict[str, object]) -> None:
+@pytest.mark.parametrize("settings", REMOTES, ids=NAMES)
+def test_a_run_is_the_same_again(settings: dict[str, object]) -> None:
     events = {"fails": ((0.3, 1),), "joins": ((0.5, 1),), "routing": Routing.PREFIX}
-    first, second = (dataclasses.asdict(run(**(terms | events))[1]) for _ in range(2))
+    first, second = (dataclasses.asdict(run(**(settings | events))[1]) for _ in range(2))
     for name, value in first.items():
         assert np.array_equal(value, second[name]), name
 
@@ -193,8 +193,8 @@ def test_reads_go_before_writes_and_both_take_their_time() -> None:
 def test_a_place_that_is_too_slow_is_not_read_and_its_queue_drops_writes() -> None:
     slow = dataclasses.replace(costs().places["s3"], name="slow", node_bytes_per_s=3e8, place_bytes_per_s=math.inf)
     fleet = Fleet(nodes=2, engine_blocks=10, memory_blocks=50, kind=Kind.STORE, place="slow", store_blocks=900)
-    terms = dataclasses.replace(costs(), places=costs().places | {"slow": slow})
-    tally = FleetRun(work(), fleet, terms).run()
+    settings = dataclasses.replace(costs(), places=costs().places | {"slow": slow})
+    tally = FleetRun(work(), fleet, settings).run()
     assert tally.read_bytes == 0
     assert tally.too_slow_blocks > 0
     assert tally.dropped_blocks > 0
@@ -207,8 +207,8 @@ def test_what_does_not_come_by_the_deadline_is_computed() -> None:
     fleet = Fleet(nodes=2, engine_blocks=0, memory_blocks=0, kind=Kind.STORE, place="mooncake", store_blocks=9000)
     read = []
     for deadline_s in (0.0, 0.02, 0.05, 100.0):
-        terms = dataclasses.replace(slow, deadline_s=deadline_s)
-        tally = FleetRun(work(), dataclasses.replace(fleet, load=QUIET), terms).run()
+        settings = dataclasses.replace(slow, deadline_s=deadline_s)
+        tally = FleetRun(work(), dataclasses.replace(fleet, load=QUIET), settings).run()
         read.append(tally.read_bytes)
         assert tally.read_bytes == tally.remote_hits.sum() * (64 << 20)
         assert (tally.too_slow_blocks > 0) == (deadline_s < 1)

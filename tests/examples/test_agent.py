@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
-from kvoffload.client import HintTerms
+from kvoffload.client import HintRequest
 from kvoffload.protocol import HintAction
 from kvoffload.protocol.hints import ListRetained, Retained
 from tests.examples.serve import EXAMPLES
@@ -37,7 +37,7 @@ class PlayedClient:
         return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
 
     @property
-    def terms(self) -> list[dict[str, Any]]:
+    def settings(self) -> list[dict[str, Any]]:
         return [asked["extra_body"]["kv_transfer_params"] for asked in self.asked]
 
 
@@ -49,10 +49,10 @@ def test_turns_grow_and_name_their_session_and_the_last_lets_it_go() -> None:
         assert session.report() == {}
     assert [one["content"] for one in client.asked[-1]["messages"]] == ["one", "1", "two", "3", "end"]
     assert client.asked[1]["temperature"] == 0
-    assert {(terms["session"], terms["session_ttl_s"]) for terms in client.terms} == {(session.name, 60)}
-    (action,) = client.terms[-1]["kv_hints"]["actions"]
+    assert {(settings["session"], settings["session_ttl_s"]) for settings in client.settings} == {(session.name, 60)}
+    (action,) = client.settings[-1]["kv_hints"]["actions"]
     assert (action["action_type"], action["payload"]) == ("release", {"session": session.name})
-    assert "kv_hints" not in client.terms[0]
+    assert "kv_hints" not in client.settings[0]
 
 
 def test_what_went_wrong_in_a_session_is_seen_though_nobody_can_be_told_to_let_go() -> None:
@@ -99,7 +99,7 @@ def test_the_report_is_the_servers(tmp_path: Path, token: Path) -> None:
             assert (report["session"], report["turns"]) == (session.name, 2)
             assert 0 < report["hit_tokens"] < report["asked_tokens"]
             answers: list[object] = []
-            hint = HintTerms(action=HintAction.RETAIN, chain=make_chain(0, 4), session=session.name, ttl_s=60)
+            hint = HintRequest(action=HintAction.RETAIN, chain=make_chain(0, 4), session=session.name, ttl_s=60)
             load.client.start_hint(hint, on_answer=answers.append)
             await_that(lambda: bool(answers))
             assert retained(load) == [session.name]

@@ -11,12 +11,12 @@ from serving import serve
 
 from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.cli.below import choose_tiers
-from kvoffload.client import AsyncClient, Client, ClientTerms, Member
+from kvoffload.client import AsyncClient, Client, ClientSettings, Member
 from kvoffload.config.sources import load_settings
 from kvoffload.errors import ConfigError, ServerError
 from kvoffload.protocol import Role
 from kvoffload.server.config import ServerConfig
-from kvoffload.server.tiering.terms import TierPlan
+from kvoffload.server.tiering.settings import TierPlan
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.remote import RemotePlace
 from tests.examples.serve import EXAMPLES
@@ -24,7 +24,7 @@ from tests.kit.cache.offload_contract import CHAIN, TOKENS, save
 from tests.kit.server.remote_loads import load_when_there
 from tests.kit.server.tiers import NAME, WAIT_S, await_that, counts_of, serving
 from tests.kit.tiers.tier_contract import TIMEOUT_S, TierContract
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 FOLDER = EXAMPLES / "11_custom_tier"
 SETTINGS = {"custom_tier": "memory_tier:MemoryPlace", "custom_tier_place": "16MiB"}
@@ -71,11 +71,11 @@ def test_the_example_is_short() -> None:
 async def test_what_one_server_writes_to_it_another_one_finds(tmp_path: Path) -> None:
     plan = plan_tier()
     with serving(tmp_path / "one", tiers={"": [plan]}) as one, serving(tmp_path / "two", tiers={"": [plan]}):
-        async with AsyncClient(make_terms(tmp_path / "one", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "one", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
             await_that(lambda: counts_of(one)["written"] == 28)
-        async with AsyncClient(make_terms(tmp_path / "two", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "two", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
             assert await load_when_there(client) == TOKENS
@@ -92,7 +92,7 @@ def read_places(client: Client) -> list[tuple[str, str, str, int]]:
 def test_a_server_loads_it_by_its_path() -> None:
     with serve(memory="64MiB", **SETTINGS) as socket:
         member = Member(engine="test", role=Role.OBSERVER)
-        with Client(ClientTerms(socket=socket, member=member)) as client:
+        with Client(ClientSettings(socket=socket, member=member)) as client:
             assert client.wait_until_served(60)
             is_there = [("custom", "ready", "16MiB of the server's own memory", 16 << 20)]
             await_that(lambda: read_places(client) == is_there)

@@ -22,7 +22,7 @@ from kvoffload.errors import ServerError
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.metric import Kind, Metric, Source
 from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.types import HASH_BYTES
 from tests.house.tree import ROOT
 from tests.kit.cache.cache_model import make_chain
@@ -162,7 +162,7 @@ def test_a_real_prometheus_reads_a_real_server(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     token.write_text("x" * MIN_TOKEN_LETTERS)
     token.chmod(0o600)
-    domain = DomainTerms(name="", tenants=(TenantTerms(name="a", quota_bytes=32 << 20),))
+    domain = DomainSettings(name="", tenants=(TenantSettings(name="a", quota_bytes=32 << 20),))
     with (
         serving(path, tiers={"": [disk_below(folder)]}, domains=(domain,)) as server,
         web(path, f"http_token_file={token}") as told,

@@ -15,7 +15,7 @@ from mini_engine.model import LAYER_SETS, ModelConfig
 from mini_engine.shared_store import SharedStore, identify
 from serving import serve
 
-from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.client import Client, ClientSettings, Member
 from kvoffload.protocol import Role
 from tests.examples.serve import EXAMPLES, QUANTS, assert_equal, make_prompt
 from tests.kit.server.tiers import await_that
@@ -69,7 +69,7 @@ def test_an_engine_works_and_is_counted() -> None:
         assert first.startswith("25 turns: ")
         assert last.startswith("50 turns: ")
         member = Member(engine="test", role=Role.OBSERVER)
-        with Client(ClientTerms(socket=socket, member=member)) as client:
+        with Client(ClientSettings(socket=socket, member=member)) as client:
             assert client.wait_until_served(60)
             assert client.insight().outcomes["hit_memory"] > 0
             assert client.insight().saved_s > 0, "computing that hits have saved is told, too"

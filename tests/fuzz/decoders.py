@@ -107,7 +107,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/connector/rank_records.py": "digests of this process",
     "kvoffload/connector/saves/rank_digests.py": "digests of the ranks of one engine",
     "kvoffload/connector/saves/saves.py": "digests of this process",
-    "kvoffload/connector/saves/terms.py": "digests of this process",
+    "kvoffload/connector/saves/settings.py": "digests of this process",
     "kvoffload/sglang/page_linker.py": "digests of this process",
     "kvoffload/connector/secondary/transfers.py": "digests of this process",
     "kvoffload/keys/prompt_hashes.py": "tables and digests of this process",

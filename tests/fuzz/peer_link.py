@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from kvoffload import native
-from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.cache import CacheSettings, LocalCache
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import link_hello, peer_server
 from kvoffload.peers.control_link import LinkTicket
@@ -64,7 +64,7 @@ class _Peer(OnePeer):
 @cache
 def _access() -> PeerAccess:
     """Access to memory that all inputs of this process share."""
-    memory = LocalCache.create(CacheTerms(memory_bytes=4 * MIB, segment_bytes=4 * MIB))
+    memory = LocalCache.create(CacheSettings(memory_bytes=4 * MIB, segment_bytes=4 * MIB))
     peer = OnePeer(memory, None, SpaceTable())  # type: ignore[arg-type]
     peer.teach(peer.there, _FINGERPRINT, same_groups(_RECORD_BYTES))
     return PeerAccess(memory, peer.there, peer, pidfd=os.pidfd_open(os.getpid()), clock=lambda: 0.0)
@@ -157,7 +157,7 @@ def _ask(said: bytes, way: int) -> None:
     peer = _Peer(None, None, SpaceTable(), coding=Coding.ON)  # type: ignore[arg-type]
     peer.here.learn(7, _FINGERPRINT, same_groups(_RECORD_BYTES))
     link = native.RecordLink(os.dup(ours.fileno()), None)
-    store = PeerStore(peer.terms(), lambda ticket, terms: (ours, link))
+    store = PeerStore(peer.settings(), lambda ticket, settings: (ours, link))
     keys = [bytes(32) + bytes(8) + bytes((at,)) * 32 for at in range(2)]
     with ours, theirs:
         try:

@@ -15,25 +15,25 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers.announcement import Announcement
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.peers.fleet_registry import FleetRegistry, RegistryTerms
+from kvoffload.peers.fleet_registry import FleetRegistry, RegistrySettings
 from kvoffload.tiers.base import RecordBatch, RecordNames
 from kvoffload.tiers.envelope import RecordHead, digest_of, list_names
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import RespConnection
-from kvoffload.tiers.valkey import ValkeyStore, ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings, ValkeyStore
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes
 from kvoffload.types import HASH_BYTES
 from tests.fuzz.parts import Input, check_line
 
 _RECORD_BYTES = 400
 """Enough for a record that is coded."""
-_TERMS = ValkeyTerms(address=ValkeyAddress(host="a"), call_timeout_s=1e6)
+_SETTINGS = ValkeySettings(address=ValkeyAddress(host="a"), call_timeout_s=1e6)
 _NAMES = RecordNames(fingerprint=b"f" * 32, hashes=b"h" * HASH_BYTES + b"i" * HASH_BYTES, group=1, shard=0)
 _RECORDS = np.zeros(2 * _RECORD_BYTES, np.uint8)
 _SLOTS = np.uint64(_RECORDS.ctypes.data) + np.arange(2, dtype=np.uint64) * np.uint64(_RECORD_BYTES)
 _OWN = FleetMember(address=TcpAddress("127.0.0.1", 5000), key="k" * 40)
-_REGISTRY = RegistryTerms(valkey=_TERMS, fleet="blue", secret=b"what only the fleet knows")
+_REGISTRY = RegistrySettings(valkey=_SETTINGS, fleet="blue", secret=b"what only the fleet knows")
 _CALLS = 7
 _SAID_LIMIT = 100 << 10
 """Most bytes said, which fit into a socket that is not read."""
@@ -134,9 +134,9 @@ def _ask(call: int) -> None:
     if call == _CALLS - 1:
         registry = FleetRegistry(_REGISTRY, _OWN, lambda _: None)
         for _ in range(2):
-            registry.look(ValkeyNodes(_TERMS, ClusterView()), is_last=False)
+            registry.look(ValkeyNodes(_SETTINGS, ClusterView()), is_last=False)
         return
-    store = ValkeyStore(_TERMS, ClusterView(), RecordCoder(Coding.ON))
+    store = ValkeyStore(_SETTINGS, ClusterView(), RecordCoder(Coding.ON))
     keys = [name.key for name in list_names(_NAMES)]
     match call:
         case 0:

@@ -40,8 +40,8 @@ def all_items(page_map: PageMap, group: int, slots: torch.Tensor) -> CopyItems:
     )
 
 
-def run(engine: NativeCopyEngine, direction: CopyDirection, items: CopyItems, **terms: int) -> None:
-    engine.submit(direction, items, has_digests=True, **terms)
+def run(engine: NativeCopyEngine, direction: CopyDirection, items: CopyItems, **settings: int) -> None:
+    engine.submit(direction, items, has_digests=True, **settings)
     assert engine.fence(TIMEOUT_S)
     assert [finished.fault for finished in engine.poll()] == [""]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.client import Client, ClientSettings, Member
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
 from tests.vllm.cache_server import SharedServer
@@ -25,7 +25,7 @@ class Observer:
 
     def __init__(self, server: SharedServer) -> None:
         member = Member(engine="test", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
-        self.client = Client(ClientTerms(socket=server.socket, member=member)).start()
+        self.client = Client(ClientSettings(socket=server.socket, member=member)).start()
 
     def await_pages(self, count: int) -> None:
         """Waits until so many pages can be read."""

@@ -52,7 +52,7 @@ def check_names(registration: Registration, message: ClientMessage) -> Error | N
     if isinstance(message, Publish):
         named = (message.shard + message.more_shards,)
     if named:
-        shards = max((terms.shards for terms in (groups if group is None else (groups[group],))), default=0)
+        shards = max((settings.shards for settings in (groups if group is None else (groups[group],))), default=0)
         if max(named) >= shards:
             return refuse(message, ErrorCode.NOT_FOUND, f"there is no shard {max(named)}, there are {shards}")
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvoffload.cache import Ask, BlockLease, Publication, ReservedSlots
-from kvoffload.client.block_calls import FarTerms, PendingAcquire, PendingSlots
+from kvoffload.client.block_calls import PendingAcquire, PendingSlots, TierWait
 from kvoffload.client.memories import MAX_FORMER
 from kvoffload.types import HASH_BYTES
 from tests.kit.cache.cache_model import make_chain
@@ -208,7 +208,7 @@ class Scheduler(Process):
         else:
             names = split(chain)[local // TOKENS :]
             if self.link.has("promote") and timeline.chance(0.7):
-                far = FarTerms(wait_s=timeline.random.choice(WAITS_MS) / 1e3, token_ns=timeline.random.choice((0, 1)))
+                far = TierWait(wait_s=timeline.random.choice(WAITS_MS) / 1e3, token_ns=timeline.random.choice((0, 1)))
                 within_ns += int(far.wait_s * 1e9) + ACQUIRE_NS + MARGIN_NS
             pending = self.blocks.start_acquire(
                 Ask(chain, local=local), self.now_ns, ACQUIRE_NS, far=far, on_over=on_over

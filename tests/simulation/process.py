@@ -13,7 +13,7 @@ from kvoffload.client.joining import HeldMemory, Member
 from kvoffload.client.lanes import Lane, Pending
 from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.terms import LinkState, LinkTerms
+from kvoffload.client.settings import LinkSettings, LinkState
 from kvoffload.protocol import (
     Acquired,
     Answer,
@@ -174,14 +174,16 @@ class SimWire:
 class Process:
     """The simulated counterpart of `Client`: it gives the link its messages, and keeps time."""
 
-    def __init__(self, world: World, engine: str, role: Role, rank: int, register: Register, terms: LinkTerms) -> None:
+    def __init__(
+        self, world: World, engine: str, role: Role, rank: int, register: Register, settings: LinkSettings
+    ) -> None:
         self.world = world
         self.engine = engine
         self.role = role
         self.rank = rank
         self.pid = world.draw_number()
         self.name = f"{engine}.{'s' if role is Role.SCHEDULER else 'w'}{rank}#{self.pid}"
-        self.terms = terms
+        self.settings = settings
         self.register = register
         self.is_alive = True
         self.stopped: list[Callable[[], None]] | None = None
@@ -203,7 +205,7 @@ class Process:
         self.link = Link(
             Member(engine=engine, role=role, rank=rank, pid=self.pid, uid=1000),
             register,
-            terms,
+            settings,
             self.wire,
             Memories(
                 keeps_former=role is Role.WORKER,
@@ -213,7 +215,7 @@ class Process:
             pidfd=FIRST_DESCRIPTOR - self.pid,
             random=world.timeline.random,
         )
-        self.blocks = BlockCalls(self.link, register, terms)
+        self.blocks = BlockCalls(self.link, register, settings)
         self._joins = self._sessions = 0
         """Joins and sessions of the link that were compared with the server's word."""
         world.timeline.after(0, self.turn)

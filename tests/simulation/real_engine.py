@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import AcquiredBlocks, Ask, Publication, SegmentMap
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member
+from kvoffload.client import Client, ClientSettings, LinkSettings, Member
 from kvoffload.protocol import Role
 from kvoffload.types import HASH_BYTES
 from tests.kit.cache.cache_model import PLAIN, make_chain
@@ -29,7 +29,7 @@ from tests.simulation.model_entries import split
 CONVERSATIONS, BLOCKS = 200, 8
 RECORD_BYTES = PLAIN.groups[0].record_bytes
 STOCK_SLOTS = 16
-LINK = LinkTerms(
+LINK = LinkSettings(
     acquire_deadline_s=0.5,
     call_deadline_s=2.0,
     rejoin_after_s=1.0,
@@ -104,8 +104,10 @@ def make_record(name: bytes) -> npt.NDArray[np.uint8]:
 def main() -> None:
     path, name, seed = sys.argv[1:]
     member = Member(engine=name, role=Role.SCHEDULER, pid=os.getpid())
-    terms = ClientTerms(socket=Path(path), member=member, register=register_of(PLAIN), link=LINK, step_budget_s=0.05)
-    with Client(terms) as client:
+    settings = ClientSettings(
+        socket=Path(path), member=member, register=register_of(PLAIN), link=LINK, step_budget_s=0.05
+    )
+    with Client(settings) as client:
         engine = RealEngine(client, int(seed))
         is_working = True
         say({"is_up": True})

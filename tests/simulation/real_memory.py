@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvoffload.cache import (
     Acquired,
     CacheFiles,
-    CacheTerms,
+    CacheSettings,
     CommitOutcome,
     IndexReader,
     LeaseId,
@@ -137,14 +137,14 @@ class RealCache(LocalCache):
     @classmethod
     def make(cls, number: int, shards: int, sleepers: Sleepers) -> RealCache:
         memory_bytes = _SLOTS * shards * RECORD_BYTES
-        terms = CacheTerms(
+        settings = CacheSettings(
             memory_bytes=memory_bytes,
             segment_bytes=memory_bytes,
             extent_bytes=shards * RECORD_BYTES,
             entry_limit=256,
             policy="lru",
         )
-        cache = cls.create(terms)
+        cache = cls.create(settings)
         cache.memory, cache.sleepers = RealMemory(number, cache, memory_bytes), sleepers
         return cache
 
@@ -154,7 +154,7 @@ class RealCache(LocalCache):
         taken = CacheFiles(
             lock=os.dup(files.lock), index=os.dup(files.index), segments=tuple(map(os.dup, files.segments))
         )
-        cache = cls.adopt(taken, CacheTerms(memory_bytes=0, policy="lru"))
+        cache = cls.adopt(taken, CacheSettings(memory_bytes=0, policy="lru"))
         memory.has_owner = True
         cache.memory, cache.sleepers = memory, sleepers
         cache.agree()

@@ -21,16 +21,16 @@ from kvoffload.protocol import (
     Express,
     Farewell,
     Greeting,
+    HandshakeSettings,
     Holding,
     Memory,
     Offer,
     Quarantine,
     Registered,
     ServerMessage,
-    ServerTerms,
 )
 from kvoffload.protocol.message import OneWay
-from kvoffload.server import CoreTerms, DomainTerms, Peer, SendMemory, ServerCore, ToConnection
+from kvoffload.server import CoreSettings, DomainSettings, Peer, SendMemory, ServerCore, ToConnection
 from kvoffload.server.sessions.outbox import OpenExpress, Sendable, ToLifeline
 from kvoffload.server.tiering.chain import TierChain
 from tests.simulation.channels import Connection, Hangup, Packet
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 TICK_NS = 250 * MILLISECOND_NS
-_HANDSHAKE = ServerTerms(capabilities=frozenset(CAPABILITIES), domain="", software="simulated")
+_HANDSHAKE = HandshakeSettings(capabilities=frozenset(CAPABILITIES), domain="", software="simulated")
 
 
 @dataclass(eq=False)
@@ -90,10 +90,10 @@ class Server:
         self.pid = world.draw_number()
         self.traffic = None if world.disk is None else make_traffic(self, world.disk, self.pid)
         self._tiers_due_ns = 0
-        terms = CoreTerms(boot_id=self.boot_id, handshake=_HANDSHAKE, control="ipc://control", pid=1, uid=0)
+        settings = CoreSettings(boot_id=self.boot_id, handshake=_HANDSHAKE, control="ipc://control", pid=1, uid=0)
         self.core = ServerCore(
-            terms,
-            (DomainTerms(name=""),),
+            settings,
+            (DomainSettings(name=""),),
             draw=lambda: self.timeline.random.getrandbits(32),
             tiers={} if self.traffic is None else {"": TierChain([self.traffic])},
         )

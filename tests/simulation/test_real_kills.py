@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvoffload.cache import CacheStats
-from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.client import Client, ClientSettings, Member
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
 from tests.kit.children import child
@@ -27,9 +27,9 @@ ENGINES = ("first", "second")
 SERVER = """
 import sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
-memory = CacheTerms(memory_bytes=4 << 20, segment_bytes=2 << 20, extent_bytes=64 << 10)
+memory = CacheSettings(memory_bytes=4 << 20, segment_bytes=2 << 20, extent_bytes=64 << 10)
 server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, adopt_wait_s=float(sys.argv[2])))
 print("serves", flush=True)
 server.run()
@@ -47,7 +47,7 @@ class Machine:
         self._server = self._start_server(adopt_wait_s=0)
         self._engines = {name: self._start_engine(name) for name in ENGINES}
         observer = Member(engine="observer", role=Role.OBSERVER)
-        self._observer = stack.enter_context(Client(ClientTerms(socket=path, member=observer, link=LINK)))
+        self._observer = stack.enter_context(Client(ClientSettings(socket=path, member=observer, link=LINK)))
         self.loads = self.saves = 0
 
     def run(self, kills: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.server.tiering.terms import TierTerms, WriteRule
+from kvoffload.server.tiering.settings import TierSettings, WriteRule
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import FinishedBatch, RecordNames, RecordOutcome, ScanPage, TierHealth, TierState
 from kvoffload.tiers.base import RecordBatch
@@ -167,7 +167,7 @@ def keys_of(names: RecordNames) -> list[Key]:
 def make_traffic(server: Server, disk: Disk, pid: int) -> TierTraffic:
     """Makes a tier's traffic. `pid`: of the server, which is its pidfd too."""
     timeline = server.timeline
-    terms = TierTerms(
+    settings = TierSettings(
         write=timeline.random.choice(list(WriteRule)),
         piece_bytes=timeline.random.choice((32, 128)),
         under_way_bytes=timeline.random.choice((128, 1024)),
@@ -176,7 +176,7 @@ def make_traffic(server: Server, disk: Disk, pid: int) -> TierTraffic:
         hold_s=0.05,
         kept_share=timeline.random.choice((0.1, 0.5)),
     )
-    return TierTraffic(ModelTier(server, disk), terms, open_pidfd=lambda: pid)
+    return TierTraffic(ModelTier(server, disk), settings, open_pidfd=lambda: pid)
 
 
 WAITS_MS = (1, 50, 300)

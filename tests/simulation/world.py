@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
-from kvoffload.client.terms import LinkTerms
-from kvoffload.protocol import GroupTerms, Register, Role
+from kvoffload.client.settings import LinkSettings
+from kvoffload.protocol import GroupSettings, Register, Role
 from kvoffload.types import ReuseRule
 from tests.kit.cache.cache_model import fingerprint
 from tests.simulation.channels import Connection
@@ -22,10 +22,10 @@ from tests.simulation.tier_model import Disk
 from tests.simulation.timeline import MILLISECOND_NS, SECOND_NS, Timeline
 
 RECORD_BYTES = 32
-TERMS = (
-    LinkTerms(call_deadline_s=0.3, join_deadline_s=0.5, rejoin_after_s=1.5, last_backoff_s=0.5, stock_slots=(8,)),
-    LinkTerms(stock_slots=(8,)),
-    LinkTerms(join_deadline_s=0.1, rejoin_after_s=0.2, last_backoff_s=0.1),
+SETTINGS = (
+    LinkSettings(call_deadline_s=0.3, join_deadline_s=0.5, rejoin_after_s=1.5, last_backoff_s=0.5, stock_slots=(8,)),
+    LinkSettings(stock_slots=(8,)),
+    LinkSettings(join_deadline_s=0.1, rejoin_after_s=0.2, last_backoff_s=0.1),
 )
 TIER_CYCLE, TIER_SEEDS = 5, (1, 3)
 """Seeds that have a slower tier. The other schedules are the same as before there was one."""
@@ -71,11 +71,11 @@ class Engine:
             self.scheduler.workers = self.workers
 
     def _make_worker(self, rank: int) -> Worker:
-        terms = replace(self._world.terms, stock_slots=())
-        return self._world.add(Worker(self._world, self._name, Role.WORKER, rank, self._register, terms)).start()
+        settings = replace(self._world.settings, stock_slots=())
+        return self._world.add(Worker(self._world, self._name, Role.WORKER, rank, self._register, settings)).start()
 
     def _make_scheduler(self) -> Scheduler:
-        made = Scheduler(self._world, self._name, Role.SCHEDULER, 0, self._register, self._world.terms)
+        made = Scheduler(self._world, self._name, Role.SCHEDULER, 0, self._register, self._world.settings)
         made.start(self.workers)
         return self._world.add(made)
 
@@ -96,7 +96,7 @@ class World:
         self.is_lossy = timeline.chance(0.3)
         self._numbers = count(1)
         self._fault_rate = timeline.random.choice((0.002, 0.01, 0.03))
-        self.terms = timeline.random.choice(TERMS)
+        self.settings = timeline.random.choice(SETTINGS)
         slots = timeline.random.choice((12, 24, 40))
         workers = timeline.random.choice((1, 1, 2))
         self.disk = Disk() if seed % TIER_CYCLE in TIER_SEEDS and not is_real else None
@@ -248,7 +248,9 @@ class World:
 
 
 def make_register(name: str, workers: int, record_bytes: int) -> Register:
-    group = GroupTerms(record_bytes=record_bytes, block_size=TOKENS, reuse=ReuseRule.PREFIX, window=0, shards=workers)
+    group = GroupSettings(
+        record_bytes=record_bytes, block_size=TOKENS, reuse=ReuseRule.PREFIX, window=0, shards=workers
+    )
     return Register(
         fingerprint=fingerprint(name), hash_algorithm="sha256", hash_seed=b"", hash_block_size=TOKENS, groups=(group,)
     )

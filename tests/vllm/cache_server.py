@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kvoffload.cache import CacheStats
-from kvoffload.client import Client, ClientTerms, Member
+from kvoffload.client import Client, ClientSettings, Member
 from kvoffload.protocol import Role
 from tests.kit.children import stop
 
@@ -107,6 +107,6 @@ def await_served(engine: Engine) -> None:
 def count(server: SharedServer) -> CacheStats:
     """Returns a server's counts, with all that it has been told before."""
     member = Member(engine="an onlooker", role=Role.OBSERVER, rank=0, pid=os.getpid(), uid=os.getuid())
-    with Client(ClientTerms(socket=server.socket, member=member)) as client:
+    with Client(ClientSettings(socket=server.socket, member=member)) as client:
         assert client.wait_until_served(JOIN_WAIT_S)
         return client.stats()

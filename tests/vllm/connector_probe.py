@@ -101,7 +101,7 @@ def _await_private_server(engine: Engine) -> None:
     """Where the machine's other work holds it up for long, the engine starts without it and is served later."""
     side: Any = _side(engine)
     clients: list[Any] = [side.parts.cache, worker_side().cache]
-    if not all(callable(client.terms.socket) for client in clients):
+    if not all(callable(client.settings.socket) for client in clients):
         return
     assert all(client.wait_until_served(SERVED_TIMEOUT_S) for client in clients), [one.fault for one in clients]
     if not side.parts.places.are_all_known:

@@ -28,7 +28,7 @@ class _Stream:
 
 
 class _Event:
-    def __init__(self, **terms: object) -> None: ...
+    def __init__(self, **settings: object) -> None: ...
     def record(self, stream: object) -> None: ...
     def synchronize(self) -> None: ...
 
@@ -61,7 +61,7 @@ def _on(stream: object) -> Iterator[None]:
     yield
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor, sizes: torch.Tensor, **terms: object) -> None:
+def _copy(source: torch.Tensor, target: torch.Tensor, sizes: torch.Tensor, **settings: object) -> None:
     for begin, end, size in zip(source.tolist(), target.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(end, begin, size)
 

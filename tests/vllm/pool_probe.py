@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheStats, GroupRule, Publication
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
+from kvoffload.client import Client, ClientSettings, LinkSettings, Member, describe_blocks
 from kvoffload.errors import ServerError
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
@@ -177,12 +177,14 @@ def unhurried(client: Any) -> Iterator[None]:
 @contextmanager
 def hurried(client: Any) -> Iterator[None]:
     """An answer within it that comes later than it may by default is a miss."""
-    terms = client.terms
-    client.terms = replace(terms, link=replace(terms.link, acquire_deadline_s=LinkTerms().acquire_deadline_s))
+    settings = client.settings
+    client.settings = replace(
+        settings, link=replace(settings.link, acquire_deadline_s=LinkSettings().acquire_deadline_s)
+    )
     try:
         yield
     finally:
-        client.terms = terms
+        client.settings = settings
 
 
 def _count_stock(client: Any) -> int | None:
@@ -217,7 +219,7 @@ class Squatter:
         rule = GroupRule(block_size=16, reuse=ReuseRule.PREFIX)
         geometry = CacheGeometry(hash_block_size=16, groups=[CacheGroup(rule=rule, record_bytes=record_bytes)])
         self._client = Client(
-            ClientTerms(
+            ClientSettings(
                 socket=self._engine.wire.path,
                 member=Member(engine="squatter", role=Role.SCHEDULER, pid=os.getpid()),
                 register=describe_blocks(Fingerprint(bytes(32)), geometry, hash_algorithm="sha256"),

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import vllm
 
-from benchmarks.ground.engine_config import EngineTerms, make_config
+from benchmarks.ground.engine_config import EngineSettings, make_config
 from benchmarks.ground.flagships import FLAGSHIPS
 from benchmarks.ground.models import Model
 from kvoffload.errors import ConfigError
 from kvoffload.plan.exact import ask_vllm
-from kvoffload.plan.model_shape import Keeps, LayerShape, ShapeTerms, read_shape
+from kvoffload.plan.model_shape import EngineOptions, Keeps, LayerShape, read_shape
 from tests.kit.plan.asked import Group, ask_all, ask_registry, describe_group
 from tests.kit.plan.gallery import GALLERY
 from tests.kit.plan.page import PAGE, render_page
@@ -62,9 +62,9 @@ def test_what_the_config_alone_says_is_what_vllm_says_or_it_points_to_vllm(name:
     config = GALLERY[name].asked
     if name in BY_VLLM_ALONE:
         with pytest.raises(ConfigError, match=r"run it with --exact where vLLM is installed$"):
-            read_shape(config, ShapeTerms())
+            read_shape(config, EngineOptions())
     else:
-        assert count(read_shape(config, ShapeTerms()).layers) == count(ask_all()[name].layers)
+        assert count(read_shape(config, EngineOptions()).layers) == count(ask_all()[name].layers)
 
 
 @pytest.mark.parametrize("model", FLAGSHIPS, ids=lambda model: model.name)
@@ -73,7 +73,7 @@ def test_the_proving_ground_makes_the_groups_that_vllms_classes_make(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     alone = replace(model, ranks=1, weight_bytes=0)
-    cache = make_config(alone, EngineTerms(), tmp_path).worker
+    cache = make_config(alone, EngineSettings(), tmp_path).worker
     made = [Group(**describe_group(cache, index)) for index in range(len(cache.kv_cache_groups))]
     expected = ask_all()[model.name].groups
     assert [replace(group, specs=tuple(group.specs)) for group in made] == expected
@@ -81,7 +81,7 @@ def test_the_proving_ground_makes_the_groups_that_vllms_classes_make(
 
 def test_a_process_for_one_model_gives_the_answer_of_the_one_for_all() -> None:
     name = "DeepSeek-V4"
-    assert count(ask_vllm(GALLERY[name].asked, ShapeTerms()).layers) == count(ask_all()[name].layers)
+    assert count(ask_vllm(GALLERY[name].asked, EngineOptions()).layers) == count(ask_all()[name].layers)
 
 
 def test_the_page_has_these_answers() -> None:

@@ -50,7 +50,7 @@ def test_a_hit_is_counted_as_the_engine_counts_it(engines: EnginePool, model: Ti
     question = read_body({"prompts": [{"tokens": one} for one in prompts]})
     with pool_probe.unhurried(client):
         told = asyncio.run(Prefixes(EnginesClient(client), "").answer(question)).prompts  # type: ignore[arg-type]
-    fingerprint = client.terms.register.fingerprint.hex()
+    fingerprint = client.settings.register.fingerprint.hex()
     hits = [row["hit_tokens"] for rows in told for row in rows if fingerprint.startswith(row["identity"])]
     found = []
     for one in prompts:

@@ -68,7 +68,7 @@ def list_replicas(_worker: Any) -> Json:
 def list_shards(_worker: Any) -> Json:
     """Lists the number of parts of each group's blocks in the server's memory."""
     client: Any = probe.worker_side().cache
-    return [group.shards for group in client.terms.register.groups]
+    return [group.shards for group in client.settings.register.groups]
 
 
 def stretch_keys(worker: Any, rank: int) -> Json:

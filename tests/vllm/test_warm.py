@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
 from tests.kit.cli.commands import run
 from tests.kit.cli.web_process import get, web
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.vllm
 PROMPTS = 12
 ENGINE_BYTES = 32 << 20
 """The engine's own cache has room for as many."""
-MEMORY = CacheTerms(memory_bytes=256 << 20, segment_bytes=64 << 20, extent_bytes=64 << 10)
+MEMORY = CacheSettings(memory_bytes=256 << 20, segment_bytes=64 << 20, extent_bytes=64 << 10)
 
 
 def test_prompts_of_a_file_are_in_the_pool_afterwards(engines: EnginePool, tmp_path: Path) -> None:

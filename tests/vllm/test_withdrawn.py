@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector.saves.terms import REPORT_WAIT_S
+from kvoffload.connector.saves.settings import REPORT_WAIT_S
 from kvoffload.protocol import Miss
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt

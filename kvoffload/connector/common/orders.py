@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvoffload.cache import AcquiredBlocks, Ask, Publication, ReservedSlots
-from kvoffload.client import FarTerms, HintTerms
+from kvoffload.client import HintRequest, TierWait
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +15,7 @@ class NodeQuestion:
 
     number: int
     ask: Ask
-    far: FarTerms | None = None
+    far: TierWait | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class NodeOrders:
     slots: Mapping[int, int] = field(default_factory=dict)
     """Number of slots wanted, by group."""
     questions: tuple[NodeQuestion, ...] = ()
-    hints: tuple[HintTerms, ...] = ()
+    hints: tuple[HintRequest, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.connector.common.block_chain import BlockChain
 from kvoffload.connector.common.envelope import Wish
-from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.connector.common.request_wishes import RequestWishes
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -53,7 +53,7 @@ class TrackedRequest:
 
     request: Request
     chain: BlockChain
-    terms: RequestTerms
+    settings: RequestWishes
     progress: SaveProgress
     wishes: tuple[Wish, ...] = ()
     """The actions on its prefix that its hints ask for."""
@@ -85,4 +85,4 @@ class TrackedRequest:
     def may_load(self) -> bool:
         """Whether hits may be loaded. The engine computes some prompts whole in any case, to get their logprobs,
         say."""
-        return not (self.is_tainted or self.terms.skip_load or self.request.skip_reading_prefix_cache)
+        return not (self.is_tainted or self.settings.skip_load or self.request.skip_reading_prefix_cache)

@@ -162,7 +162,7 @@ class CacheEvents:
 
     def note_tokens(self, tracked: TrackedRequest, group: int, positions: range, names: bytes) -> None:
         """Notes blocks that are about to be saved, to report them with their tokens."""
-        if tracked.terms.tenant or (self._filters and group != self._groups.first_prefix):
+        if tracked.settings.tenant or (self._filters and group != self._groups.first_prefix):
             return
         parent = tracked.chain.before(group, positions.start)
         self._noted.append(

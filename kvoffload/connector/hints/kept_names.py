@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvoffload.client import HintTerms
+from kvoffload.client import HintRequest
 from kvoffload.protocol import HintAction
 from kvoffload.types import HASH_BYTES
 
@@ -32,12 +32,12 @@ class KeptNames:
         """Returns the number of prefixes that the server has yet to be told to release."""
         return len(self._lost)
 
-    def note(self, terms: HintTerms) -> None:
+    def note(self, settings: HintRequest) -> None:
         """Notes a prefix that the server is told to keep."""
-        names = bytes(memoryview(terms.chain)[-LAST_NAMES * HASH_BYTES :])
+        names = bytes(memoryview(settings.chain)[-LAST_NAMES * HASH_BYTES :])
         if not names:
             return
-        key = terms.tenant, terms.session or names[-HASH_BYTES:]
+        key = settings.tenant, settings.session or names[-HASH_BYTES:]
         self._kept.pop(key, None)
         self._kept[key] = names
         if len(self._kept) > MAX_PREFIXES:
@@ -56,10 +56,10 @@ class KeptNames:
             self._lost.extend((tenant, names) for (tenant, _), names in self._doubtful.items())
         self._doubtful = {}
 
-    def take(self) -> HintTerms:
+    def take(self) -> HintRequest:
         """Takes the next hint for the server, to release prefixes. There must be some."""
         tenant, names = self._lost.popleft()
         found = [names]
         while self._lost and self._lost[0][0] == tenant and len(found) < AT_ONCE:
             found.append(self._lost.popleft()[1])
-        return HintTerms(action=HintAction.RELEASE, chain=b"".join(found), tenant=tenant)
+        return HintRequest(action=HintAction.RELEASE, chain=b"".join(found), tenant=tenant)

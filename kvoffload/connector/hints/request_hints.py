@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from kvoffload.client import HintTerms
+from kvoffload.client import HintRequest
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.envelope import Wish, read_envelope
 from kvoffload.connector.common.group_table import GroupTable
-from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.connector.common.request_wishes import RequestWishes
 from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.hints.kept_names import KeptNames
@@ -48,13 +48,13 @@ _KEEPING = frozenset({HintAction.RETAIN, HintAction.HAND_OVER})
 class _Ended:
     """A prefix that the server is told to retain once it has been saved."""
 
-    terms: HintTerms
+    settings: HintRequest
     steps: int = 0
     last_job: int = 0
 
     def is_of(self, tenant: str, session: str) -> bool:
         """Whether it belongs to this session; tenants may use the same names for different sessions."""
-        return (self.terms.tenant, self.terms.session) == (tenant, session)
+        return (self.settings.tenant, self.settings.session) == (tenant, session)
 
 
 @dataclass(eq=False)
@@ -99,8 +99,8 @@ class RequestHints:
         """Number of prefixes that the server has yet to be told to keep or to release."""
         return len(self._waiting) + len(self._names)
 
-    def read(self, envelope: object, terms: RequestTerms) -> tuple[Wish, ...]:
-        """Returns a request's wishes, from its envelope and from the terms with the same meaning."""
+    def read(self, envelope: object, settings: RequestWishes) -> tuple[Wish, ...]:
+        """Returns a request's wishes, from its envelope and from the keys with the same meaning."""
         found = read_envelope(envelope)
         for name, why in found.ignored:
             self._count(name, why.value)
@@ -108,10 +108,10 @@ class RequestHints:
             self._says_again_s = self._clock() + SAY_EVERY_S
             logger.warning("%s (said once a minute at most)", found.complaint)
         wishes: list[Wish] = []
-        if terms.pin_s:
-            wishes.append(Wish(action=HintAction.RETAIN, ttl_s=terms.pin_s))
-        if terms.session and terms.session_ttl_s:
-            wishes.append(Wish(action=HintAction.RETAIN, session=terms.session, ttl_s=terms.session_ttl_s))
+        if settings.pin_s:
+            wishes.append(Wish(action=HintAction.RETAIN, ttl_s=settings.pin_s))
+        if settings.session and settings.session_ttl_s:
+            wishes.append(Wish(action=HintAction.RETAIN, session=settings.session, ttl_s=settings.session_ttl_s))
         # The envelope comes last, because later wishes override earlier ones.
         return (*wishes, *found.wishes)
 
@@ -135,10 +135,10 @@ class RequestHints:
         for wish in tracked.wishes:
             if wish.action is HintAction.RELEASE:
                 tracked.chain.follow(tracked.request.block_hashes)
-                terms = self._describe(tracked, wish, tracked.chain.tokens)
-                if terms.session:
-                    self._drop_waiting(terms)
-                self._send(terms, is_meant=bool(terms.session) or not tracked.is_tainted)
+                settings = self._describe(tracked, wish, tracked.chain.tokens)
+                if settings.session:
+                    self._drop_waiting(settings)
+                self._send(settings, is_meant=bool(settings.session) or not tracked.is_tainted)
             elif wish.action is HintAction.RETAIN:
                 self._retain(self._describe(tracked, wish, tokens))
 
@@ -160,13 +160,13 @@ class RequestHints:
             if 0 < saves.oldest_job <= one.last_job and one.steps < MAX_STEPS:
                 continue
             self._waiting.remove(one)
-            self._send(one.terms)
+            self._send(one.settings)
 
     def let_go(self) -> None:
         """Drops the hints of requests that have ended, because the weights change. Prefixes that the server retains
         wait for `settle`."""
         for one in self._waiting:
-            self._count(_NAMES[one.terms.action], "skipped")
+            self._count(_NAMES[one.settings.action], "skipped")
         self._waiting.clear()
         self._turns.clear()
         self._names.doubt()
@@ -191,7 +191,7 @@ class RequestHints:
             is_over = computed >= request.num_prompt_tokens
             if not tracked.has_run or not (is_over or computed >= turn.told_tokens + PIECE_TOKENS):
                 continue
-            if not is_over and any(one.is_of(tracked.terms.tenant, turn.wish.session) for one in self._waiting):
+            if not is_over and any(one.is_of(tracked.settings.tenant, turn.wish.session) for one in self._waiting):
                 continue  # the piece before it goes first, or no piece of a long prompt would ever be sent
             turn.told_tokens = computed
             if is_over:
@@ -201,43 +201,43 @@ class RequestHints:
                 tokens = min(computed, tracked.chain.tokens, tracked.progress.limit)
                 self._retain(self._describe(tracked, turn.wish, tokens))
 
-    def _describe(self, tracked: TrackedRequest, wish: Wish, tokens: int) -> HintTerms:
+    def _describe(self, tracked: TrackedRequest, wish: Wish, tokens: int) -> HintRequest:
         limit = self._groups.align(tokens if wish.tokens is None else min(tokens, wish.tokens))
         if wish.action in _BY_NAME and wish.session:
             limit = 0
-        return HintTerms(
+        return HintRequest(
             action=wish.action,
             chain=tracked.chain.data[: limit // self._groups.hash_block_size * HASH_BYTES],
             limit=limit,
             session=wish.session,
             ttl_s=wish.ttl_s,
             priority=wish.priority,
-            tenant=tracked.terms.tenant,
+            tenant=tracked.settings.tenant,
         )
 
-    def _retain(self, terms: HintTerms) -> None:
-        if not terms.limit:
+    def _retain(self, settings: HintRequest) -> None:
+        if not settings.limit:
             self._count("retain", "skipped")
             return
-        if terms.session:
+        if settings.session:
             # If a session takes turns faster than they are saved, the latest one counts.
-            self._drop_waiting(terms)
+            self._drop_waiting(settings)
         if len(self._waiting) >= MAX_WAITING:
             self._count("retain", "too_many")
             return
-        self._waiting.append(_Ended(terms))
+        self._waiting.append(_Ended(settings))
 
-    def _drop_waiting(self, terms: HintTerms) -> None:
-        self._waiting = [one for one in self._waiting if not one.is_of(terms.tenant, terms.session)]
+    def _drop_waiting(self, settings: HintRequest) -> None:
+        self._waiting = [one for one in self._waiting if not one.is_of(settings.tenant, settings.session)]
 
-    def _send(self, terms: HintTerms, *, is_meant: bool = True) -> None:
-        name = _NAMES[terms.action]
-        if not is_meant or not (terms.chain or terms.session):
+    def _send(self, settings: HintRequest, *, is_meant: bool = True) -> None:
+        name = _NAMES[settings.action]
+        if not is_meant or not (settings.chain or settings.session):
             self._count(name, "skipped")
             return
-        if terms.action in _KEEPING:
-            self._names.note(terms)
-        self._cache.start_hint(terms, on_answer=partial(self._hear, name))
+        if settings.action in _KEEPING:
+            self._names.note(settings)
+        self._cache.start_hint(settings, on_answer=partial(self._hear, name))
 
     def _hear(self, name: str, answer: Hinted | None) -> None:
         self._answers.append((name, "no_answer" if answer is None else answer.outcome.name.lower()))

@@ -28,7 +28,7 @@ _DIVISION_TAG = b"kvoffload division of blocks 1\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharingTerms:
+class BlockDivision:
     """How the ranks of an engine divide a block, and how its names are made."""
 
     hash_block_size: int
@@ -111,15 +111,15 @@ class EngineFacts:
     cache_bytes: int
 
 
-def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts:
+def agree(facts: Mapping[Rank, WorkerFacts], settings: BlockDivision) -> EngineFacts:
     """Joins the ranks' registrations. Raises if they differ, and tells in what."""
-    if len(facts) != terms.ranks:
+    if len(facts) != settings.ranks:
         raise UnsupportedError(
-            f"{len(facts)} of {terms.ranks} ranks registered KV caches",
+            f"{len(facts)} of {settings.ranks} ranks registered KV caches",
             remedy="run all ranks of an engine on one machine",
         )
     ordered = sorted(facts.items())
-    _refuse_apart([one for _, one in ordered], terms)
+    _refuse_apart([one for _, one in ordered], settings)
     first = ordered[0][1]
     firsts: dict[int, tuple[Rank, WorkerFacts]] = {}
     for rank, other in ordered:
@@ -134,12 +134,12 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
             raise different_groups(stage_rank, rank)
     stages = [stage for _, (_, stage) in sorted(firsts.items())]
     weights = combine_weights([rank.weights.name for _, rank in ordered])
-    nodes = _join_nodes(stages, terms)
+    nodes = _join_nodes(stages, settings)
     groups = nodes[0]
     return EngineFacts(
         fingerprint=name_division(
             name_pipeline([stage.fingerprint for stage in stages], weights),
-            terms.list_divisions(groups),
+            settings.list_divisions(groups),
         ),
         description=describe_weights(first.description, weights),
         groups=groups,
@@ -149,12 +149,12 @@ def agree(facts: Mapping[Rank, WorkerFacts], terms: SharingTerms) -> EngineFacts
     )
 
 
-def _join_nodes(stages: Sequence[WorkerFacts], terms: SharingTerms) -> list[tuple[GroupFacts, ...]]:
+def _join_nodes(stages: Sequence[WorkerFacts], settings: BlockDivision) -> list[tuple[GroupFacts, ...]]:
     """Returns each node's groups. Raises if nodes have different ones."""
-    per_node = terms.node_ranks // terms.stage_ranks
+    per_node = settings.node_ranks // settings.stage_ranks
     joined = []
-    for node in range(terms.nodes):
-        first = node * terms.node_ranks // terms.tensor_ranks
+    for node in range(settings.nodes):
+        first = node * settings.node_ranks // settings.tensor_ranks
         joined.append(join_stages([stage.groups for stage in stages[first : first + per_node]]))
     kinds = [[(one.key, one.rule, one.replicas) for one in groups] for groups in joined]
     for node, of_node in enumerate(kinds):
@@ -176,10 +176,10 @@ def name_division(name: Fingerprint, replicas: Sequence[int]) -> Fingerprint:
     return Fingerprint(sha256(_DIVISION_TAG + name + b"".join(one.to_bytes(4, "little") for one in replicas)).digest())
 
 
-def _refuse_apart(ranks: Sequence[WorkerFacts], terms: SharingTerms) -> None:
+def _refuse_apart(ranks: Sequence[WorkerFacts], settings: BlockDivision) -> None:
     """Raises if ranks that should be on one machine have joined no memory in common."""
-    for node in range(terms.nodes):
-        mine = ranks[node * terms.node_ranks : (node + 1) * terms.node_ranks]
+    for node in range(settings.nodes):
+        mine = ranks[node * settings.node_ranks : (node + 1) * settings.node_ranks]
         memories = [{place.memory_id for place in one.places} for one in mine]
         if all(memories) and not set.intersection(*memories):
             raise UnsupportedError(
@@ -219,7 +219,7 @@ def _find_fixed(facts: Mapping[Rank, WorkerFacts], rank: Rank) -> tuple[object, 
 def make_register(
     fingerprint: bytes,
     groups: tuple[GroupFacts, ...],
-    terms: SharingTerms,
+    settings: BlockDivision,
     *,
     description: Mapping[str, object] = MappingProxyType({}),
     rank: int = 0,
@@ -227,24 +227,24 @@ def make_register(
 ) -> Register:
     """Makes the registration of an engine's process with its server. `description` is its first stage's identity."""
     geometry = CacheGeometry(
-        hash_block_size=terms.hash_block_size,
+        hash_block_size=settings.hash_block_size,
         groups=tuple(
-            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=terms.shards_of(group))
+            CacheGroup(rule=group.rule, record_bytes=group.record_bytes, shards=settings.shards_of(group))
             for group in groups
         ),
     )
     return describe_blocks(
         Fingerprint(fingerprint),
         geometry,
-        hash_algorithm=terms.hash_algorithm,
-        hash_seed=sha256(terms.hash_seed.encode()).digest(),
+        hash_algorithm=settings.hash_algorithm,
+        hash_seed=sha256(settings.hash_seed.encode()).digest(),
         rank=rank,
-        ranks=terms.ranks,
+        ranks=settings.ranks,
         tenant=tenant,
         identity=tuple(
             IdentityField(name=name, value=value)
             for name, value in describe_parts(
-                {**description, "stages": terms.pipeline_ranks} if terms.pipeline_ranks > 1 else description
+                {**description, "stages": settings.pipeline_ranks} if settings.pipeline_ranks > 1 else description
             ).items()
         ),
     )

@@ -64,4 +64,4 @@ class Arrivals:
         """Returns how many tokens have to be there. If a draft model costs the last block of a hit, that block counts
         too, although the request cannot use it."""
         most = limit + (self._groups.dropped_tokens if self._groups.is_all_prefix else 0)
-        return self._groups.align(min(tracked.terms.expect_tokens, most, tracked.chain.tokens))
+        return self._groups.align(min(tracked.settings.expect_tokens, most, tracked.chain.tokens))

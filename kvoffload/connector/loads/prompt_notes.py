@@ -109,7 +109,7 @@ class PromptNotes:
         asked_s = self._clock() if tracked.asked_s is None else tracked.asked_s
         found: dict[str, int | str] = {"asked": promised + computed, "promised": promised, "lower": lower, "miss": why}
         self._traces.note(tracked.request.trace_headers, "find", self._clock() - asked_s, found)
-        session = "" if tracked.was_told else tracked.terms.session
+        session = "" if tracked.was_told else tracked.settings.session
         tracked.was_told = True
         self._cache.note_prompt(
             PromptNote(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvoffload.cache import AcquiredBlocks, AcquireOutcome, Ask, needed_blocks
-from kvoffload.client import FarTerms, PendingAcquire
+from kvoffload.client import PendingAcquire, TierWait
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.group_table import GroupTable
 from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, WantedDigests
@@ -22,7 +22,7 @@ from kvoffload.connector.loads.arrivals import Arrivals
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import PromptNotes
-from kvoffload.connector.saves.terms import REPORT_WAIT_S
+from kvoffload.connector.saves.settings import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
 from kvoffload.protocol import Miss
 
@@ -45,8 +45,8 @@ PARKED_SHARE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreTerms:
-    """The terms of one engine's loads."""
+class RestoreSettings:
+    """The settings of one engine's loads."""
 
     verify_always: bool = False
     always: bool = False
@@ -101,7 +101,7 @@ class Restores:
         groups: GroupTable,
         *,
         pool: BlockPool,
-        terms: RestoreTerms,
+        settings: RestoreSettings,
         judge: LoadJudge,
         notes: PromptNotes,
         is_ready: Callable[[Place], bool],
@@ -114,12 +114,12 @@ class Restores:
         self._cache = cache
         self._groups = groups
         self._pool = pool
-        self.terms = terms
+        self.settings = settings
         self._judge = judge
         self.notes = notes
         self._is_ready = is_ready
         self._engine_prefix = EnginePrefix(pool, groups)
-        self._arrivals = Arrivals(cache, groups, wait_s=terms.arrival_wait_s, measures=self._measures, clock=clock)
+        self._arrivals = Arrivals(cache, groups, wait_s=settings.arrival_wait_s, measures=self._measures, clock=clock)
         self.admission = LoadAdmission([rule.block_size for rule in groups.table_rules])
         self.questions: dict[str, _Question] = {}
         self.loads: dict[str, _Load] = {}
@@ -164,7 +164,7 @@ class Restores:
         if not tracked.may_load or len(self.questions) >= MAX_EARLY:
             return
         limit = self._find_limit(tracked, 0)
-        if tracked.terms.expect_tokens and self._arrivals.are_awaited(tracked, local=0, limit=limit):
+        if tracked.settings.expect_tokens and self._arrivals.are_awaited(tracked, local=0, limit=limit):
             return
         if self._cache.has_tiers:
             local = self._engine_prefix.find(tracked.request.block_hashes, limit)
@@ -183,7 +183,7 @@ class Restores:
             return None
         if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
-        if tracked.terms.expect_tokens and self._is_early(tracked, local):
+        if tracked.settings.expect_tokens and self._is_early(tracked, local):
             return None
         question = self.questions.get(request_id)
         if question is None or not self._holds(question, tracked, local, version):
@@ -229,7 +229,7 @@ class Restores:
             names.append((group, tracked.chain.names(group, positions)))
         moves = BlockMoves(np.concatenate(groups), np.concatenate(blocks), np.concatenate(addresses))
         wanted = None
-        if self.terms.verify_always:
+        if self.settings.verify_always:
             wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
         self.admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
         limit = self._find_limit(tracked, local)
@@ -344,7 +344,7 @@ class Restores:
     def _find_limit(self, tracked: TrackedRequest, local: int) -> int:
         tracked.chain.follow(tracked.request.block_hashes)
         limit = min(self._groups.longest_hit(tracked.request.num_tokens), self._groups.align(tracked.chain.tokens))
-        most = tracked.terms.max_load_tokens
+        most = tracked.settings.max_load_tokens
         return limit if most is None else min(limit, local + self._groups.align(most))
 
     def note_miss(self, tracked: TrackedRequest, local: int, reason: Miss) -> None:
@@ -355,9 +355,9 @@ class Restores:
         if self._groups.dropped_tokens:
             limit = self._drop_last(tracked, limit)
         far = None
-        if self._cache.has_tiers and self.terms.promote_wait_s and not tracked.was_promoted:
+        if self._cache.has_tiers and self.settings.promote_wait_s and not tracked.was_promoted:
             token_ns = 0 if self._is_always_loaded(tracked) else self._judge.token_ns
-            far = FarTerms(wait_s=self.terms.promote_wait_s, token_ns=token_ns)
+            far = TierWait(wait_s=self.settings.promote_wait_s, token_ns=token_ns)
             tracked.was_promoted = True
         pending = self._cache.start_acquire(
             Ask(
@@ -365,7 +365,7 @@ class Restores:
                 local=local,
                 limit=limit,
                 alignment=self._groups.alignment,
-                shards=range(max(self._groups.shards)) if self.terms.verify_always else (),
+                shards=range(max(self._groups.shards)) if self.settings.verify_always else (),
             ),
             far=far,
             wait_s=(limit - local) * self._judge.token_ns * _LATE_SHARE_S,
@@ -442,8 +442,8 @@ class Restores:
             return False  # no request gets the null block
         if question.room_until_s is None:
             wait_s = tokens * self._judge.token_ns / 1e9
-            if tracked.terms.expect_tokens:
-                wait_s = max(wait_s, self.terms.arrival_wait_s)
+            if tracked.settings.expect_tokens:
+                wait_s = max(wait_s, self.settings.arrival_wait_s)
             question.room_until_s = self._clock() + wait_s
         if self._clock() >= question.room_until_s:
             return False
@@ -478,7 +478,7 @@ class Restores:
         assert found is not None
         if not found.is_hit:
             return self._explain_miss(tracked, question, local)
-        gained = found.boundary - max(local, self.terms.replayed_tokens)
+        gained = found.boundary - max(local, self.settings.replayed_tokens)
         if gained <= 0:
             return Miss.TOO_SHORT
         if self._is_always_loaded(tracked):
@@ -494,7 +494,7 @@ class Restores:
     def _is_always_loaded(self, tracked: TrackedRequest) -> bool:
         """Whether hits of the request are loaded even if computing is faster. A prompt that another engine has computed
         for it always is."""
-        return self.terms.always or tracked.terms.expect_tokens > 0
+        return self.settings.always or tracked.settings.expect_tokens > 0
 
     def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> Miss:
         pending = question.pending

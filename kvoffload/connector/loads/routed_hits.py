@@ -30,7 +30,7 @@ class RoutedHits:
             return
         for request_id in [one for one in self._waiting if one in scheduled]:
             tracked = self._waiting.pop(request_id)
-            promised = min(tracked.terms.expected_hit_tokens, tracked.request.num_tokens)
+            promised = min(tracked.settings.expected_hit_tokens, tracked.request.num_tokens)
             hit = min(tracked.request.num_computed_tokens, promised)
             self._measures.count("kvoffload_routed_expected_tokens_total", promised)
             self._measures.count("kvoffload_routed_hit_tokens_total", hit)

@@ -22,7 +22,7 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
+from kvoffload.client import HintRequest, PendingAcquire, PromptNote, TierWait
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.orders import NodeOrders, NodeQuestion, NodeReport
 from kvoffload.connector.common.step_plan import LoadJob, Place, SaveJob, StepPlan
@@ -46,7 +46,7 @@ class _Acquire(PendingAcquire):
     """A question to all nodes. `numbers` and `parts` are those of the other nodes, by position."""
 
     ask: Ask = field(default_factory=lambda: Ask(b""))
-    far: FarTerms | None = None
+    far: TierWait | None = None
     own: PendingAcquire = field(default_factory=lambda: PendingAcquire(0))
     numbers: dict[int, int] = field(default_factory=dict)
     parts: dict[int, AcquiredBlocks] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class AllNodes:
     def find_boundary(self, ask: Ask) -> int:
         return self._own.find_boundary(ask)
 
-    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None, wait_s: float = 0.0) -> PendingAcquire:
+    def start_acquire(self, ask: Ask, *, far: TierWait | None = None, wait_s: float = 0.0) -> PendingAcquire:
         """Asks this node first. The others are asked once it has a lease, for as many tokens as it has: a miss here
         costs them nothing."""
         asked = _Acquire(local=ask.local, ask=ask._replace(chain=bytes(ask.chain)), far=far)
@@ -306,7 +306,7 @@ class AllNodes:
         for other in self._others:
             other.invalidate(group, bytes(hashes))
 
-    def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> object:
+    def start_hint(self, hint: HintRequest, *, on_answer: Callable[[Hinted | None], None] | None = None) -> object:
         """Sends the hint to all nodes. Only this node's answer is reported."""
         for other in self._others:
             other.hint(hint)

@@ -149,7 +149,7 @@ class EvictionWatch:
         self._names[blocks] = names
         self._parents[blocks] = as_rows(one.tracked.chain.parents(one.group, one.positions))[is_there]
         self._hashes[blocks] = names ^ as_rows(one.tracked.chain.mask)
-        self._tenant[blocks] = self._tenants.setdefault(one.tracked.terms.tenant, len(self._tenants))
+        self._tenant[blocks] = self._tenants.setdefault(one.tracked.settings.tenant, len(self._tenants))
         self._group[blocks] = one.group
         self._count += len(blocks)
 

@@ -26,7 +26,7 @@ from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import SavePolicy
 from kvoffload.connector.saves.rank_digests import RankDigests
-from kvoffload.connector.saves.terms import SaveTerms
+from kvoffload.connector.saves.settings import SaveSettings
 from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import HASH_BYTES
@@ -78,7 +78,7 @@ class Saves:
         worth: SaveWorth,
         *,
         pins: BlockPins,
-        terms: SaveTerms,
+        settings: SaveSettings,
         policy: SavePolicy,
         is_ready: Callable[[Place], bool],
         is_known: Callable[[TrackedRequest], bool],
@@ -101,8 +101,8 @@ class Saves:
         self.groups = groups
         self._worth = worth
         self._pins = pins
-        self._terms = terms
-        self.rank_digests = RankDigests(groups.facts, terms.sharing)
+        self._settings = settings
+        self.rank_digests = RankDigests(groups.facts, settings.sharing)
         self._jobs: dict[int, _Job] = {}
         """The jobs that ranks have yet to report, by number, in the order in which they began."""
         self._overdue: dict[int, _Job] = {}
@@ -268,14 +268,14 @@ class Saves:
         while self._jobs:
             number, job = next(iter(self._jobs.items()))
             waits_s = self.clock() - job.begun_s
-            if waits_s < self._terms.report_wait_s:
+            if waits_s < self._settings.report_wait_s:
                 return
             logger.warning(
                 "save job %d is dropped: after %.0f s %d of %d ranks have not reported it",
                 number,
                 waits_s,
                 job.waiting_ranks,
-                self._terms.sharing.ranks,
+                self._settings.sharing.ranks,
             )
             self._measures.count("kvoffload_failed_saves_total")
             self._drop(job)
@@ -306,7 +306,7 @@ class Saves:
     def _may_save(self, tracked: TrackedRequest) -> bool:
         if tracked.request.lora_request is not None and not self._is_known(tracked):
             tracked.is_tainted = True
-        return not (tracked.is_tainted or tracked.terms.skip_save)
+        return not (tracked.is_tainted or tracked.settings.skip_save)
 
     def _look_at(
         self,
@@ -405,8 +405,8 @@ class Saves:
         """Adds pins and slots to `parts` for blocks that the policy has chosen, as far as there is room. Each part is
         the caller's as soon as it is added, also if a later one fails. `keep` takes the candidates of a group and the
         index of the first block without room, and returns whether it is offered again."""
-        for group, tenant in sorted({(one.group, one.tracked.terms.tenant) for one in candidates}):
-            mine = [one for one in candidates if (one.group, one.tracked.terms.tenant) == (group, tenant)]
+        for group, tenant in sorted({(one.group, one.tracked.settings.tenant) for one in candidates}):
+            mine = [one for one in candidates if (one.group, one.tracked.settings.tenant) == (group, tenant)]
             names = [one.tracked.chain.names(group, one.positions) for one in mine]
             if self._note_saved is not None:
                 for one, hashes in zip(mine, names, strict=True):
@@ -543,7 +543,7 @@ class Saves:
             names = [part.named.hashes for part in mine]
             writers, compared = self.rank_digests.choose_writers(moves.groups, names)
             job = SaveJob(number, place, moves, writers, compared)
-            self._jobs[number] = _Job(job, mine, told, self._terms.sharing.ranks, self.clock(), self.step)
+            self._jobs[number] = _Job(job, mine, told, self._settings.sharing.ranks, self.clock(), self.step)
             jobs.append(job)
         return tuple(jobs)
 
@@ -561,13 +561,13 @@ class Saves:
                     part.slots,
                     hashes=named.hashes,
                     parents=named.parents,
-                    digests=self._terms.finish(named, sums[:, part.begin : part.begin + records], shards),
-                    shards=self._terms.sharing.nodes * shards,
+                    digests=self._settings.finish(named, sums[:, part.begin : part.begin + records], shards),
+                    shards=self._settings.sharing.nodes * shards,
                     tenant=named.tenant,
                 )
             )
             if is_told:
-                size_bytes = records * self._terms.count_bytes(named.group, shards)
+                size_bytes = records * self._settings.count_bytes(named.group, shards)
                 self._measures.count("kvoffload_saved_bytes_total", size_bytes)
             elif part.is_first:
                 self._measures.count("kvoffload_dropped_saves_total", records, reason="no_server")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from kvoffload.cache import Ask
-from kvoffload.client import FarTerms, PendingAcquire
+from kvoffload.client import PendingAcquire, TierWait
 from kvoffload.connector.common.cache_client import CacheClient
-from kvoffload.connector.secondary.transfers import GROUP, SHARD, TransferTerms
+from kvoffload.connector.secondary.transfers import GROUP, SHARD, TransferSettings
 
 QUESTION_LIMIT = 1024
 """Maximum number of questions, over all requests, that wait for tiers slower than memory. Further chunks are misses."""
@@ -33,15 +33,15 @@ class TierLookups:
     """Runs on the same thread as the transfers, and never waits.
 
     Chunks in memory are found at once. Slower tiers are asked once for each request and chunk, and the request waits
-    for them as long as the terms say.
+    for them as long as the settings say.
     """
 
-    def __init__(self, cache: CacheClient, terms: TransferTerms, *, prefix_groups: Set[int]) -> None:
+    def __init__(self, cache: CacheClient, settings: TransferSettings, *, prefix_groups: Set[int]) -> None:
         """`prefix_groups` are the groups whose chunks are useless without all those before them. vLLM looks these up
         from the first one on, and those of other groups from the last one back, whose neighbours may not be there."""
         self._cache = cache
         self._prefix_groups = prefix_groups
-        self._terms = terms
+        self._settings = settings
         self._requests: dict[str, _Request] = {}
         self._questions = 0
 
@@ -66,7 +66,7 @@ class TierLookups:
             return None
         if self._cache.lookup(GROUP, name)[0]:
             return True
-        if not (self._cache.has_tiers and self._terms.promote_wait_s):
+        if not (self._cache.has_tiers and self._settings.promote_wait_s):
             return False
         if name in request.asked:
             return False
@@ -115,11 +115,11 @@ class TierLookups:
             pending = self._cache.start_acquire(
                 Ask(
                     b"".join(names),
-                    limit=len(names) * self._terms.block_tokens,
-                    alignment=self._terms.block_tokens,
+                    limit=len(names) * self._settings.block_tokens,
+                    alignment=self._settings.block_tokens,
                     shards=(SHARD,),
                 ),
-                far=FarTerms(wait_s=self._terms.promote_wait_s),
+                far=TierWait(wait_s=self._settings.promote_wait_s),
             )
             request.questions.append((names, pending))
             self._questions += 1

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import Ask, BlockLease, Publication, ReservedSlots, SegmentMap
-from kvoffload.client import FarTerms, PendingAcquire
+from kvoffload.client import PendingAcquire, TierWait
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.errors import KVOffloadError
 from kvoffload.kvspec import Allocation
@@ -38,8 +38,8 @@ Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferTerms:
-    """The terms of one engine's tier: its records, and how they are checked."""
+class TransferSettings:
+    """The settings of one engine's tier: its records, and how they are checked."""
 
     fingerprint: bytes
     record_bytes: int
@@ -136,14 +136,14 @@ class TierTransfers:
         self,
         cache: CacheClient,
         engine: CopyEngine,
-        terms: TransferTerms,
+        settings: TransferSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes the copy engine, which `close` closes, and the cache, which the caller closes."""
         self._cache = cache
         self._engine = engine
-        self._terms = terms
+        self._settings = settings
         self._clock = clock
         self._stores: dict[int, _Store] = {}
         self._loads: dict[int, _Load] = {}
@@ -175,12 +175,12 @@ class TierTransfers:
         if len(self) >= JOB_LIMIT or not names:
             self._end(load)
             return
-        far = FarTerms(wait_s=self._terms.promote_wait_s) if self._cache.has_tiers else None
+        far = TierWait(wait_s=self._settings.promote_wait_s) if self._cache.has_tiers else None
         load.pending = self._cache.start_acquire(
             Ask(
                 b"".join(names),
-                limit=len(names) * self._terms.block_tokens,
-                alignment=self._terms.block_tokens,
+                limit=len(names) * self._settings.block_tokens,
+                alignment=self._settings.block_tokens,
                 shards=(SHARD,),
             ),
             far=far,
@@ -252,10 +252,10 @@ class TierTransfers:
         if found.lease is None:
             self._end(load)
             return
-        count = found.boundary // self._terms.block_tokens
+        count = found.boundary // self._settings.block_tokens
         (leased,) = found.groups
         addresses = leased.addresses[:count]
-        wanted = leased.digests[0][:count] if self._terms.verify_always else None
+        wanted = leased.digests[0][:count] if self._settings.verify_always else None
         submitted = self._submit(
             CopyDirection.LOAD, found.lease.memory_id, addresses, load.rows[:count], has_digests=wanted is not None
         )
@@ -279,7 +279,7 @@ class TierTransfers:
         """Hands a copy to the copy engine. None: it was not taken, and nothing will be copied."""
         try:
             memory = self._cache.memory(memory_id)
-            slots = memory.pointers(addresses, self._terms.record_bytes)
+            slots = memory.pointers(addresses, self._settings.record_bytes)
             items = CopyItems(group=np.zeros(len(rows), np.int64), block=rows, slot=slots)
             return self._engine.submit(direction, items, has_digests=has_digests), memory
         except (ValueError, KVOffloadError) as fault:
@@ -332,11 +332,11 @@ class TierTransfers:
         return bad
 
     def _finish(self, totals: npt.NDArray[np.uint64], names: bytes) -> npt.NDArray[np.uint64]:
-        terms = self._terms
+        settings = self._settings
         digests = finish_digests(
             totals.tobytes(),
-            terms.record_bytes,
-            fingerprint=terms.fingerprint,
+            settings.record_bytes,
+            fingerprint=settings.fingerprint,
             block_hashes=names,
             group=GROUP,
             shard=SHARD,

@@ -18,7 +18,7 @@ from kvoffload.errors import ConfigError, ProtocolError
 from kvoffload.server.channels.lifelines import Watcher
 from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_UNPROVEN, TcpGate
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.sessions.terms import RemoteTerms
+from kvoffload.server.sessions.settings import TcpSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ _KEY_BYTES = 40
 class RemoteControl:
     """Belongs to the thread of the event loop."""
 
-    def __init__(self, terms: RemoteTerms, path: Path, watcher: Watcher) -> None:
+    def __init__(self, settings: TcpSettings, path: Path, watcher: Watcher) -> None:
         """Listens; `path` is a Unix socket between gate and ROUTER. ConfigError: the address cannot be used."""
-        self._terms = terms
+        self._settings = settings
         self._path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         # ZeroMQ must find the look-up socket before the first client can connect.
@@ -57,7 +57,7 @@ class RemoteControl:
         self._router = self._context.socket(zmq.ROUTER)
         try:
             self._bind()
-            self._gate = TcpGate(terms.address, path, watcher)
+            self._gate = TcpGate(settings.address, path, watcher)
         except BaseException:
             self._close_sockets()
             raise
@@ -98,7 +98,7 @@ class RemoteControl:
         """Returns the guest with this key, if there is one. Another thread may remove it between the two steps of
         `get`."""
         try:
-            return self._terms.guests.get(key)
+            return self._settings.guests.get(key)
         except KeyError:
             return None
 
@@ -121,7 +121,7 @@ class RemoteControl:
             except zmq.Again:
                 return
             name = z85.encode(key)
-            is_known = mechanism == b"CURVE" and name.decode() in self._terms.guests
+            is_known = mechanism == b"CURVE" and name.decode() in self._settings.guests
             if not is_known:
                 logger.debug("a client with key %s is not let in", name.decode())
             verdict = (b"200", b"", name) if is_known else (b"400", b"this key is not known here", b"")
@@ -140,15 +140,15 @@ class RemoteControl:
             (zmq.SNDHWM, QUEUED_OUT),
             (zmq.RCVHWM, QUEUED_IN),
             (zmq.ROUTER_MANDATORY, 1),
-            (zmq.HANDSHAKE_IVL, self._terms.handshake_ms),
+            (zmq.HANDSHAKE_IVL, self._settings.handshake_ms),
             # A machine that was switched off says nothing, not even that it is gone.
             (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),
         ):
             self._router.setsockopt(option, value)
         self._router.setsockopt(zmq.CURVE_SERVER, 1)
-        self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._terms.keys.public)
-        self._router.setsockopt(zmq.CURVE_SECRETKEY, self._terms.keys.secret)
+        self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._settings.keys.public)
+        self._router.setsockopt(zmq.CURVE_SECRETKEY, self._settings.keys.secret)
         # ZeroMQ must not let in a client whose key was not looked up.
         self._router.setsockopt(zmq.ZAP_DOMAIN, b"kvoffload")
         self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)

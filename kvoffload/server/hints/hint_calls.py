@@ -33,7 +33,7 @@ from kvoffload.server.hints.retentions import Caller, Held, Key, Retention, Rete
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.drain import check_stranger
 from kvoffload.server.sessions.session import Connection
-from kvoffload.server.sessions.terms import CoreTerms
+from kvoffload.server.sessions.settings import CoreSettings
 from kvoffload.server.sessions.tier_requests import TierRequests
 from kvoffload.server.tiering.counts import cut_text
 from kvoffload.server.tiering.looks import Found
@@ -120,8 +120,8 @@ class _Asked:
 class HintCalls:
     """Belongs to the thread of the server's core."""
 
-    def __init__(self, terms: CoreTerms, domains: Mapping[str, Domain], tiers: TierRequests) -> None:
-        self._terms = terms
+    def __init__(self, settings: CoreSettings, domains: Mapping[str, Domain], tiers: TierRequests) -> None:
+        self._settings = settings
         self._domains = domains
         self._tiers = tiers
         self._now_s = self._due_s = 0.0
@@ -197,7 +197,7 @@ class HintCalls:
         name; operators of all blocks."""
         session, registration = connection.session, connection.session.registration
         if registration is None or registration.name_space != message.name_space:
-            refusal = check_stranger(self._terms, session, message)
+            refusal = check_stranger(self._settings, session, message)
             if refusal is None or registration is None:
                 return refusal or Caller(session.owner)
             return refuse(message, ErrorCode.NOT_FOUND, f"namespace {message.name_space} is not the session's")

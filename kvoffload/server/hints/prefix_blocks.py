@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvoffload.cache import LocalCache, find_reach, needed_blocks
 from kvoffload.hash_rows import as_rows, find_first
 from kvoffload.server.tiering.seen import bound_tokens, count_looks
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.types import HASH_BYTES
 
 _LOOKED_AT = 64

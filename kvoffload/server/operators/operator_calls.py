@@ -192,7 +192,7 @@ class OperatorCalls:
         yield _time("residence", "", residence.counts, residence.sum_s * 1_000_000_000)
         for tier in () if domain.traffic is None else domain.traffic.tiers:
             waits = tier.reads.waits
-            yield _time("promotion", tier.terms.name, waits.counts, int(waits.sum_s * 1e9))
+            yield _time("promotion", tier.settings.name, waits.counts, int(waits.sum_s * 1e9))
 
 
 def _clear_one(cache: LocalCache, name_space: int) -> int:
@@ -220,7 +220,7 @@ def _describe_model(domain: Domain, fingerprint: bytes, used_bytes: int) -> Mode
 def _describe_speeds(domain: Domain) -> Iterator[NamedCount]:
     for tier in () if domain.traffic is None else domain.traffic.tiers:
         if tier.reads.rate.is_measured:
-            yield NamedCount(name=tier.terms.name, count=int(tier.reads.rate.bytes_per_s))
+            yield NamedCount(name=tier.settings.name, count=int(tier.reads.rate.bytes_per_s))
 
 
 def _describe_curve(domain: Domain) -> dict[str, Any]:

@@ -277,7 +277,7 @@ def _find_prefix(domain: Domain, message: FindPrefix, now_s: float, answer: _Tel
 
 
 def _kinds(chain: TierChain) -> tuple[str, ...]:
-    return tuple(tier.terms.name for tier in chain.tiers)
+    return tuple(tier.settings.name for tier in chain.tiers)
 
 
 def _wait_s(message: FollowBlock | FindPrefix) -> float:

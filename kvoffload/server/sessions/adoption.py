@@ -47,7 +47,7 @@ class Adoption:
         boot_id, verdict = self._refused.get(user, (0, AdoptVerdict.NOT_USABLE))
         if boot_id == message.former_boot_id:
             return verdict
-        if not _is_usable(domain.terms.memory_bytes, message):
+        if not _is_usable(domain.settings.memory_bytes, message):
             return AdoptVerdict.NOT_USABLE
         self._wanted[user] = _Wanted(session, message.former_boot_id, len(message.segment_sizes) // 8)
         return AdoptVerdict.WANTED

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache
-from kvoffload.protocol import Error, ErrorCode, Greeting, Register, ServerTerms, agree_version
+from kvoffload.protocol import Error, ErrorCode, Greeting, HandshakeSettings, Register, agree_version
 from kvoffload.server.common.refusal import refuse
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 
 
 @dataclass(frozen=True, kw_only=True)
-class TenantTerms:
+class TenantSettings:
     """A tenant, to whom blocks belong. A user of several tenants names one when it registers, and belongs to the first
     otherwise."""
 
@@ -30,13 +30,13 @@ class TenantTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DomainTerms:
+class DomainSettings:
     """Everyone in a domain can read all of its memory."""
 
     name: str
     uids: frozenset[int] | None = None
     """Users of the domain, or None for all users who can open the socket."""
-    tenants: tuple[TenantTerms, ...] = ()
+    tenants: tuple[TenantSettings, ...] = ()
     held_limit_bytes: int = NO_LIMIT
     """Bytes that each session may hold in leases and reservations."""
     is_shared: bool = False
@@ -48,7 +48,7 @@ class DomainTerms:
         return self.uids is None or uid in self.uids
 
 
-def note_sharing(domains: Iterable[DomainTerms], socket_mode: int) -> tuple[DomainTerms, ...]:
+def note_sharing(domains: Iterable[DomainSettings], socket_mode: int) -> tuple[DomainSettings, ...]:
     """Notes which domains several users may use, of a server whose socket has this mode."""
     is_open = bool(socket_mode & 0o077)
     return tuple(replace(one, is_shared=is_open and (one.uids is None or len(one.uids) > 1)) for one in domains)
@@ -87,10 +87,12 @@ class FormerBytes:
 class Domain:
     """Belongs to the thread of the server's core. It has no cache until memory is taken or adopted."""
 
-    def __init__(self, terms: DomainTerms, handshake: ServerTerms, traffic: TierChain | None = None) -> None:
-        self.terms = terms
+    def __init__(
+        self, settings: DomainSettings, handshake: HandshakeSettings, traffic: TierChain | None = None
+    ) -> None:
+        self.settings = settings
         without = {"promote"} if traffic is None else set()
-        self.handshake = replace(handshake, domain=terms.name, capabilities=handshake.capabilities - without)
+        self.handshake = replace(handshake, domain=settings.name, capabilities=handshake.capabilities - without)
         self.traffic = traffic
         """Traffic with the tiers below the domain's memory, or None if there are none."""
         self.cache: LocalCache | None = None
@@ -114,12 +116,13 @@ class Domain:
 
     @property
     def name(self) -> str:
-        return self.terms.name
+        return self.settings.name
 
     def attach(self, cache: LocalCache, *, adopted_boot_id: int = 0) -> None:
         assert self.cache is None, f"domain {self.name!r} has its memory already"
         self._tenants = {
-            tenant.name: cache.open_tenant(tenant.name, quota_bytes=tenant.quota_bytes) for tenant in self.terms.tenants
+            tenant.name: cache.open_tenant(tenant.name, quota_bytes=tenant.quota_bytes)
+            for tenant in self.settings.tenants
         }
         self.cache = cache
         self.adopted_boot_id = adopted_boot_id
@@ -161,7 +164,7 @@ class Domain:
 
     def list_tenants(self, uid: int) -> dict[str, int]:
         """Returns the tenants that this user may name, in the order of the configuration."""
-        return {tenant.name: self._tenants[tenant.name] for tenant in self.terms.tenants if tenant.admits(uid)}
+        return {tenant.name: self._tenants[tenant.name] for tenant in self.settings.tenants if tenant.admits(uid)}
 
     def choose_tenant(self, message: Register, uid: int) -> int | Error:
         """Returns the tenant whose quota pays; 0: none."""
@@ -187,12 +190,12 @@ def _take_one(counts: Counter[int], sizes: Iterable[int]) -> None:
 
 def choose_domain(domains: Mapping[str, Domain], greeting: Greeting, uid: int) -> Domain | Error:
     """Returns the domain that the greeting names, or else the first that this user may use."""
-    allowed = [domain for domain in domains.values() if domain.terms.admits(uid)]
+    allowed = [domain for domain in domains.values() if domain.settings.admits(uid)]
     named = domains.get(greeting.domain)
     if not allowed or (named is not None and named not in allowed):
         place = "this server" if named is None else f"domain {greeting.domain!r}"
         return refuse(greeting, ErrorCode.NOT_ALLOWED, f"user {uid} may not use {place}")
-    # An unknown name is refused by the terms of the first one, which say which domain there is.
+    # An unknown name is refused by the settings of the first one, which say which domain there is.
     domain = named or allowed[0]
     protocol = agree_version(domain.handshake, greeting)
     return protocol if isinstance(protocol, Error) else domain

@@ -7,7 +7,7 @@ import hmac
 from kvoffload.protocol import ClientMessage, Error, ErrorCode
 from kvoffload.server.common.refusal import refuse
 from kvoffload.server.sessions.session import EngineSession
-from kvoffload.server.sessions.terms import CoreTerms
+from kvoffload.server.sessions.settings import CoreSettings
 
 _NS_PER_MS = 1_000_000
 
@@ -35,22 +35,22 @@ class DrainState:
         return self.is_on and (is_late or not holds_something)
 
 
-def is_operator(terms: CoreTerms, session: EngineSession) -> bool:
+def is_operator(settings: CoreSettings, session: EngineSession) -> bool:
     """Whether the session is an operator's by its user or key alone."""
-    return session.uid in terms.operator_uids if session.guest is None else session.guest.is_operator
+    return session.uid in settings.operator_uids if session.guest is None else session.guest.is_operator
 
 
-def check_operator(terms: CoreTerms, session: EngineSession, message: ClientMessage) -> Error | None:
+def check_operator(settings: CoreSettings, session: EngineSession, message: ClientMessage) -> Error | None:
     """Returns a refusal if the message is for operators only and the caller is none."""
-    return check_stranger(terms, session, message) if message.is_for_operators else None
+    return check_stranger(settings, session, message) if message.is_for_operators else None
 
 
-def check_stranger(terms: CoreTerms, session: EngineSession, message: ClientMessage) -> Error | None:
+def check_stranger(settings: CoreSettings, session: EngineSession, message: ClientMessage) -> Error | None:
     """Returns a refusal if the caller is no operator and does not know the token."""
-    token, told = terms.operator_token, getattr(message, "token", "")
+    token, told = settings.operator_token, getattr(message, "token", "")
     if token and hmac.compare_digest(told.encode(), token.encode()):
         return None
-    if is_operator(terms, session):
+    if is_operator(settings, session):
         return None
     who = f"user {session.uid}" if session.guest is None else "who comes over TCP with this key"
     return refuse(message, ErrorCode.NOT_ALLOWED, f"{who} is no operator here")

@@ -12,7 +12,7 @@ from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Cleared, EventsLost, Medium, NamespaceOpened, Removed, Stored
 from kvoffload.protocol.message import Event
 from kvoffload.server.common.shares import has_shares
-from kvoffload.server.sessions.terms import ServerLimits
+from kvoffload.server.sessions.settings import ServerLimits
 from kvoffload.server.tiering.watched_blocks import FindThere, WatchedBlocks
 from kvoffload.types import HASH_BYTES
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from types import MappingProxyType
 
 from kvoffload import native
-from kvoffload.cache import CacheFiles, CacheOwner, CacheTerms, LocalCache
+from kvoffload.cache import CacheFiles, CacheOwner, CacheSettings, LocalCache
 from kvoffload.errors import CacheMemoryError
 from kvoffload.packets import close_all
 from kvoffload.protocol import AdoptVerdict
@@ -24,11 +24,11 @@ class Pools:
 
     def __init__(
         self,
-        wanted: Mapping[str, CacheTerms],
+        wanted: Mapping[str, CacheSettings],
         owners: Mapping[str, CacheOwner] = MappingProxyType({}),
         tenants: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
     ) -> None:
-        """Takes by domain the terms of its memory, its owner, and the quotas of its tenants. Starts the thread that
+        """Takes by domain the settings of its memory, its owner, and the quotas of its tenants. Starts the thread that
         takes memory; ConfigError: it cannot be started."""
         self.caches: dict[str, LocalCache] = {}
         self._wanted = wanted
@@ -41,9 +41,9 @@ class Pools:
 
     def begin(self) -> None:
         """Takes the first memory for each domain that has none: some milliseconds, on another thread."""
-        for name, terms in self._wanted.items():
+        for name, settings in self._wanted.items():
             if name not in self.caches and name not in self._taking:
-                self._taking[name] = self._pool.submit(LocalCache.begin, terms, self._owner_of(name))
+                self._taking[name] = self._pool.submit(LocalCache.begin, settings, self._owner_of(name))
 
     def take_ready(self) -> list[str]:
         """Returns domains whose first memory has come, and starts to grow it. CacheMemoryError: it could not be

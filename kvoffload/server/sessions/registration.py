@@ -17,7 +17,7 @@ from kvoffload.server.sessions.domain import Domain, sizes_of
 from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.sessions.outbox import OpenExpress
 from kvoffload.server.sessions.session import Connection, EngineSession, Registration
-from kvoffload.server.sessions.terms import ServerLimits
+from kvoffload.server.sessions.settings import ServerLimits
 from kvoffload.types import Fingerprint
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Identities:
         self._tell_differing(domain, name_space)
         return Registered(
             name_space=name_space,
-            held_limit_bytes=domain.terms.held_limit_bytes,
+            held_limit_bytes=domain.settings.held_limit_bytes,
             resume=session.resume,
             tenants=tuple(tenants),
         )

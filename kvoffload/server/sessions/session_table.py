@@ -25,7 +25,7 @@ from kvoffload.server.sessions.session import (
     Peer,
     Process,
 )
-from kvoffload.server.sessions.terms import ServerLimits
+from kvoffload.server.sessions.settings import ServerLimits
 
 logger = logging.getLogger(__name__)
 
@@ -332,11 +332,11 @@ class SessionTable:
         cache, domain = _cache_of(session), session.domain
         former = SessionId(session.former_cache_session)
         is_adopted = former != 0 and 0 != domain.adopted_boot_id == session.former_boot_id
-        owner = session.uid if domain.terms.is_shared else None
+        owner = session.uid if domain.settings.is_shared else None
         if is_adopted and not self._is_taken(domain, former) and cache.reopen_session(former, owner=owner):
             session.cache_session = former
         else:
-            session.cache_session = cache.open_session(held_limit_bytes=domain.terms.held_limit_bytes, owner=owner)
+            session.cache_session = cache.open_session(held_limit_bytes=domain.settings.held_limit_bytes, owner=owner)
 
     def _is_taken(self, domain: Domain, cache_session: SessionId) -> bool:
         return any(other.domain is domain and other.cache_session == cache_session for other in self)

@@ -15,7 +15,7 @@ from kvoffload.server.sessions.outbox import Later, Sendable, ToConnection
 from kvoffload.server.sessions.session import Connection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.promotion_parts import Wanted
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.server.tiering.watched_blocks import FindThere
 

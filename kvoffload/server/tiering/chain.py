@@ -17,7 +17,7 @@ from kvoffload.server.tiering.looks import Found
 from kvoffload.server.tiering.promotion import OnStored
 from kvoffload.server.tiering.promotion_parts import Answer, AskedFor, Keep, PartOf, Wanted
 from kvoffload.server.tiering.seen import LOOKS_AT_ONCE, Seen, bound_tokens, count_looks, look_for, serve_in_parts
-from kvoffload.server.tiering.terms import TierPlan, TierSpace
+from kvoffload.server.tiering.settings import TierPlan, TierSpace
 from kvoffload.server.tiering.tier_notes import TierNotes
 from kvoffload.server.tiering.traffic import PREFETCH_WAIT_MS, TierTraffic
 from kvoffload.tiers import RecordNames
@@ -31,7 +31,7 @@ def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable
     """Opens the tiers of each domain that has some. `open_pidfd` opens a pidfd of the process that owns the slots of
     what is under way."""
     return {
-        name: TierChain([TierTraffic(tier.place.open_tier(), tier.terms, open_pidfd=open_pidfd) for tier in below])
+        name: TierChain([TierTraffic(tier.place.open_tier(), tier.settings, open_pidfd=open_pidfd) for tier in below])
         for name, below in plans.items()
         if below
     }
@@ -268,19 +268,19 @@ class TierChain:
         assert cache is not None
         groups = range(len(space.rules))
         in_memory = _look_up(cache, asked)
-        terms = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
-        reached = find_reach(space.rules, in_memory, **terms)
+        settings = {"local": message.local, "limit": message.limit, "alignment": message.alignment}
+        reached = find_reach(space.rules, in_memory, **settings)
         used = [] if self._is_closing else list(range(len(walk.found)))
         while used:
             there = [in_memory[group].copy() for group in groups]
             for at in used:
                 for group in groups:
                     there[group] |= walk.found[at][group]
-            boundary = find_reach(space.rules, there, **terms)
+            boundary = find_reach(space.rules, there, **settings)
             walk.reach = max(walk.reach, boundary)
             needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
             while boundary > reached and (count := sum(map(len, needed))) > MAX_NEEDED:
-                boundary = find_reach(space.rules, there, **terms | {"limit": boundary * MAX_NEEDED // count})
+                boundary = find_reach(space.rules, there, **settings | {"limit": boundary * MAX_NEEDED // count})
                 needed = [needed_blocks(rule, local=message.local, boundary=boundary) for rule in space.rules]
             if boundary <= reached:
                 break

@@ -26,7 +26,7 @@ def describe_counts(stats: CacheStats, traffic: TierChain | None = None) -> Coun
         return Counts(tenants=tenants, **counts)
     moved = tuple(
         TrafficCounts(
-            tier=tier.terms.name,
+            tier=tier.settings.name,
             waiting_bytes=tier.waiting_bytes,
             waiting_requests=tier.waiting_requests,
             **asdict(tier.counts),
@@ -47,7 +47,7 @@ def describe_draining(every: Iterable[CacheStats], sessions: int) -> Draining:
 def _describe_places(tier: TierTraffic) -> Iterable[PlaceCounts]:
     for one in tier.health()[:MAX_PLACES]:
         yield PlaceCounts(
-            tier=cut_text(tier.terms.name, NAME_BYTES),
+            tier=cut_text(tier.settings.name, NAME_BYTES),
             name=cut_text(one.name, LINE_BYTES),
             state=one.state.value,
             reason=cut_text(one.reason, LINE_BYTES),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvoffload.hash_rows import Rows
 from kvoffload.server.common.turns import Turns
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
 LOOK_TIMEOUT_S = 1.0

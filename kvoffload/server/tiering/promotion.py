@@ -27,7 +27,7 @@ from kvoffload.server.tiering.promotion_parts import (
 )
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.seen import LOOKS_AT_ONCE, count_looks
-from kvoffload.server.tiering.terms import FindSpace, TierCounts, TierSpace, TierTerms, as_names, cut_pieces
+from kvoffload.server.tiering.settings import FindSpace, TierCounts, TierSettings, TierSpace, as_names, cut_pieces
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
 _GET_TIMEOUT_S = 10.0
@@ -51,7 +51,7 @@ class Promotions:
     def __init__(
         self,
         tier: Tier,
-        terms: TierTerms,
+        settings: TierSettings,
         find_space: FindSpace,
         *,
         counts: TierCounts,
@@ -63,7 +63,7 @@ class Promotions:
         self.waits = Histogram(WAIT_BOUNDS_S)
         """Seconds for which requests waited."""
         self._tier = tier
-        self._terms = terms
+        self._settings = settings
         self._find_space = find_space
         self._counts = counts
         self._on_stored = on_stored
@@ -139,7 +139,7 @@ class Promotions:
                         self._bad.leave_out(space.names(group, rows[group].tobytes(), shard), found[group])
             then(found, found_s)
 
-        if self._cache is None or self.waiting - self._peers_waiting >= self._terms.promotion_limit:
+        if self._cache is None or self.waiting - self._peers_waiting >= self._settings.promotion_limit:
             then([np.zeros(len(group), np.bool_) for group in rows], now_s)
         elif known is not None:
             then([has & lacks for has, lacks in zip(known, lacking, strict=True)], now_s)
@@ -171,7 +171,7 @@ class Promotions:
     def bring(self, wanted: Wanted, now_s: float) -> None:
         """Brings up blocks that the tier has and memory has not, by their names alone, for another server."""
         space = self._find_space(wanted.name_space)
-        if self._cache is None or space is None or self._peers_waiting >= self._terms.promotion_limit:
+        if self._cache is None or space is None or self._peers_waiting >= self._settings.promotion_limit:
             wanted.answer(Promoted(outcome=PromotionOutcome.NOTHING, boundary=0))
             return
         rows = [as_rows(wanted.hashes if group == wanted.group else b"") for group in range(len(space.rules))]
@@ -187,7 +187,7 @@ class Promotions:
         """Gives the tier as much work as it may have, and ends pieces that have become readable."""
         self._end_stored(now_s)
         under_way = len({piece for piece, _ in self._reading.values()})
-        while self._queue and self.rate.queued_bytes < self._terms.under_way_bytes and under_way < _MOST_PIECES:
+        while self._queue and self.rate.queued_bytes < self._settings.under_way_bytes and under_way < _MOST_PIECES:
             piece = self._queue[0]
             if (piece.waiters or piece.room is not None) and not self._begin(piece, now_s):
                 return
@@ -296,7 +296,7 @@ class Promotions:
                 fresh = [at for at, piece in enumerate(found) if piece is None]
                 positions, hashes, names = positions[fresh], hashes[fresh], [names[at] for at in fresh]
                 before = before[fresh]
-            for part in cut_pieces(len(names), space.block_bytes(group), self._terms.piece_bytes):
+            for part in cut_pieces(len(names), space.block_bytes(group), self._settings.piece_bytes):
                 first_token = int(positions[part.start]) * space.rules[group].block_size
                 pieces.append(Piece(space, group, hashes[part], before[part], names[part], first_token, {promotion}))
         for piece in sorted(pieces, key=lambda piece: piece.first_token):
@@ -442,7 +442,7 @@ class Promotions:
             self._settle(waiter, now_s)
 
     def _until_s(self, keep: Keep) -> float:
-        return keep.end_s + self._terms.hold_s
+        return keep.end_s + self._settings.hold_s
 
     def _leave_piece(self, waiter: Promotion, piece: Piece, *, is_whole: bool) -> None:
         waiter.pieces.discard(piece)

@@ -12,7 +12,7 @@ from kvoffload.cache import LeaseId, Reservation
 from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Promote, Promoted
 from kvoffload.server.tiering.seen import Seen
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 
 Answer = Callable[[Promoted], None]
 

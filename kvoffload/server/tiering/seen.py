@@ -14,7 +14,7 @@ from kvoffload.cache import LocalCache
 from kvoffload.hash_rows import Rows
 from kvoffload.server.common.steps import Steps, Unfinished, run_steps, take_parts
 from kvoffload.server.tiering.looks import Found
-from kvoffload.server.tiering.terms import FindNear, TierSpace
+from kvoffload.server.tiering.settings import FindNear, TierSpace
 
 LOOKS_AT_ONCE = 1024
 """Number of looks that the event loop makes for one request, at most. Requests with more go to the thread for long

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvoffload.cache import LocalCache
 from kvoffload.hash_rows import as_rows
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
 
 SWEPT_BLOCKS = 4096

@@ -13,7 +13,7 @@ from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache, SessionId, Stor
 from kvoffload.errors import TierError
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.promotion import OnMissing, OnStored, Promotions
-from kvoffload.server.tiering.terms import TierCounts, TierSpace, TierTerms
+from kvoffload.server.tiering.settings import TierCounts, TierSettings, TierSpace
 from kvoffload.server.tiering.writes import TierWrites
 from kvoffload.tiers import RecordNames, Tier, TierHealth, TierState
 
@@ -29,11 +29,11 @@ WRITER_LOOK_S = 0.001
 class TierTraffic:
     """Belongs to the thread of the server's core, which watches the tier's file. Nothing here waits but `close`."""
 
-    def __init__(self, tier: Tier, terms: TierTerms, *, open_pidfd: Callable[[], int]) -> None:
+    def __init__(self, tier: Tier, settings: TierSettings, *, open_pidfd: Callable[[], int]) -> None:
         """Takes the tier, and closes it at the end. `open_pidfd` opens a pidfd of the process that owns the slots of
         what is under way."""
         self._open_pidfd = open_pidfd
-        self.terms = terms
+        self.settings = settings
         self.counts = TierCounts()
         self._tier = tier
         self._spaces: dict[int, TierSpace] = {}
@@ -42,9 +42,9 @@ class TierTraffic:
         """States of the tier's places, by name, with the reason of one that is ready. Those of a fleet come and go."""
         self._advanced_s = 0.0
         self._bad = BadRecords(tier)
-        self.writes = TierWrites(tier, terms, self._spaces.get, self.counts, self._bad)
+        self.writes = TierWrites(tier, settings, self._spaces.get, self.counts, self._bad)
         self._reads = Promotions(
-            tier, terms, self._spaces.get, counts=self.counts, bad=self._bad, on_stored=self._tell_stored
+            tier, settings, self._spaces.get, counts=self.counts, bad=self._bad, on_stored=self._tell_stored
         )
 
     def tell(self, *, written: OnStored, missing: OnMissing) -> None:
@@ -67,7 +67,7 @@ class TierTraffic:
 
     def attach(self, cache: LocalCache, tell: OnStored) -> None:
         """Connects the memory. `tell` is called with blocks that came up."""
-        held_bytes = int(cache.stats.capacity_bytes * self.terms.held_share)
+        held_bytes = int(cache.stats.capacity_bytes * self.settings.held_share)
         # Adopted memory may have no place for two sessions. Both are opened first, so that nothing is moved unless both
         # are there.
         writing, reading = self._open_session(cache, NO_LIMIT), self._open_session(cache, held_bytes or NO_LIMIT)
@@ -78,14 +78,14 @@ class TierTraffic:
     def learn(self, name_space: int, fingerprint: bytes, geometry: CacheGeometry) -> None:
         """Notes an identity whose blocks may be moved from here on."""
         self._spaces.setdefault(name_space, TierSpace(number=name_space, fingerprint=fingerprint, geometry=geometry))
-        self.terms.on_learn(name_space, fingerprint, geometry)
+        self.settings.on_learn(name_space, fingerprint, geometry)
 
     def forget_spaces(self, name_spaces: Set[int]) -> set[int]:
         """Forgets identities that no session registers any more and that have no blocks in memory. Returns those that
         were forgotten here: all but those for which there is something to do."""
         idle = name_spaces - self._reads.busy_spaces()
         known = {number: space for number in idle if (space := self._spaces.get(number)) is not None}
-        stay = {number for number, space in known.items() if not self.terms.on_forget(space.fingerprint)}
+        stay = {number for number, space in known.items() if not self.settings.on_forget(space.fingerprint)}
         forgotten = set(idle - stay)
         for number in forgotten & known.keys():
             del self._spaces[number]
@@ -164,9 +164,9 @@ class TierTraffic:
             if one.state is TierState.OPENING or before.get(one.name) == now:
                 continue
             if is_ready and not one.reason:
-                logger.info("%s tier %s is ready: %d records", self.terms.name, one.name, one.records)
+                logger.info("%s tier %s is ready: %d records", self.settings.name, one.name, one.records)
             else:
-                logger.warning("%s tier %s is %s: %s", self.terms.name, one.name, one.state.value, one.reason)
+                logger.warning("%s tier %s is %s: %s", self.settings.name, one.name, one.state.value, one.reason)
 
     def health(self) -> list[TierHealth]:
         """Returns the state of each of the tier's places."""
@@ -199,4 +199,4 @@ class TierTraffic:
         try:
             self._tier.close()
         except TierError as fault:
-            logger.warning("%s tier: %s", self.terms.name, fault)
+            logger.warning("%s tier: %s", self.settings.name, fault)

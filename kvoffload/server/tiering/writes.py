@@ -12,12 +12,12 @@ from kvoffload.cache import LeasedGroup, LeaseFor, LeaseId, LocalCache, SessionI
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.rate import TierRate
-from kvoffload.server.tiering.terms import (
+from kvoffload.server.tiering.settings import (
     PIECE_BLOCKS,
     FindSpace,
     TierCounts,
+    TierSettings,
     TierSpace,
-    TierTerms,
     WriteRule,
     cut_pieces,
 )
@@ -83,12 +83,12 @@ class TierWrites:
     """Belongs to the thread of the server's core. Nothing here waits."""
 
     def __init__(
-        self, tier: Tier, terms: TierTerms, find_space: FindSpace, counts: TierCounts, bad: BadRecords
+        self, tier: Tier, settings: TierSettings, find_space: FindSpace, counts: TierCounts, bad: BadRecords
     ) -> None:
         self._bad = bad
         self.rate = TierRate()
         self._tier = tier
-        self._terms = terms
+        self._settings = settings
         self._find_space = find_space
         self._counts = counts
         self._cache: LocalCache | None = None
@@ -110,8 +110,8 @@ class TierWrites:
     def attach(self, cache: LocalCache, session: SessionId) -> None:
         self._cache, self._session = cache, session
         capacity_bytes = cache.stats.capacity_bytes
-        self._kept_limit = int(capacity_bytes * self._terms.kept_share)
-        self._queue_limit = int(capacity_bytes * self._terms.queue_share)
+        self._kept_limit = int(capacity_bytes * self._settings.kept_share)
+        self._queue_limit = int(capacity_bytes * self._settings.queue_share)
 
     @property
     def waiting_bytes(self) -> int:
@@ -137,11 +137,11 @@ class TierWrites:
         names = as_rows(hashes)
         before = as_rows(parents) if parents else as_rows(_NO_PARENT * len(names))
         noted = _Noted(space, group, names, before)
-        if self._terms.wants is not None:
-            noted = noted.part(self._terms.wants(hashes))
+        if self._settings.wants is not None:
+            noted = noted.part(self._settings.wants(hashes))
             if not len(noted.hashes):
                 return
-        if self._terms.write is WriteRule.THROUGH:
+        if self._settings.write is WriteRule.THROUGH:
             self._enqueue(noted)
             return
         self._kept.append(noted)
@@ -236,14 +236,16 @@ class TierWrites:
             self._cache.leave_tier_notes(noted.space.number, noted.group, noted.hashes.tobytes(), there)
 
     def _may_write(self) -> bool:
-        has_room = self._under_way_blocks < _UNDER_WAY_BLOCKS and self.rate.queued_bytes < self._terms.under_way_bytes
+        has_room = (
+            self._under_way_blocks < _UNDER_WAY_BLOCKS and self.rate.queued_bytes < self._settings.under_way_bytes
+        )
         return has_room and self._cache is not None
 
     def _take_kept(self, limit_bytes: int, *, is_bounded: bool = True) -> None:
         while self._kept and self._kept_bytes > limit_bytes:
             noted = self._kept.popleft()
             self._kept_bytes -= noted.size_bytes
-            if self._terms.write is WriteRule.SECOND_USE and self._cache is not None:
+            if self._settings.write is WriteRule.SECOND_USE and self._cache is not None:
                 noted = noted.part(self._cache.find_used(noted.space.number, noted.group, noted.hashes.tobytes()))
             self._enqueue(noted, is_bounded=is_bounded)
 
@@ -251,18 +253,18 @@ class TierWrites:
         size_bytes = noted.size_bytes
         waiting_bytes = self.waiting_bytes + size_bytes
         # The rate measured with a few small records says little, so one piece may always wait.
-        in_time_bytes = max(self._terms.queue_s * self.rate.bytes_per_s, self._terms.piece_bytes)
+        in_time_bytes = max(self._settings.queue_s * self.rate.bytes_per_s, self._settings.piece_bytes)
         limit_bytes = min(in_time_bytes, self._queue_limit)
         # One batch may be larger than the bound: it is taken if nothing else waits.
         if is_bounded and waiting_bytes > limit_bytes and self.waiting_bytes:
             self._counts.dropped_full += len(noted.hashes)
             return
-        if self._queue and self._queue[-1].may_have(noted, self._terms.piece_bytes):
+        if self._queue and self._queue[-1].may_have(noted, self._settings.piece_bytes):
             # An engine that saves block by block has them written together all the same.
             self._queue[-1] = self._queue[-1].with_more(noted)
         else:
             block_bytes = noted.space.block_bytes(noted.group)
-            for part in cut_pieces(len(noted.hashes), block_bytes, self._terms.piece_bytes):
+            for part in cut_pieces(len(noted.hashes), block_bytes, self._settings.piece_bytes):
                 self._queue.append(noted.part(part))
         self._queued_bytes += size_bytes
 
@@ -308,7 +310,7 @@ class TierWrites:
                 digests=digests,
                 parents=noted.parents.tobytes(),
             )
-            ticket = self._tier.put(batch, timeout_s=self._terms.put_timeout_s)
+            ticket = self._tier.put(batch, timeout_s=self._settings.put_timeout_s)
             if not ticket:
                 break
             self._writing[ticket] = writing

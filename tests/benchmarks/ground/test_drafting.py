@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.kv_cache_interface import MambaSpec
 
-from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.models import DEEPSEEK_V3, QWEN3_NEXT_80B, Model
 from benchmarks.ground.server import count_left, settle
 from benchmarks.ground.trial import open_ours
@@ -20,8 +20,8 @@ from benchmarks.ground.work import make_fresh, repeat
 pytestmark = pytest.mark.vllm
 
 PROMPT, ANSWER = 3000, 20
-ASYNC = EngineTerms(drafts=3, mtp=True)
-ONE_BY_ONE = EngineTerms(drafts=3, mtp=True, is_async=False, runner=1)
+ASYNC = EngineSettings(drafts=3, mtp=True)
+ONE_BY_ONE = EngineSettings(drafts=3, mtp=True, is_async=False, runner=1)
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +30,13 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "terms"),
+    ("model", "settings"),
     [(DEEPSEEK_V3, ASYNC), (QWEN3_NEXT_80B, ASYNC), (QWEN3_NEXT_80B, ONE_BY_ONE)],
     ids=["latents", "states", "states, one step at a time"],
 )
-def test_a_turn_is_restored_to_where_the_engines_own_hit_ends(model: Model, terms: EngineTerms) -> None:
+def test_a_turn_is_restored_to_where_the_engines_own_hit_ends(model: Model, settings: EngineSettings) -> None:
     first = make_fresh(4, tokens=PROMPT, new_tokens=ANSWER, per_s=0)
-    with open_ours(model, terms) as engine:
+    with open_ours(model, settings) as engine:
         drafting = [group for group in engine.config.scheduler.kv_cache_groups if drafts(group, model)]
         assert len(drafting) == 1
         engine.serve(first)

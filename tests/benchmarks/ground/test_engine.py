@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from benchmarks.ground.accelerator import Share, StepCost
-from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.models import DEEPSEEK_V32, GPT_OSS_120B, LLAMA_8B, QWEN3_NEXT_80B, Model
 from benchmarks.ground.server import count_left
 from benchmarks.ground.trial import open_bare, open_ideal
@@ -15,7 +15,12 @@ from benchmarks.ground.work import make_agents, make_fresh, repeat
 
 pytestmark = pytest.mark.vllm
 
-SHAPES = (EngineTerms(), EngineTerms(is_async=False), EngineTerms(drafts=3), EngineTerms(is_async=False, drafts=3))
+SHAPES = (
+    EngineSettings(),
+    EngineSettings(is_async=False),
+    EngineSettings(drafts=3),
+    EngineSettings(is_async=False, drafts=3),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +28,10 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-@pytest.mark.parametrize("terms", SHAPES, ids=["async", "sync", "async, drafts", "sync, drafts"])
-def test_every_request_gets_its_answer(terms: EngineTerms) -> None:
+@pytest.mark.parametrize("settings", SHAPES, ids=["async", "sync", "async, drafts", "sync, drafts"])
+def test_every_request_gets_its_answer(settings: EngineSettings) -> None:
     asks = make_fresh(6, tokens=900, new_tokens=20, per_s=50.0)
-    with open_bare(LLAMA_8B, terms) as engine:
+    with open_bare(LLAMA_8B, settings) as engine:
         run = engine.serve(asks)
         assert not any(count_left(engine).values())
     assert {one.ask.name for one in run.served} == {ask.name for ask in asks}
@@ -37,14 +42,14 @@ def test_every_request_gets_its_answer(terms: EngineTerms) -> None:
 
 def test_a_first_token_takes_what_its_prompt_takes() -> None:
     (ask,) = make_fresh(1, tokens=8000, new_tokens=2, per_s=0)
-    with open_bare(LLAMA_8B, EngineTerms()) as engine:
+    with open_bare(LLAMA_8B, EngineSettings()) as engine:
         (one,) = engine.serve([ask]).served
     assert one.ttft_s == pytest.approx(StepCost(LLAMA_8B).seconds([Share(8000, 0)]))
 
 
 def test_a_turn_comes_after_the_one_before() -> None:
     asks = make_agents(2, turns=3, first_tokens=3000, tool_tokens=64, new_tokens=8, think_s=1.0)
-    with open_bare(LLAMA_8B, EngineTerms()) as engine:
+    with open_bare(LLAMA_8B, EngineSettings()) as engine:
         served = {one.ask: one for one in engine.serve(asks).served}
     for ask, one in served.items():
         if ask.after is not None:
@@ -55,7 +60,7 @@ def test_a_turn_comes_after_the_one_before() -> None:
 @pytest.mark.parametrize("model", [LLAMA_8B, GPT_OSS_120B, QWEN3_NEXT_80B, DEEPSEEK_V32], ids=lambda model: model.name)
 def test_an_ideal_connector_misses_nothing(model: Model) -> None:
     asks = make_fresh(4, tokens=3000, new_tokens=20, per_s=0)
-    with open_ideal(model, EngineTerms()) as engine:
+    with open_ideal(model, EngineSettings()) as engine:
         engine.serve(asks)
         assert engine.forget()
         run = engine.serve(repeat(asks, from_s=0, new_tokens=2))

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
-from benchmarks.ground.engine_config import EngineConfig, EngineTerms, make_config
+from benchmarks.ground.engine_config import EngineConfig, EngineSettings, make_config
 from benchmarks.ground.models import (
     DEEPSEEK_V3,
     DEEPSEEK_V32,
@@ -31,7 +31,7 @@ from benchmarks.ground.models import (
     Model,
 )
 from kvoffload.connector.engine.replicas import find_replicas
-from kvoffload.plan.model_shape import Keeps, ShapeTerms, read_shape
+from kvoffload.plan.model_shape import EngineOptions, Keeps, read_shape
 from kvoffload.plan.sizing import size_model
 
 pytestmark = pytest.mark.vllm
@@ -49,8 +49,8 @@ class ConfigMaker:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def make(self, model: Model, **terms: object) -> EngineConfig:
-        return make_config(model, EngineTerms(**terms), self._folder)  # type: ignore[arg-type]
+    def make(self, model: Model, **settings: object) -> EngineConfig:
+        return make_config(model, EngineSettings(**settings), self._folder)  # type: ignore[arg-type]
 
 
 def keeps(group: KVCacheGroupSpec) -> Keeps:
@@ -65,7 +65,7 @@ PLANNED = [model for model in MODELS if model is not DEEPSEEK_V32]
 @pytest.mark.parametrize("model", PLANNED, ids=[model.name for model in PLANNED])
 def test_plan_says_what_vllm_makes_of_a_model(configured: ConfigMaker, model: Model) -> None:
     config = configured.make(model)
-    shape = read_shape(model.config, ShapeTerms(kv_dtype=model.kv_dtype, ranks=model.ranks))
+    shape = read_shape(model.config, EngineOptions(kv_dtype=model.kv_dtype, ranks=model.ranks))
     planned: dict[Keeps, float] = {}
     for size in size_model(shape).groups:
         planned[size.keeps] = planned.get(size.keeps, 0) + size.token_bytes + size.state_bytes

@@ -12,7 +12,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from benchmarks.ground.engine import VirtualEngine
-from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.models import GPT_OSS_120B, LLAMA_8B
 from benchmarks.ground.trial import open_ideal
 from benchmarks.ground.work import Ask, make_tokens
@@ -50,7 +50,7 @@ def end(engine: VirtualEngine) -> None:
 
 
 def test_a_token_that_followed_on_lost_bytes_is_told() -> None:
-    with open_ideal(LLAMA_8B, EngineTerms(is_async=True), in_step=True) as engine:
+    with open_ideal(LLAMA_8B, EngineSettings(is_async=True), in_step=True) as engine:
         begin_hit(engine)
         scheduler = engine.scheduler
         first = scheduler.schedule()
@@ -65,7 +65,7 @@ def test_a_token_that_followed_on_lost_bytes_is_told() -> None:
 
 
 def test_an_engine_with_several_groups_ends() -> None:
-    with open_ideal(GPT_OSS_120B, EngineTerms(is_async=False), in_step=True) as engine:
+    with open_ideal(GPT_OSS_120B, EngineSettings(is_async=False), in_step=True) as engine:
         begin_hit(engine)
         first = engine.scheduler.schedule()
         assert first.has_sync_kv_loads

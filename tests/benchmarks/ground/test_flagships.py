@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.flagships import FLAGSHIPS
 from benchmarks.ground.models import Model
 from benchmarks.ground.server import count_left
@@ -24,7 +24,7 @@ def test_prompts_that_the_engine_forgot_come_back_as_far_as_its_own_hits(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     asks = make_fresh(2, tokens=9000, new_tokens=8, per_s=0)
-    with open_ours(model, EngineTerms(), settings={"load_policy": "always"}) as engine:
+    with open_ours(model, EngineSettings(), settings={"load_policy": "always"}) as engine:
         engine.serve(asks)
         own = engine.serve([replace(ask, name=f"{ask.name} again") for ask in asks]).served
         assert engine.forget()

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from benchmarks.ground.engine import Flight, VirtualEngine
-from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.models import GEMMA_3_27B, GPT_OSS_120B, LLAMA_8B, QWEN3_NEXT_80B, Model
 from benchmarks.ground.trial import open_bare, open_ideal
 from benchmarks.ground.work import make_fresh
@@ -73,7 +73,7 @@ def watch_tables(engine: VirtualEngine) -> StepTables:
 
 @pytest.mark.parametrize("model", [LLAMA_8B, GPT_OSS_120B, GEMMA_3_27B], ids=lambda model: model.name)
 def test_windows_that_a_step_under_way_reads_are_not_free(model: Model) -> None:
-    with open_ideal(model, EngineTerms(step_tokens=2048)) as engine:
+    with open_ideal(model, EngineSettings(step_tokens=2048)) as engine:
         assert frees_after_steps(engine.config.vllm, engine.config.worker)
         log = watch_tables(engine)
         engine.serve(make_fresh(3, tokens=7000, new_tokens=8, per_s=20.0))
@@ -96,7 +96,7 @@ def abort_under_way(engine: VirtualEngine) -> set[int]:
 
 @pytest.mark.parametrize("model", [LLAMA_8B, GPT_OSS_120B], ids=lambda model: model.name)
 def test_what_an_aborted_request_had_is_free_when_its_last_step_has_ended(model: Model) -> None:
-    with open_ideal(model, EngineTerms()) as engine:
+    with open_ideal(model, EngineSettings()) as engine:
         blocks = abort_under_way(engine)
         assert find_free(engine, blocks) == set()
         while engine.queue:
@@ -106,7 +106,7 @@ def test_what_an_aborted_request_had_is_free_when_its_last_step_has_ended(model:
 
 def test_an_engine_that_loads_nothing_frees_at_once() -> None:
     """The test before says something."""
-    with open_bare(LLAMA_8B, EngineTerms()) as engine:
+    with open_bare(LLAMA_8B, EngineSettings()) as engine:
         blocks = abort_under_way(engine)
         assert find_free(engine, blocks) == blocks
         while engine.queue:
@@ -114,11 +114,15 @@ def test_an_engine_that_loads_nothing_frees_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "terms"),
-    [(QWEN3_NEXT_80B, EngineTerms()), (LLAMA_8B, EngineTerms(drafts=3)), (LLAMA_8B, EngineTerms(is_async=False))],
+    ("model", "settings"),
+    [
+        (QWEN3_NEXT_80B, EngineSettings()),
+        (LLAMA_8B, EngineSettings(drafts=3)),
+        (LLAMA_8B, EngineSettings(is_async=False)),
+    ],
     ids=["new blocks are zeroed", "drafts", "one step at a time"],
 )
-def test_loads_wait_where_that_is_not_all(model: Model, terms: EngineTerms) -> None:
-    with open_ideal(model, terms) as engine:
+def test_loads_wait_where_that_is_not_all(model: Model, settings: EngineSettings) -> None:
+    with open_ideal(model, settings) as engine:
         config: Any = engine.config
         assert not frees_after_steps(config.vllm, config.worker)

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from benchmarks.ground.engine_config import EngineTerms
+from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.models import DEEPSEEK_V3
 from benchmarks.ground.server import count_left
 from benchmarks.ground.trial import open_ours
@@ -35,10 +35,10 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-@pytest.mark.parametrize("terms", [EngineTerms(), EngineTerms(is_async=False)], ids=["async", "sync"])
-def test_hits_longer_than_the_window_are_loaded_and_every_answer_comes(terms: EngineTerms) -> None:
+@pytest.mark.parametrize("settings", [EngineSettings(), EngineSettings(is_async=False)], ids=["async", "sync"])
+def test_hits_longer_than_the_window_are_loaded_and_every_answer_comes(settings: EngineSettings) -> None:
     prompts = {"long": make_tokens(1, 3000), "just longer": make_tokens(2, 200), "as long": make_tokens(3, 129)}
-    with open_ours(MODEL, terms, settings={"load_policy": "always"}) as engine:
+    with open_ours(MODEL, settings, settings={"load_policy": "always"}) as engine:
         groups = engine.config.scheduler.kv_cache_groups
         assert {group.kv_cache_spec.prefix_cacheable for group in groups} == {True, False}
         assert engine.scheduler.prefix_replay_tokens == WINDOW

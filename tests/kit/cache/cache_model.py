@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache, longest_boundary
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheSettings, GroupRule, LocalCache, longest_boundary
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import Fingerprint
 from kvoffload.units import MIB
@@ -27,7 +27,7 @@ HYBRID = CacheGeometry(
 PLAIN = CacheGeometry(
     hash_block_size=16, groups=(CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=4096),)
 )
-SMALL = CacheTerms(memory_bytes=MIB, segment_bytes=512 * KIB, extent_bytes=16 * KIB, entry_limit=4096, policy="lru")
+SMALL = CacheSettings(memory_bytes=MIB, segment_bytes=512 * KIB, extent_bytes=16 * KIB, entry_limit=4096, policy="lru")
 
 
 def fingerprint(name: str) -> Fingerprint:

@@ -71,12 +71,12 @@ def has_patterns(cache: Any, memory_id: int, group: int, addresses: npt.NDArray[
 async def save(cache: Any, chain: bytes = CHAIN, **publish: Any) -> None:
     """Saves all groups' blocks, by all shards; they are readable when it returns."""
     prefix = names_of(0, chain)
-    for group, terms in enumerate(HYBRID.groups):
+    for group, settings in enumerate(HYBRID.groups):
         names = names_of(group, chain)
         slots = await cache.reserve(group, hashes=names)
         assert len(slots) == len(names) // 32
         parents = (bytes(32) + prefix)[: len(prefix)] if group == 0 else names
-        for shard in range(terms.shards):
+        for shard in range(settings.shards):
             write(cache, slots, names, shard)
             cache.publish(Publication(slots, hashes=names, parents=parents, shard=shard, **publish))
     await cache.stats()

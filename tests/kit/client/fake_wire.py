@@ -12,7 +12,7 @@ import numpy as np
 from kvoffload.client.joining import HeldMemory, Member
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.terms import LinkState, LinkTerms
+from kvoffload.client.settings import LinkSettings, LinkState
 from kvoffload.protocol import (
     Adopt,
     AdoptAnswer,
@@ -36,7 +36,7 @@ from tests.kit.server.harness import register_of
 
 NO_FILE = 1 << 20
 """Numbers from here on belong to no descriptor."""
-TERMS = LinkTerms()
+SETTINGS = LinkSettings()
 
 
 class FakeWire:
@@ -117,12 +117,12 @@ def make_memories(*, keeps_former: bool = False) -> Memories:
 
 
 def make_link(
-    wire: FakeWire, *, role: Role = Role.SCHEDULER, terms: LinkTerms = TERMS, pidfd: int = 3, **options: Any
+    wire: FakeWire, *, role: Role = Role.SCHEDULER, settings: LinkSettings = SETTINGS, pidfd: int = 3, **options: Any
 ) -> Link:
     register: Register | None = None if role is Role.OBSERVER else register_of(PLAIN)
     member = Member(engine="engine", role=role)
     memories = make_memories(keeps_former=role is Role.WORKER)
-    return Link(member, register, terms, wire, memories, pidfd=pidfd, random=Random(1), **options)
+    return Link(member, register, settings, wire, memories, pidfd=pidfd, random=Random(1), **options)
 
 
 def lease(number: int) -> Release:

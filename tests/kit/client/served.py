@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.client import Client
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 WAIT_S = 30.0
 
 
 def served(path: Path, **options: Any) -> Client:
-    client = Client(make_terms(path, **options)).start()
+    client = Client(make_settings(path, **options)).start()
     assert client.wait_until_served(WAIT_S), client.fault
     return client
 

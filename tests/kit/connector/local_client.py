@@ -18,8 +18,8 @@ from kvoffload.cache import (
     Ask,
     BlockLease,
     CacheGeometry,
+    CacheSettings,
     CacheStats,
-    CacheTerms,
     HugePages,
     LocalCache,
     LocalSession,
@@ -28,13 +28,13 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import FarTerms, HintTerms, PendingAcquire, PromptNote
+from kvoffload.client import HintRequest, PendingAcquire, PromptNote, TierWait
 from kvoffload.client.lanes import Pending
 from kvoffload.connector.common.step_plan import Place
 from kvoffload.protocol import Acquire, Acquired, Hinted, HintOutcome, Register
 from kvoffload.types import HASH_BYTES
 
-MEMORY = CacheTerms(
+MEMORY = CacheSettings(
     memory_bytes=4 << 20,
     segment_bytes=2 << 20,
     extent_bytes=16 << 10,
@@ -65,7 +65,7 @@ class Published:
 class LocalClient:
     """A client as the connector's scheduler side uses it; its workers have `LocalPlaces`. For one thread."""
 
-    def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
+    def __init__(self, register: Register, memory: CacheSettings = MEMORY) -> None:
         self.register = register
         self._geometry = CacheGeometry.read(register)
         self.sessions: dict[int, LocalSession] = {}
@@ -82,7 +82,7 @@ class LocalClient:
         """How many `take` still gives; None: as many as there is room for."""
         self.steps = 0
         self.asked: list[tuple[int, int]] = []
-        self.far: list[FarTerms | None] = []
+        self.far: list[TierWait | None] = []
         self.wait_s = 0.0
         """Seconds that the last acquire would have waited for a late answer."""
         self.is_full = False
@@ -93,7 +93,7 @@ class LocalClient:
         self.published: list[Published] = []
         self.aborted: list[ReservedSlots] = []
         self.notes: list[PromptNote] = []
-        self.hints: list[HintTerms] = []
+        self.hints: list[HintRequest] = []
         self.hinted: Hinted | None = Hinted(outcome=HintOutcome.DONE)
         """How every hint is answered."""
         self.is_closed = False
@@ -101,7 +101,7 @@ class LocalClient:
 
     # ---- what a test does ----
 
-    def serve_anew(self, memory: CacheTerms = MEMORY) -> int:
+    def serve_anew(self, memory: CacheSettings = MEMORY) -> int:
         """Another server is there, with other memory: its number. Leases and slots in the former memory stay."""
         self.local_cache = LocalCache.create(memory)
         session = LocalSession(self.local_cache, self.register.fingerprint, self._geometry)
@@ -160,7 +160,7 @@ class LocalClient:
     def find_boundary(self, ask: Ask) -> int:
         return self.current.find_boundary(ask)
 
-    def start_acquire(self, ask: Ask, *, far: FarTerms | None = None, wait_s: float = 0.0) -> PendingAcquire:
+    def start_acquire(self, ask: Ask, *, far: TierWait | None = None, wait_s: float = 0.0) -> PendingAcquire:
         """As `Client` does, only what is there is asked for."""
         self.far.append(far)
         self.wait_s = wait_s
@@ -265,7 +265,7 @@ class LocalClient:
     def invalidate(self, group: int, hashes: Buffer) -> None:
         self.current.invalidate(group, hashes)
 
-    def start_hint(self, hint: HintTerms, *, on_answer: Callable[[Hinted | None], None] | None = None) -> None:
+    def start_hint(self, hint: HintRequest, *, on_answer: Callable[[Hinted | None], None] | None = None) -> None:
         """Notes the hint for the test, and answers it with `hinted`."""
         self.hints.append(hint)
         if on_answer is not None:
@@ -286,7 +286,7 @@ class LocalClient:
 class StockedClient(LocalClient):
     """Holds a few slots of each group ready, as a real client does: of a small pool fewer."""
 
-    def __init__(self, register: Register, memory: CacheTerms = MEMORY) -> None:
+    def __init__(self, register: Register, memory: CacheSettings = MEMORY) -> None:
         super().__init__(register, memory)
         self.slots = STOCK if memory.memory_bytes >= MEMORY.memory_bytes else STOCK // 8
 

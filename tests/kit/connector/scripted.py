@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from kvoffload.cache import CacheTerms, GroupRule
+from kvoffload.cache import CacheSettings, GroupRule
 from kvoffload.connector import facade
 from kvoffload.connector.common.step_plan import (
     GroupFacts,
@@ -139,7 +139,7 @@ class ScriptedEngine:
         ranks: int = 1,
         stages: Sequence[Sequence[Group]] = (),
         replicas: int = 1,
-        memory: CacheTerms = MEMORY,
+        memory: CacheSettings = MEMORY,
         retention_interval: int | None = None,
         extra: dict[str, Any] | None = None,
         role: str = "kv_both",
@@ -185,7 +185,7 @@ class ScriptedEngine:
             num_speculative_tokens=drafts, use_eagle_block_drop=lambda: drops_last_block
         )
         self.vllm_config.cache_config.prefix_cache_retention_interval = retention_interval
-        scheduler_terms = EngineStart.scheduler_terms
+        scheduler_settings = EngineStart.scheduler_settings
         with (
             patch.object(
                 EngineStart, "open_for_scheduler", lambda start, register, engine, on_event: self.open_cache(register)
@@ -193,14 +193,16 @@ class ScriptedEngine:
             patch.object(
                 EngineStart,
                 "scheduler_terms",
-                lambda start: replace(scheduler_terms(start), round_steps=round_steps, gathered_tokens=gathered_tokens),
+                lambda start: replace(
+                    scheduler_settings(start), round_steps=round_steps, gathered_tokens=gathered_tokens
+                ),
             ),
             patch.object(facade, "SchedulerSide", partial(SchedulerSide, clock=lambda: self.now_s)),
         ):
             self.connector = KVOffloadConnector(self.vllm_config, KVConnectorRole.SCHEDULER, self.config)
         self.connector.bind_gpu_block_pool(self.pool)
         self.geometry = self._describe(self.config, self.tensors)
-        self.sharing = self.side.terms.sharing
+        self.sharing = self.side.settings.sharing
         geometries = [self.geometry]
         if stages:
             configs = [make_config(*stage, num_blocks=num_blocks) for stage in stages]

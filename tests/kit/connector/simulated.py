@@ -16,7 +16,7 @@ from vllm.v1.request import Request
 
 from kvoffload.cache import needed_blocks
 from kvoffload.connector.common.step_plan import StepPlan, WorkerReport
-from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
+from kvoffload.connector.worker_side import WorkerSettings, WorkerSide
 from kvoffload.kvspec import ReuseRule
 from tests.kit.connector.engine_configs import make_tensors
 from tests.kit.connector.local_client import LocalClient, LocalPlaces
@@ -38,9 +38,9 @@ class NothingMovesError(AssertionError):
 class LateWorker(WorkerSide):
     """A worker whose copies are done one at a time, when the test asks for the next one."""
 
-    def __init__(self, terms: WorkerTerms, cache: LocalClient) -> None:
-        ranks = terms.sharing.ranks
-        super().__init__(terms, lambda register: LocalPlaces(cache), lambda frame: (frame,) * ranks)
+    def __init__(self, settings: WorkerSettings, cache: LocalClient) -> None:
+        ranks = settings.sharing.ranks
+        super().__init__(settings, lambda register: LocalPlaces(cache), lambda frame: (frame,) * ranks)
         self._late: deque[StepPlan] = deque()
         self._loaded: dict[str, bool] = {}
         self._report = WorkerReport()
@@ -96,7 +96,7 @@ class SimulatedEngine(ScriptedEngine):
 
     def _start(self, rank: int) -> LateWorker:
         """One rank with tensors of its own, on a node of its own if there are several."""
-        worker = LateWorker(WorkerTerms(rank=rank, sharing=self.sharing), self.caches[self.sharing.node_of(rank)])
+        worker = LateWorker(WorkerSettings(rank=rank, sharing=self.sharing), self.caches[self.sharing.node_of(rank)])
         tensors = make_tensors(self.config) if rank else self.tensors
         worker.register(self.geometry, tensors, scale_views={}, identify=_identify)
         if worker.node:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
-from kvoffload.connector.secondary.transfers import ROWS, EndedJob, TierTransfers, TransferTerms, map_rows
+from kvoffload.client import Client, ClientSettings, LinkSettings, Member, describe_blocks
+from kvoffload.connector.secondary.transfers import ROWS, EndedJob, TierTransfers, TransferSettings, map_rows
 from kvoffload.kvspec import ReuseRule
 from kvoffload.native import sha256
 from kvoffload.protocol import Role
@@ -96,13 +96,13 @@ def open_tier(
     row_bytes: int = ROW_BYTES,
 ) -> SmallTier:
     """Served, with slots that are held ready."""
-    terms = ClientTerms(
+    settings = ClientSettings(
         socket=socket,
         member=Member(engine=f"engine of {identity}", role=Role.SCHEDULER, rank=0, pid=os.getpid(), uid=os.getuid()),
         register=register_of(identity, row_bytes=row_bytes),
-        link=LinkTerms(acquire_deadline_s=PATIENCE_S, call_deadline_s=PATIENCE_S, stock_slots=(stock,)),
+        link=LinkSettings(acquire_deadline_s=PATIENCE_S, call_deadline_s=PATIENCE_S, stock_slots=(stock,)),
     )
-    client = Client(terms).start()
+    client = Client(settings).start()
     assert client.wait_until_served(WAIT_S), client.fault
     wait_for(lambda: client.ready_slots()[0])
     rows = np.random.default_rng(7).integers(0, 256, (ROW_COUNT, row_bytes), np.uint8)
@@ -110,7 +110,7 @@ def open_tier(
     transfers = TierTransfers(
         client,
         engine,
-        TransferTerms(
+        TransferSettings(
             fingerprint=bytes(fingerprint(identity)),
             record_bytes=row_bytes,
             block_tokens=TOKENS,

@@ -75,4 +75,4 @@ def saving(tokens: range, *, mask: bytes = NO_MASK, before: bytes = b"", **chang
     given = {"lora_request": None, "cache_salt": None, "mm_features": [], "prompt_embeds": None, "session_id": None}
     given |= {"all_token_ids": list(tokens), **changes}
     chain = SimpleNamespace(mask=mask, before=lambda group, position: before if position else bytes(32), tokens=32)
-    return SimpleNamespace(request=SimpleNamespace(**given), terms=SimpleNamespace(tenant=""), chain=chain)
+    return SimpleNamespace(request=SimpleNamespace(**given), settings=SimpleNamespace(tenant=""), chain=chain)

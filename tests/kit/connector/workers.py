@@ -23,9 +23,9 @@ from kvoffload.connector.common.step_plan import (
 )
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.pipeline import Exchange
-from kvoffload.connector.identity.agreement import SharingTerms
+from kvoffload.connector.identity.agreement import BlockDivision
 from kvoffload.connector.identity.engine import describe_engine
-from kvoffload.connector.worker_side import WorkerSide, WorkerTerms
+from kvoffload.connector.worker_side import WorkerSettings, WorkerSide
 from kvoffload.errors import ServerError
 from kvoffload.keys.identity import Identity
 from kvoffload.kvspec import HeadUnits, KVGeometry
@@ -123,8 +123,8 @@ class TestedWorker(WorkerSide):
 
     __test__ = False
 
-    def __init__(self, terms: WorkerTerms, shared: SharedCache, exchange: Exchange, replicas: int = 1) -> None:
-        super().__init__(terms, shared.open, exchange)
+    def __init__(self, settings: WorkerSettings, shared: SharedCache, exchange: Exchange, replicas: int = 1) -> None:
+        super().__init__(settings, shared.open, exchange)
         self.shared = shared
         self.replicas = {"r": replicas, "a": replicas}
 
@@ -152,7 +152,7 @@ def make_worker(
     has_late_frees: bool = False,
     units: HeadUnits | None = None,
 ) -> TestedWorker:
-    sharing = SharingTerms(
+    sharing = BlockDivision(
         hash_block_size=4,
         hash_algorithm="sha256",
         hash_seed="0",
@@ -160,10 +160,10 @@ def make_worker(
         pipeline_ranks=pipeline_ranks,
         units=units,
     )
-    terms = WorkerTerms(rank=rank, sharing=sharing, has_late_frees=has_late_frees)
+    settings = WorkerSettings(rank=rank, sharing=sharing, has_late_frees=has_late_frees)
     same = lambda frame: (frame,) * sharing.ranks  # noqa: E731
     held_alike = replicas if units is None else units.replicas
-    return TestedWorker(terms, shared or SharedCache(), exchange or same, held_alike)
+    return TestedWorker(settings, shared or SharedCache(), exchange or same, held_alike)
 
 
 def start(worker: TestedWorker, weights: WeightDigests | None = None) -> tuple[TestedWorker, Tensors]:

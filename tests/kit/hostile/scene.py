@@ -25,13 +25,13 @@ ACTS = ("forge", "write", "hold", "read nothing", "greet")
 SERVER = f"""
 import logging, sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
-from kvoffload.server import DomainTerms
+from kvoffload.cache import CacheSettings
+from kvoffload.server import DomainSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 logging.basicConfig(filename=sys.argv[1] + ".faults", level=logging.ERROR)
-memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
-red = DomainTerms(name="red", uids=frozenset({{{HONEST}}}))
-blue = DomainTerms(name="blue", uids=frozenset({{{HOSTILE}}}))
+memory = CacheSettings(memory_bytes=64 << 20, segment_bytes=64 << 20)
+red = DomainSettings(name="red", uids=frozenset({{{HONEST}}}))
+blue = DomainSettings(name="blue", uids=frozenset({{{HOSTILE}}}))
 plan = ServerPlan(
     socket=Path(sys.argv[1]), memory={{"red": memory, "blue": memory}}, domains=(red, blue), mode=0o666
 )

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache, StoredBlocks
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheSettings, GroupRule, LocalCache, StoredBlocks
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.kvspec import ReuseRule
 from kvoffload.peers.control_link import LinkTicket
 from kvoffload.peers.peer_access import PeerAccess
 from kvoffload.peers.peer_server import PeerServer
-from kvoffload.peers.peer_store import PeerStoreTerms
+from kvoffload.peers.peer_store import PeerStoreSettings
 from kvoffload.peers.space_table import PeerSpace, SpaceTable
 from kvoffload.tiers.base import RecordNames
 from kvoffload.tiers.record_coder import Coding, RecordCoder
@@ -89,8 +89,8 @@ class OnePeer:
         number = self.cache.open_namespace(Fingerprint(fingerprint), geometry) if table is self.there else 7
         table.learn(number, fingerprint, geometry)
 
-    def terms(self, *, is_sealed: bool = True, timeout_s: float = 30.0) -> PeerStoreTerms:
-        return PeerStoreTerms(
+    def settings(self, *, is_sealed: bool = True, timeout_s: float = 30.0) -> PeerStoreSettings:
+        return PeerStoreSettings(
             control=self,  # type: ignore[arg-type]
             spaces=self.here,
             is_sealed=is_sealed,
@@ -104,8 +104,8 @@ def one_peer(
     *, is_sealed: bool = True, memory_bytes: int = 64 * MIB, coding: Coding = Coding.OFF, there: Coding = Coding.OFF
 ) -> Iterator[OnePeer]:
     """`coding`: of the client; `there`: of the server."""
-    terms = CacheTerms(memory_bytes=memory_bytes, segment_bytes=min(memory_bytes, 64 * MIB))
-    with LocalCache.create(terms) as cache:
+    settings = CacheSettings(memory_bytes=memory_bytes, segment_bytes=min(memory_bytes, 64 * MIB))
+    with LocalCache.create(settings) as cache:
         server = PeerServer(LOOPBACK, is_sealed=is_sealed, compress=there)
         try:
             peer = OnePeer(cache, server, SpaceTable(), coding=coding)

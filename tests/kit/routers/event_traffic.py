@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from vllm.lora.request import LoRARequest
 
-from kvoffload.cache import Ask, CacheTerms, Publication
+from kvoffload.cache import Ask, CacheSettings, Publication
 from kvoffload.connector.common.block_chain import NO_MASK, BlockChain
 from kvoffload.connector.common.group_table import GroupTable
 from kvoffload.connector.engine.events import CacheEvents
@@ -27,7 +27,7 @@ from tests.kit.server.tiers import await_that
 from tests.kit.web.vllm_blocks import BLOCK, engine, name_blocks
 
 MODEL = "made-up/model"
-SMALL = CacheTerms(memory_bytes=2 << 20, segment_bytes=1 << 20, extent_bytes=16 << 10)
+SMALL = CacheSettings(memory_bytes=2 << 20, segment_bytes=1 << 20, extent_bytes=16 << 10)
 """For 512 blocks or so."""
 ADAPTER_MASK = bytes(range(1, 33))
 GROUPS = GroupTable([group_facts(0, block_size=BLOCK)], hash_block_size=BLOCK, alignment=BLOCK)
@@ -60,7 +60,7 @@ class Prompt:
             prompt_embeds=None,
             session_id=None,
         )
-        return SimpleNamespace(request=request, terms=SimpleNamespace(tenant=""), chain=self.chain)
+        return SimpleNamespace(request=request, settings=SimpleNamespace(tenant=""), chain=self.chain)
 
     def __len__(self) -> int:
         return len(self.tokens) // BLOCK

@@ -7,8 +7,18 @@ from pathlib import Path
 import numpy as np
 import numpy.random  # loaded by numpy at its first use, when a test's process may be another user who cannot read it
 
-from kvoffload.cache import CacheTerms
-from kvoffload.protocol import Acquire, Acquired, Counts, Credits, CreditsGranted, GroupTerms, Publish, Register, Stats
+from kvoffload.cache import CacheSettings
+from kvoffload.protocol import (
+    Acquire,
+    Acquired,
+    Counts,
+    Credits,
+    CreditsGranted,
+    GroupSettings,
+    Publish,
+    Register,
+    Stats,
+)
 from kvoffload.server.loop import CacheServer
 from kvoffload.types import ReuseRule
 from kvoffload.units import MIB
@@ -17,7 +27,7 @@ from tests.kit.server.raw_client import RawClient
 RECORD_BYTES = 4096
 
 
-MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+MEMORY = CacheSettings(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
 
 
 def register_of(name: int = 1, record_bytes: int = RECORD_BYTES) -> Register:
@@ -26,7 +36,7 @@ def register_of(name: int = 1, record_bytes: int = RECORD_BYTES) -> Register:
         hash_algorithm="sha256",
         hash_seed=b"",
         hash_block_size=16,
-        groups=(GroupTerms(record_bytes=record_bytes, block_size=16, reuse=ReuseRule.PREFIX),),
+        groups=(GroupSettings(record_bytes=record_bytes, block_size=16, reuse=ReuseRule.PREFIX),),
     )
 
 

@@ -19,10 +19,10 @@ from kvoffload.protocol import (
     ProtocolFault,
 )
 from kvoffload.protocol.shape import Shape
-from kvoffload.server import DomainTerms, Guest, Peer, ServerLimits
+from kvoffload.server import DomainSettings, Guest, Peer, ServerLimits
 from kvoffload.server.sessions.outbox import Sendable, ToConnection
 from tests.kit.protocol.examples import make_example
-from tests.kit.server.harness import FakePidfd, Server, core_terms, register_of
+from tests.kit.server.harness import FakePidfd, Server, core_settings, register_of
 
 LIMITS = ServerLimits(sessions=8, session_processes=3, session_connections=3, guests=2, namespaces=4, subscribers=2)
 MOST_STEPS = 32
@@ -31,8 +31,8 @@ _HELLO = Hello(protocol_min=1, protocol_max=1, capabilities=("adopt", "events", 
 
 def serve_all(data: bytes) -> None:
     """Each step: what it is, who does it, how long its frame is, the frame. Nothing may raise, be INTERNAL or grow."""
-    domains = [DomainTerms(name="main"), DomainTerms(name="other", uids=frozenset({7}))]
-    with Server(terms=replace(core_terms(), limits=LIMITS), domains=domains) as server:
+    domains = [DomainSettings(name="main"), DomainSettings(name="other", uids=frozenset({7}))]
+    with Server(settings=replace(core_settings(), limits=LIMITS), domains=domains) as server:
         engine = server.process().join()
         connections = [engine.key, b"another", b"third"]
         for kind, who, frame in _read_steps(data):

@@ -73,11 +73,11 @@ def describe(answer: ServerMessage) -> str:
     return f"{answer.code.name}: {answer.message}" if isinstance(answer, Error) else type(answer).__name__
 
 
-def greet(path: str, **terms: Any) -> ServerMessage:
+def greet(path: str, **settings: Any) -> ServerMessage:
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connected.connect(path)
     end = PacketSocket(connected)
-    greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.WORKER, **terms)
+    greeting = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.WORKER, **settings)
     pidfd = os.pidfd_open(os.getpid())
     assert end.send(CODEC.encode_call(greeting, number=1, channel=Channel.LIFELINE), [pidfd])
     packet = None

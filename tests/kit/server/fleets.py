@@ -16,20 +16,20 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceTable
 from kvoffload.peers.fleet_member import FleetMember, find_homes
-from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
-from kvoffload.peers.fleet_registry import RegistryTerms
+from kvoffload.peers.fleet_place import FleetPlace, FleetSettings
+from kvoffload.peers.fleet_registry import RegistrySettings
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.sessions.terms import RemoteTerms
-from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.server.sessions.settings import TcpSettings
+from kvoffload.server.tiering.settings import TierPlan, TierSettings
 from kvoffload.tiers.record_coder import Coding
 from tests.kit.cache.cache_model import HYBRID
 from tests.kit.cache.offload_contract import names_of, save
 from tests.kit.free_ports import free_port
 from tests.kit.server.remote_client import make_keys
 from tests.kit.server.tiers import NAME, WAIT_S, await_that, disk_below, serving, traffic_of
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 BLOCKS = 16 + 8 + 4
 
@@ -43,7 +43,7 @@ class Fleet:
         *names: str,
         is_sealed: bool = True,
         compress: Coding = Coding.OFF,
-        registry: RegistryTerms | None = None,
+        registry: RegistrySettings | None = None,
     ) -> None:
         """Makes keys and addresses. `registry`: where the servers find each other; settings then name none of them."""
         self.folder = folder
@@ -62,18 +62,18 @@ class Fleet:
         spaces = SpaceTable()
         own = self.members[name]
         others = [member for other, member in self.members.items() if other != name and self.registry is None]
-        terms = FleetTerms(
+        settings = FleetSettings(
             own=own, others=others, keys=self.keys[name], is_sealed=self.is_sealed, timeout_s=5.0, probe_s=0.2
         )
-        terms = replace(terms, compress=self.compress, registry=self.registry, **changed.pop("fleet", {}))
+        settings = replace(settings, compress=self.compress, registry=self.registry, **changed.pop("fleet", {}))
         announced: dict[str, Guest] = {}
-        place = self.places[name] = FleetPlace(terms, spaces, find_homes, on_members=partial(admit, announced, ""))
-        tier = TierTerms(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
+        place = self.places[name] = FleetPlace(settings, spaces, find_homes, on_members=partial(admit, announced, ""))
+        tier = TierSettings(name="peer", wants=place.lives_elsewhere, on_learn=spaces.learn)
         guests = {member.key: Guest(domain="", name=str(member.address), is_peer=True) for member in others}
         below = [] if disk is None else [disk_below(disk, wants=place.is_home)]
         options: dict[str, Any] = {
-            "tiers": {"": [*below, TierPlan(place=place, terms=tier)]},
-            "remote": RemoteTerms(address=own.address, keys=self.keys[name], guests=ChainMap(guests, announced)),
+            "tiers": {"": [*below, TierPlan(place=place, settings=tier)]},
+            "remote": TcpSettings(address=own.address, keys=self.keys[name], guests=ChainMap(guests, announced)),
             "peering": PeeringPlan(
                 address=TcpAddress("127.0.0.1", 0), spaces=spaces, is_sealed=self.is_sealed, compress=self.compress
             ),
@@ -98,4 +98,4 @@ class Fleet:
         return sent
 
     def client(self, name: str) -> AsyncClient:
-        return AsyncClient(make_terms(self.folder / name, name=NAME))
+        return AsyncClient(make_settings(self.folder / name, name=NAME))

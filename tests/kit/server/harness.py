@@ -14,11 +14,11 @@ import numpy.typing as npt
 from kvoffload.cache import (
     NO_LIMIT,
     CacheGeometry,
-    CacheTerms,
+    CacheSettings,
     LocalCache,
     SessionId,
 )
-from kvoffload.client.terms import describe_blocks
+from kvoffload.client.settings import describe_blocks
 from kvoffload.protocol import (
     CAPABILITIES,
     CODEC,
@@ -28,19 +28,19 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     Greeting,
+    HandshakeSettings,
     Hello,
     Quarantine,
     Register,
     Registered,
     Role,
     ServerMessage,
-    ServerTerms,
     Welcome,
 )
 from kvoffload.protocol.message import OneWay
 from kvoffload.server import (
-    CoreTerms,
-    DomainTerms,
+    CoreSettings,
+    DomainSettings,
     Peer,
     SendMemory,
     ServerCore,
@@ -126,16 +126,16 @@ class FakePidfd:
         self.is_closed = self.is_closed or not self.is_taken
 
 
-def core_terms(**changes: Any) -> CoreTerms:
-    """Returns the terms of a server that has everything."""
-    terms = CoreTerms(
+def core_settings(**changes: Any) -> CoreSettings:
+    """Returns the settings of a server that has everything."""
+    settings = CoreSettings(
         boot_id=BOOT_ID,
-        handshake=ServerTerms(capabilities=CAPABILITIES, domain="", software="test"),
+        handshake=HandshakeSettings(capabilities=CAPABILITIES, domain="", software="test"),
         control="ipc://control",
         pid=1,
         uid=0,
     )
-    return replace(terms, **changes)
+    return replace(settings, **changes)
 
 
 def register_of(geometry: CacheGeometry = HYBRID, name: str = "model", **changes: Any) -> Register:
@@ -149,22 +149,22 @@ class Server:
     def __init__(
         self,
         *,
-        terms: CoreTerms | None = None,
-        domains: Sequence[DomainTerms] = (DomainTerms(name="main"),),
-        memory: CacheTerms | None = SMALL,
+        settings: CoreSettings | None = None,
+        domains: Sequence[DomainSettings] = (DomainSettings(name="main"),),
+        memory: CacheSettings | None = SMALL,
         limits: ServerLimits | None = None,
         tiers: Mapping[str, TierTraffic] | None = None,
         links: PeerLinks | None = None,
         express: ExpressChannels | None = None,
     ) -> None:
-        terms = terms or core_terms()
+        settings = settings or core_settings()
         if limits is not None:
-            terms = replace(terms, limits=limits)
-        self.terms = terms
+            settings = replace(settings, limits=limits)
+        self.settings = settings
         self.express = ExpressChannels(boot_id=BOOT_ID)
         self.express.watch_stored(bool(tiers))
         self.core = ServerCore(
-            terms,
+            settings,
             domains,
             draw=_draw(),
             on_heard=lambda is_wanted: self.express.watch_stored(is_wanted or bool(tiers)),

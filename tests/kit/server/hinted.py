@@ -6,10 +6,10 @@ from typing import Any
 
 from kvoffload.protocol import Hint, HintAction, Hinted, Inspect, ServerMessage
 from kvoffload.protocol.hints import ListRetained, RetainedPrefix
-from tests.kit.server.harness import Client, Server, core_terms
+from tests.kit.server.harness import Client, Server, core_settings
 
 SECOND_NS = 1_000_000_000
-TERMS = core_terms(operator_uids=frozenset({0}), operator_token="secret")
+SETTINGS = core_settings(operator_uids=frozenset({0}), operator_token="secret")
 
 
 def try_hint(client: Client, action: HintAction, chain: bytes = b"", **said: Any) -> ServerMessage:

@@ -44,13 +44,13 @@ READY = pack_command(b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER")
 SERVER = """
 import resource, sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.server.channels.control import ControlLimits
 from kvoffload.server.loop import CacheServer, ServerPlan
 files = int(sys.argv[2])
 if files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
+memory = CacheSettings(memory_bytes=64 << 20, segment_bytes=64 << 20)
 connections = ControlLimits(hello_s=float(sys.argv[3]))
 server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, connections=connections))
 print("serves", flush=True)

@@ -212,8 +212,8 @@ class Schedule:
         if answer is None or answer.outcome is not AcquireOutcome.HIT:
             return
         slots = []
-        for group, (leased, terms) in enumerate(zip(answer.groups, process.geometry.groups, strict=True)):
-            needed = needed_blocks(terms.rule, local=local, boundary=answer.boundary)
+        for group, (leased, settings) in enumerate(zip(answer.groups, process.geometry.groups, strict=True)):
+            needed = needed_blocks(settings.rule, local=local, boundary=answer.boundary)
             names = block_hashes(chain, process.geometry, group)
             for at, address in zip(needed, numbers(leased.addresses).tolist(), strict=True):
                 slots.append(Slot(process.geometry, (process.name_space, group), address, names[at]))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.config.valkey_address import ValkeyAddress
-from kvoffload.server.tiering.terms import TierPlace, TierPlan, TierTerms
+from kvoffload.server.tiering.settings import TierPlace, TierPlan, TierSettings
 from kvoffload.tiers.envelope import HEAD_BYTES
-from kvoffload.tiers.s3 import S3Terms
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.s3 import S3Settings
+from kvoffload.tiers.valkey import ValkeySettings
 from tests.kit.tiers import s3_server, valkey_server
 
 
@@ -28,8 +28,8 @@ class SharedStore:
     count: Callable[[], int]
     """Records."""
 
-    def below(self, **terms: Any) -> TierPlan:
-        return TierPlan(place=self.place, terms=TierTerms(name=self.kind, **terms))
+    def below(self, **settings: Any) -> TierPlan:
+        return TierPlan(place=self.place, settings=TierSettings(name=self.kind, **settings))
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def share_valkey(folder: Path) -> Iterator[SharedStore]:
         address = ValkeyAddress(host="127.0.0.1", port=server.port)
         yield SharedStore(
             kind="valkey",
-            place=ValkeyTerms(address=address, call_timeout_s=valkey_server.WAIT_S, connections=2),
-            nowhere=ValkeyTerms(address=replace(address, port=1)),
+            place=ValkeySettings(address=address, call_timeout_s=valkey_server.WAIT_S, connections=2),
+            nowhere=ValkeySettings(address=replace(address, port=1)),
             flush=lambda: valkey_server.ask(server, "flushall"),
             count=lambda: int(valkey_server.ask(server, "dbsize")),
         )
@@ -48,31 +48,31 @@ def share_valkey(folder: Path) -> Iterator[SharedStore]:
 @contextmanager
 def share_s3(folder: Path) -> Iterator[SharedStore]:
     with s3_server.serve_weed(folder) as server:
-        terms = server.terms()
+        settings = server.settings()
         yield SharedStore(
             kind="s3",
-            place=terms,
-            nowhere=replace(terms, endpoint="http://127.0.0.1:1"),
-            flush=lambda: empty_bucket(terms),
-            count=lambda: count_records(terms),
+            place=settings,
+            nowhere=replace(settings, endpoint="http://127.0.0.1:1"),
+            flush=lambda: empty_bucket(settings),
+            count=lambda: count_records(settings),
         )
 
 
 SHARED = {"valkey": share_valkey, "s3": share_s3}
 
 
-def empty_bucket(terms: S3Terms) -> None:
+def empty_bucket(settings: S3Settings) -> None:
     import obstore
 
-    bucket = s3_server.client(terms)
+    bucket = s3_server.client(settings)
     for page in obstore.list(bucket):
         obstore.delete(bucket, [one["path"] for one in page])
 
 
-def count_records(terms: S3Terms) -> int:
+def count_records(settings: S3Settings) -> int:
     def count() -> int:
         names = set()
-        with contextlib.closing(terms.open_store()) as store:
+        with contextlib.closing(settings.open_store()) as store:
             cursor, heads = store.scan(0, HEAD_BYTES)
             while True:
                 names |= set(heads)

@@ -13,7 +13,7 @@ from kvoffload.cache import Ask, CacheGeometry, LocalCache, StoredBlocks
 from kvoffload.protocol import Promote, Promoted
 from kvoffload.server.common.steps import Unfinished
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.settings import TierSettings
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import Tier
 from tests.kit.cache.cache_model import HYBRID, SMALL, block_hashes, fingerprint, make_chain, record_pattern
@@ -26,14 +26,14 @@ NO_PARENT = bytes(32)
 class TierSetting:
     """A memory with a slower tier. `faults`: by verb and place in a batch, how that record ends."""
 
-    cache_terms = SMALL
+    cache_settings = SMALL
 
-    def __init__(self, geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **terms: Any) -> None:
+    def __init__(self, geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **settings: Any) -> None:
         self.faults: dict[tuple[str, int], Any] = {}
         self.geometry = geometry
-        self.cache = LocalCache.create(self.cache_terms)
+        self.cache = LocalCache.create(self.cache_settings)
         self.tier = FaultyTier(tier or MemoryTier(), lambda verb, place: self.faults.get((verb, place)))
-        self.traffic = TierTraffic(self.tier, TierTerms(**terms), open_pidfd=lambda: os.pidfd_open(os.getpid()))  # type: ignore[arg-type]
+        self.traffic = TierTraffic(self.tier, TierSettings(**settings), open_pidfd=lambda: os.pidfd_open(os.getpid()))  # type: ignore[arg-type]
         self.chain = TierChain([self.traffic, *(self.open_farther())])
         self.told: list[tuple[int, bytes]] = []
         self.now_s = 100.0
@@ -56,14 +56,14 @@ class TierSetting:
 
     def save(self, chain: bytes) -> None:
         """All blocks of a prompt, as an engine saves them, and the server hears of them."""
-        for group, terms in enumerate(self.geometry.groups):
+        for group, settings in enumerate(self.geometry.groups):
             names = block_hashes(chain, self.geometry, group)
             hashes = b"".join(names)
             slots = self.cache.reserve(self.session, self.name_space, group, count=len(names))
-            for shard in range(terms.shards):
+            for shard in range(settings.shards):
                 for name, address in zip(names, slots.addresses.tolist(), strict=True):
                     record = self.pattern(group, name, shard)
-                    self.cache.view(address + shard * terms.record_bytes, terms.record_bytes)[:] = record
+                    self.cache.view(address + shard * settings.record_bytes, settings.record_bytes)[:] = record
                 parents = NO_PARENT + hashes[:-32] if group == 0 else bytes(len(hashes))
                 self.cache.commit(
                     self.session,
@@ -84,10 +84,10 @@ class TierSetting:
         found = self.cache.acquire(self.session, self.name_space, Ask(chain, local=local))
         for group, leased in enumerate(found.groups):
             names = block_hashes(chain, self.geometry, group)[leased.first :]
-            terms = self.geometry.groups[group]
+            settings = self.geometry.groups[group]
             for name, address in zip(names, leased.addresses.tolist(), strict=False):
-                for shard in range(terms.shards):
-                    record = self.cache.view(address + shard * terms.record_bytes, terms.record_bytes)
+                for shard in range(settings.shards):
+                    record = self.cache.view(address + shard * settings.record_bytes, settings.record_bytes)
                     np.testing.assert_array_equal(record, self.pattern(group, name, shard))
         self.cache.release(self.session, found.lease)
         return found.boundary
@@ -127,9 +127,9 @@ class TierSetting:
 
 
 @contextmanager
-def tier_setting(geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **terms: Any) -> Iterator[TierSetting]:
+def tier_setting(geometry: CacheGeometry = HYBRID, tier: Tier | None = None, **settings: Any) -> Iterator[TierSetting]:
     """Makes a setting, at whose end nothing is held."""
-    setting = TierSetting(geometry, tier, **terms)
+    setting = TierSetting(geometry, tier, **settings)
     try:
         yield setting
         setting.tier.is_held = False

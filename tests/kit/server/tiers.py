@@ -10,43 +10,43 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvoffload.cache import CacheTerms
-from kvoffload.client import Client, FarTerms
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.cache import CacheSettings
+from kvoffload.client import Client, TierWait
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
-from kvoffload.server.tiering.terms import TierPlan, TierTerms
+from kvoffload.server.tiering.settings import TierPlan, TierSettings
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import TierState
-from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.tiers.disk import DiskFolder, DiskSettings
 from kvoffload.units import MIB
 from tests.kit.cache.offload_contract import (
     AsAwaited,
 )
 
-MEMORY = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
+MEMORY = CacheSettings(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
 
 
 WAIT_S = 30.0
 
 
-FAR = FarTerms(wait_s=20.0)
+FAR = TierWait(wait_s=20.0)
 
 
-PAYING = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
+PAYING = (DomainSettings(name="", tenants=(TenantSettings(name="own"), TenantSettings(name="other"))),)
 
 
 NAME = "one model"
 
 
-def disk_below(folder: Path, **terms: Any) -> TierPlan:
-    disk = DiskTerms(
+def disk_below(folder: Path, **settings: Any) -> TierPlan:
+    disk = DiskSettings(
         folders=[DiskFolder(path=folder, capacity_bytes=8 * MIB)], segment_bytes=MIB, record_limit_bytes=256 << 10
     )
-    return TierPlan(place=disk, terms=TierTerms(**terms))
+    return TierPlan(place=disk, settings=TierSettings(**settings))
 
 
 @contextmanager
-def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterator[CacheServer]:
+def serving(socket: Path, memory: CacheSettings = MEMORY, **options: Any) -> Iterator[CacheServer]:
     """Its loop has a thread of its own. Disks are open: nothing is written to one that is not."""
     server = CacheServer(ServerPlan(socket=socket, memory={"": memory}, **options))
     is_ending = threading.Event()
@@ -59,7 +59,7 @@ def serving(socket: Path, memory: CacheTerms = MEMORY, **options: Any) -> Iterat
     thread.start()
     try:
         chain = server.core.tiers.find_chain("")
-        disks = [tier for tier in chain.tiers if tier.terms.name == "disk"] if chain is not None else []
+        disks = [tier for tier in chain.tiers if tier.settings.name == "disk"] if chain is not None else []
         await_that(lambda: not any(one.state is TierState.OPENING for disk in disks for one in disk.health()))
         yield server
     finally:

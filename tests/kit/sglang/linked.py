@@ -18,8 +18,8 @@ from kvoffload.cache import (
     BlockLease,
     CacheGeometry,
     CacheGroup,
+    CacheSettings,
     CacheStats,
-    CacheTerms,
     GroupRule,
     HugePages,
     LocalCache,
@@ -33,14 +33,14 @@ from kvoffload.client import PendingAcquire, PromptNote
 from kvoffload.kvspec import GroupSpec, Registration
 from kvoffload.sglang.host_pools import describe_host_pool
 from kvoffload.sglang.page_linker import GroupRows, PageLinker
-from kvoffload.sglang.page_terms import PageTerms
+from kvoffload.sglang.page_settings import PageSettings
 from kvoffload.sglang.pools import describe_pool
 from kvoffload.transfer import CopyEngine, open_engine
 from kvoffload.types import Fingerprint
 from tests.kit.sglang.pools import PAGE
 
 FINGERPRINT = Fingerprint(b"s" * 32)
-MEMORY = CacheTerms(
+MEMORY = CacheSettings(
     memory_bytes=4 << 20,
     segment_bytes=2 << 20,
     extent_bytes=16 << 10,
@@ -190,7 +190,7 @@ def link(
     mask: bytes = bytes(32),
     wrap: Callable[[CopyEngine], Any] = lambda engine: engine,
     window: int = 0,
-    **terms: Any,
+    **settings: Any,
 ) -> Linked:
     """`wrap` makes of the copy engine the one that the linker has."""
     if hasattr(pool, "get_page_buffer_meta"):
@@ -201,7 +201,7 @@ def link(
     registration.register(pages.geometry, pages.tensors)
     engine = wrap(open_engine(registration.page_map, registration.memory))
     cache = cache or SessionCache(pages.geometry.groups)
-    given = PageTerms(page_size=pool.page_size, groups=pages.pool_terms, fingerprint=FINGERPRINT, **terms)
+    given = PageSettings(page_size=pool.page_size, groups=pages.pool_settings, fingerprint=FINGERPRINT, **settings)
     linker = PageLinker(given, cache, engine, mask=mask, **({} if clock is None else {"clock": clock}))
     return Linked(linker, cache, pool)
 

@@ -18,9 +18,9 @@ import pytest
 
 from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import TierState
-from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.mooncake import MooncakeSettings
 from kvoffload.tiers.record_coder import RecordCoder
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
 from tests.kit.children import stop
 from tests.kit.free_ports import free_port
 from tests.kit.tiers.valkey_server import LIBRARIES
@@ -99,13 +99,13 @@ def serve_mooncake(folder: Path, segment_bytes: int = 128 << 20, **place: Any) -
         master.kill()
 
 
-def make_tier(terms: MooncakeTerms, coder: RecordCoder | None = None) -> RemoteTier:
+def make_tier(settings: MooncakeSettings, coder: RecordCoder | None = None) -> RemoteTier:
     """One that looks often whether the master is back."""
-    coder = coder or RecordCoder(terms.compress)
+    coder = coder or RecordCoder(settings.compress)
     tier = RemoteTier(
-        RemoteTierTerms(
-            place=str(terms.address),
-            open_store=partial(terms.open_store, coder),
+        RemoteTierSettings(
+            place=str(settings.address),
+            open_store=partial(settings.open_store, coder),
             connections=1,
             first_probe_s=0.05,
             last_probe_s=0.5,

@@ -22,8 +22,8 @@ from kvoffload.config.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.record_coder import RecordCoder
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.s3 import S3Terms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
+from kvoffload.tiers.s3 import S3Settings
 from kvoffload.tiers.s3_index import PackIndex
 from tests.kit.children import child
 from tests.kit.free_ports import free_ports
@@ -52,8 +52,8 @@ class S3Server:
     has_users: bool = True
     """It checks signatures."""
 
-    def terms(self, **changes: Any) -> S3Terms:
-        """Terms of a place in its bucket that no other test uses, unless the test names one."""
+    def settings(self, **changes: Any) -> S3Settings:
+        """Settings of a place in its bucket that no other test uses, unless the test names one."""
         given: dict[str, Any] = {
             "address": S3Address(bucket=BUCKET, prefix=f"test-{next(_numbers)}"),
             "endpoint": self.endpoint,
@@ -62,35 +62,35 @@ class S3Server:
             "call_timeout_s": 20.0,
             "connections": 2,
         }
-        return S3Terms(**given | changes)
+        return S3Settings(**given | changes)
 
 
-def client(terms: S3Terms) -> Any:
+def client(settings: S3Settings) -> Any:
     """The library itself, for what a test wants to see or to spoil."""
     from obstore.store import S3Store
 
-    assert terms.keys is not None
+    assert settings.keys is not None
     return S3Store(
-        terms.address.bucket,
-        prefix=terms.address.prefix or None,
-        endpoint=terms.endpoint,
+        settings.address.bucket,
+        prefix=settings.address.prefix or None,
+        endpoint=settings.endpoint,
         region="us-east-1",
-        access_key_id=terms.keys.key_id,
-        secret_access_key=terms.keys.secret,
+        access_key_id=settings.keys.key_id,
+        secret_access_key=settings.keys.secret,
         client_options={"allow_http": True},
         retry_config={"max_retries": 0},
     )
 
 
-def make_tier(terms: S3Terms) -> RemoteTier:
+def make_tier(settings: S3Settings) -> RemoteTier:
     """One that finds out soon that its store is back."""
     index = PackIndex()
     tier = RemoteTier(
-        RemoteTierTerms(
-            place=terms.describe(),
-            open_store=lambda: terms.open_store(index),
-            connections=terms.connections,
-            coder=RecordCoder(terms.compress),
+        RemoteTierSettings(
+            place=settings.describe(),
+            open_store=lambda: settings.open_store(index),
+            connections=settings.connections,
+            coder=RecordCoder(settings.compress),
             first_probe_s=0.02,
             last_probe_s=0.05,
         )
@@ -116,7 +116,7 @@ def serve_moto() -> Iterator[S3Server]:
     with child(["-c", _MOTO, str(port)], says="ready"):
         server = S3Server(endpoint=f"http://127.0.0.1:{port}", has_users=False)
         make_bucket(port)
-        obstore.put(client(server.terms()), "made", b"")
+        obstore.put(client(server.settings()), "made", b"")
         yield server
 
 
@@ -171,7 +171,7 @@ def await_bucket(server: S3Server, process: subprocess.Popen[bytes], log: Path) 
     end_s = time.monotonic() + WAIT_S
     while True:
         with contextlib.suppress(BaseError):
-            obstore.put(client(server.terms()), "made", b"x" * 1000)
+            obstore.put(client(server.settings()), "made", b"x" * 1000)
             return
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end_s, log.read_text()

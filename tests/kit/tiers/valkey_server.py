@@ -18,8 +18,8 @@ import pytest
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.record_coder import RecordCoder
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
+from kvoffload.tiers.valkey import ValkeySettings
 from kvoffload.tiers.valkey_slots import SLOTS
 from tests.kit.children import stop
 from tests.kit.free_ports import free_port
@@ -144,13 +144,13 @@ def await_told(server: Server, wanted: str, *words: str) -> None:
         time.sleep(0.05)
 
 
-def make_tier(terms: ValkeyTerms, coder: RecordCoder | None = None) -> RemoteTier:
+def make_tier(settings: ValkeySettings, coder: RecordCoder | None = None) -> RemoteTier:
     """One that looks often whether the server is back."""
-    coder = coder or RecordCoder(terms.compress)
+    coder = coder or RecordCoder(settings.compress)
     tier = RemoteTier(
-        RemoteTierTerms(
-            place=str(terms.address),
-            open_store=terms.make_opener(coder),
+        RemoteTierSettings(
+            place=str(settings.address),
+            open_store=settings.make_opener(coder),
             connections=2,
             coder=coder,
             first_probe_s=0.02,
@@ -161,9 +161,9 @@ def make_tier(terms: ValkeyTerms, coder: RecordCoder | None = None) -> RemoteTie
     return tier
 
 
-def terms_of(server: Server, *, user: str = "", has_tls: bool = False, **changes: object) -> ValkeyTerms:
+def settings_of(server: Server, *, user: str = "", has_tls: bool = False, **changes: object) -> ValkeySettings:
     address = ValkeyAddress(host="127.0.0.1", port=server.port, user=user, has_tls=has_tls)
-    return ValkeyTerms(address=address, **{"call_timeout_s": WAIT_S} | changes)  # type: ignore[arg-type]
+    return ValkeySettings(address=address, **{"call_timeout_s": WAIT_S} | changes)  # type: ignore[arg-type]
 
 
 def await_state(tier: RemoteTier, state: TierState) -> None:

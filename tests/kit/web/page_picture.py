@@ -10,10 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.server.loop import CacheServer
-from kvoffload.server.tiering.terms import TierPlan, TierTerms
-from kvoffload.tiers.disk import DiskFolder, DiskTerms
+from kvoffload.server.tiering.settings import TierPlan, TierSettings
+from kvoffload.tiers.disk import DiskFolder, DiskSettings
 from kvoffload.units import GIB, MIB
 from tests.kit.cli.web_process import web
 from tests.kit.server.tiers import serving
@@ -21,7 +21,7 @@ from tests.kit.web.browser import WIDTHS, Browser, browsing
 from tests.kit.web.prompt_load import PromptLoad
 
 WORK_S = 120.0
-MEMORY = CacheTerms(memory_bytes=128 * MIB, segment_bytes=64 * MIB)
+MEMORY = CacheSettings(memory_bytes=128 * MIB, segment_bytes=64 * MIB)
 
 
 def main(pictures: Path, work_s: float) -> None:
@@ -40,8 +40,8 @@ def main(pictures: Path, work_s: float) -> None:
 
 
 def below(folder: Path) -> TierPlan:
-    disk = DiskTerms(folders=[DiskFolder(path=folder, capacity_bytes=GIB)], segment_bytes=16 * MIB)
-    return TierPlan(place=disk, terms=TierTerms())
+    disk = DiskSettings(folders=[DiskFolder(path=folder, capacity_bytes=GIB)], segment_bytes=16 * MIB)
+    return TierPlan(place=disk, settings=TierSettings())
 
 
 def work(server: CacheServer, path: Path, work_s: float) -> list[PromptLoad]:

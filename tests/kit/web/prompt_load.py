@@ -12,10 +12,10 @@ import numpy as np
 from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
 from kvoffload.client import (
     Client,
-    ClientTerms,
-    FarTerms,
+    ClientSettings,
     Member,
     PromptNote,
+    TierWait,
     add_report_text,
     describe_blocks,
 )
@@ -45,7 +45,7 @@ class PromptLoad:
         register = add_report_text(register, "this engine is made up: it has no tensors")
         self.engine = f"{model} {seed}"
         member = Member(engine=self.engine, role=Role.SCHEDULER, pid=os.getpid())
-        self.client = Client(ClientTerms(socket=socket, member=member, register=register, link=PATIENT)).start()
+        self.client = Client(ClientSettings(socket=socket, member=member, register=register, link=PATIENT)).start()
         assert self.client.wait_until_served(30), self.client.fault
         self._random = Random(seed)
         self._lengths: dict[int, int] = {}
@@ -56,7 +56,7 @@ class PromptLoad:
         who = self._random.randrange(conversations)
         blocks = self._lengths[who] = min(self._lengths.get(who, 3) + self._random.randint(1, 4), 24)
         chain = make_chain(who, blocks)
-        far = FarTerms(wait_s=0.5) if self.client.has_tiers else None
+        far = TierWait(wait_s=0.5) if self.client.has_tiers else None
         memory_alone = self.client.find_boundary(Ask(chain))
         found = self.client.acquire(Ask(chain), far=far)
         boundary = found.boundary if found.is_hit else 0

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kvoffload.cache import CacheGeometry, GroupRule, Publication
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member, describe_blocks
-from kvoffload.keys.prompt_hashes import HashTerms, digest_seed, hash_prompt
+from kvoffload.client import Client, ClientSettings, LinkSettings, Member, describe_blocks
+from kvoffload.keys.prompt_hashes import HashSettings, digest_seed, hash_prompt
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import IdentityField, Role
 from kvoffload.protocol.message import Event
@@ -27,7 +27,7 @@ WIDE = replace(
 )
 """Blocks of twice as many tokens."""
 SEED = "7"
-PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0)
+PATIENT = LinkSettings(acquire_deadline_s=20.0, call_deadline_s=20.0)
 """Waits so long that a busy machine's late answer is no miss, and that its server does not seem to hang."""
 
 
@@ -52,8 +52,8 @@ def engine(
         identity=(IdentityField(name="model", value=model or name), *revisions),
     )
     member = Member(engine=name, role=Role.SCHEDULER)
-    terms = ClientTerms(socket=path, member=member, register=register, link=PATIENT)
-    with Client(terms, on_event=on_event) as client:
+    settings = ClientSettings(socket=path, member=member, register=register, link=PATIENT)
+    with Client(settings, on_event=on_event) as client:
         assert client.wait_until_served(30), client.fault
         yield client
 
@@ -68,9 +68,9 @@ def engines_that_differ(path: Path) -> Iterator[None]:
         yield
 
 
-def name_blocks(tokens: Sequence[int], **terms: Any) -> bytes:
-    terms = {"algorithm": "sha256", "block_size": BLOCK, "seed": SEED, **terms}
-    return hash_prompt(np.array(tokens, np.int64), HashTerms(**terms))
+def name_blocks(tokens: Sequence[int], **settings: Any) -> bytes:
+    settings = {"algorithm": "sha256", "block_size": BLOCK, "seed": SEED, **settings}
+    return hash_prompt(np.array(tokens, np.int64), HashSettings(**settings))
 
 
 def save(client: Client, hashes: bytes) -> None:

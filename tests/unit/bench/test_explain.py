@@ -43,6 +43,6 @@ def test_the_first_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Calibration(key=CalibrationKey(gpu="G", driver="13.0", kernels=(), page_bytes=(1,)), timings=TIMINGS)
     asked = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(explain, "find_calibration", lambda *terms: asked.append(terms) or made)
+    monkeypatch.setattr(explain, "find_calibration", lambda *settings: asked.append(settings) or made)
     assert find_gpu_calibration() is made
     assert asked[0][:2] == (explain.PAGE_BYTES, 0)

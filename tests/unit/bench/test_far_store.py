@@ -9,7 +9,7 @@ import pytest
 from kvoffload.bench.base import Bound, Goal, Measure
 from kvoffload.bench.far_store import FarStore, Load
 from kvoffload.errors import BenchmarkError
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
 from tests.kit.tiers.dict_store import Place
 
 GOAL = Goal(Measure.RATIO, Bound.AT_LEAST, 0.7)
@@ -31,7 +31,7 @@ class Own:
 
 
 def tier_over(place: Place) -> RemoteTier:
-    return RemoteTier(RemoteTierTerms(place="dictionary", open_store=place.open))
+    return RemoteTier(RemoteTierSettings(place="dictionary", open_store=place.open))
 
 
 def test_each_load_is_put_and_got_beside_the_best_of_the_own_client() -> None:

@@ -10,10 +10,10 @@ import pytest
 from kvoffload.bench.child import Child
 from kvoffload.bench.record_mover import RecordMover
 from kvoffload.bench.served import join
-from kvoffload.client import LinkTerms
+from kvoffload.client import LinkSettings
 from kvoffload.errors import BenchmarkError
 
-LINK = LinkTerms(acquire_deadline_s=10.0, stock_slots=(64,))
+LINK = LinkSettings(acquire_deadline_s=10.0, stock_slots=(64,))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 6])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.cache.benefit import BenefitTerms, PrefillCost, TraceSpan, parse_prefill_cost, reckon_benefit
+from kvoffload.cache.benefit import EngineFigures, PrefillCost, TraceSpan, parse_prefill_cost, reckon_benefit
 from kvoffload.cache.trace import TraceRequest
 from kvoffload.errors import ConfigError
 
-TERMS = BenefitTerms(token_bytes=1000, block_tokens=16, prefill=100.0, hour_price=3.0)
+SETTINGS = EngineFigures(token_bytes=1000, block_tokens=16, prefill=100.0, hour_price=3.0)
 
 
 def watched(*seconds: float) -> TraceSpan:
@@ -20,7 +20,7 @@ def watched(*seconds: float) -> TraceSpan:
 
 def test_what_is_spared_is_time_accelerators_and_money() -> None:
     span = watched(5, 7, 15)
-    benefit = reckon_benefit(TERMS, span, pool_blocks=100, hits=25, own_hits=5)
+    benefit = reckon_benefit(SETTINGS, span, pool_blocks=100, hits=25, own_hits=5)
     assert (span.tokens, span.seconds) == (480, 10)
     assert benefit.pool_bytes == 100 * 16 * 1000
     assert benefit.spared_tokens == 20 * 16
@@ -31,19 +31,19 @@ def test_what_is_spared_is_time_accelerators_and_money() -> None:
 
 
 def test_a_pool_smaller_than_the_engines_own_caches_spares_nothing() -> None:
-    assert reckon_benefit(TERMS, watched(0, 1), pool_blocks=1, hits=3, own_hits=9).spared_s == 0
+    assert reckon_benefit(SETTINGS, watched(0, 1), pool_blocks=1, hits=3, own_hits=9).spared_s == 0
 
 
 def test_a_trace_of_one_instant_has_no_rate() -> None:
     with pytest.raises(ConfigError, match="at one time"):
-        reckon_benefit(TERMS, watched(4, 4), pool_blocks=1, hits=1, own_hits=0)
+        reckon_benefit(SETTINGS, watched(4, 4), pool_blocks=1, hits=1, own_hits=0)
 
 
 def test_memory_is_a_share_of_all_blocks_and_never_more_than_all() -> None:
-    assert TERMS.share_of(16_000 * 25, 100) == pytest.approx(25)
-    assert TERMS.share_of(16_000 * 200, 100) == 100
+    assert SETTINGS.share_of(16_000 * 25, 100) == pytest.approx(25)
+    assert SETTINGS.share_of(16_000 * 200, 100) == 100
     with pytest.raises(ConfigError, match="hold no block"):
-        TERMS.share_of(15_999, 100)
+        SETTINGS.share_of(15_999, 100)
 
 
 def test_a_token_costs_more_the_later_it_is() -> None:

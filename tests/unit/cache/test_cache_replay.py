@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvoffload import native
-from kvoffload.cache import Ask, CacheGeometry, CacheGroup, CacheTerms, GroupRule, LocalCache
+from kvoffload.cache import Ask, CacheGeometry, CacheGroup, CacheSettings, GroupRule, LocalCache
 from kvoffload.kvspec import ReuseRule
 from tests.kit.cache.cache_model import fingerprint
 from tests.kit.cache.chains import make_requests
@@ -65,10 +65,10 @@ def test_the_cache_serves_what_the_replay_says(policy: str, seed: int) -> None:
     ends = np.cumsum([len(ids) for ids in requests], dtype=np.uint64)
     trace.add(np.concatenate([np.array(ids, np.uint64) for ids in requests]), ends)
     expected = native.replay_policy(trace, policy, SLOTS, False)
-    terms = CacheTerms(
+    settings = CacheSettings(
         memory_bytes=SLOTS * RECORD_BYTES, segment_bytes=4096, extent_bytes=4096, entry_limit=SLOTS, policy=policy
     )
-    with LocalCache.create(terms) as cache:
+    with LocalCache.create(settings) as cache:
         hits = serve(cache, requests)
         evicted = cache.stats.evicted
     # These remember names by some of their bits, and the cache has other names than the replay.

@@ -19,7 +19,7 @@ from kvoffload.cache import (
     AcquireOutcome,
     Ask,
     CacheFiles,
-    CacheTerms,
+    CacheSettings,
     IndexReader,
     LocalCache,
     SessionId,
@@ -56,11 +56,11 @@ def test_a_request_is_hit_as_far_as_it_was_saved(cache: LocalCache) -> None:
 
 def test_memory_that_cannot_be_had_is_one_clear_line() -> None:
     with pytest.raises(CacheMemoryError, match=r"^1024TiB for cached blocks cannot be had: ") as fault:
-        LocalCache.create(CacheTerms(memory_bytes=1 << 50, segment_bytes=1 << 40, entry_limit=1000))
+        LocalCache.create(CacheSettings(memory_bytes=1 << 50, segment_bytes=1 << 40, entry_limit=1000))
     assert "\n" not in str(fault.value)
 
 
-GROWING = CacheTerms(
+GROWING = CacheSettings(
     memory_bytes=64 * MIB, segment_bytes=8 * MIB, extent_bytes=64 * KIB, entry_limit=8192, step_bytes=4 * MIB
 )
 
@@ -212,8 +212,10 @@ def test_nothing_lies_under_a_number_that_nobody_has(cache: LocalCache) -> None:
 
 
 def test_flipped_bytes_are_a_miss_where_every_use_is_verified() -> None:
-    terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=100, verify="always")
-    with LocalCache.create(terms) as cache:
+    settings = CacheSettings(
+        memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=100, verify="always"
+    )
+    with LocalCache.create(settings) as cache:
         name_space = cache.open_namespace(fingerprint("a"), PLAIN)
         session = cache.open_session()
         chain = make_chain(1, 5)
@@ -227,8 +229,8 @@ def test_flipped_bytes_are_a_miss_where_every_use_is_verified() -> None:
 
 
 def test_a_tenant_over_its_quota_loses_its_own_blocks_first() -> None:
-    terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=1000, policy="lru")
-    with LocalCache.create(terms) as cache:
+    settings = CacheSettings(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=1000, policy="lru")
+    with LocalCache.create(settings) as cache:
         name_space = cache.open_namespace(fingerprint("a"), PLAIN)
         session = cache.open_session()
         small = cache.open_tenant("small", quota_bytes=128 * KIB)

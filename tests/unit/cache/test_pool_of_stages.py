@@ -13,7 +13,7 @@ from kvoffload.cache import (
     Ask,
     CacheGeometry,
     CacheGroup,
-    CacheTerms,
+    CacheSettings,
     GroupRule,
     HugePages,
     LocalCache,
@@ -37,7 +37,7 @@ def serve(record_bytes: Sequence[int]) -> float:
     """The share of the blocks asked for that hit, of conversations that grow and of which some come more often."""
     rule = GroupRule(block_size=TOKENS, reuse=ReuseRule.PREFIX)
     cache = LocalCache.create(
-        CacheTerms(
+        CacheSettings(
             memory_bytes=POOL_BYTES,
             segment_bytes=POOL_BYTES,
             extent_bytes=64 << 10,

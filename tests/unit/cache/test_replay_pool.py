@@ -93,8 +93,8 @@ def test_records_that_are_none_are_refused(group: int, name: int, parents: int) 
 
 
 @pytest.mark.parametrize(
-    ("terms", "what"), [(("some", 1, 0), "is reused by"), (("prefix", 0, 0), "has bytes")], ids=["reuse", "size"]
+    ("settings", "what"), [(("some", 1, 0), "is reused by"), (("prefix", 0, 0), "has bytes")], ids=["reuse", "size"]
 )
-def test_groups_that_are_none_are_refused(terms: tuple[str, int, int], what: str) -> None:
+def test_groups_that_are_none_are_refused(settings: tuple[str, int, int], what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        native.ReplayPool([terms], "lru", 2)
+        native.ReplayPool([settings], "lru", 2)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.cache import CacheSettings, LocalCache
 from kvoffload.cache.segment_map import SegmentMap
 from kvoffload.units import MIB
 
@@ -20,7 +20,7 @@ def map_of(cache: LocalCache) -> SegmentMap:
 
 @pytest.fixture(scope="module")
 def cache() -> LocalCache:
-    return LocalCache.create(CacheTerms(memory_bytes=128 * MIB, segment_bytes=64 * MIB))
+    return LocalCache.create(CacheSettings(memory_bytes=128 * MIB, segment_bytes=64 * MIB))
 
 
 def test_slots_are_the_caches_own(cache: LocalCache) -> None:

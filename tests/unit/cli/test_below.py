@@ -11,12 +11,12 @@ from kvoffload.cli.below import choose_tiers
 from kvoffload.config.sources import Settings, load_settings
 from kvoffload.errors import ConfigError
 from kvoffload.server.config import ServerConfig, read_server_config
-from kvoffload.server.tiering.terms import WriteRule
-from kvoffload.tiers.disk import DiskTerms
-from kvoffload.tiers.mooncake import CLIENTS, MooncakeTerms
+from kvoffload.server.tiering.settings import WriteRule
+from kvoffload.tiers.disk import DiskSettings
+from kvoffload.tiers.mooncake import CLIENTS, MooncakeSettings
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.s3 import S3Terms
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.s3 import S3Settings
+from kvoffload.tiers.valkey import ValkeySettings
 from kvoffload.units import GIB
 
 
@@ -27,14 +27,14 @@ def disk_settings(**more: object) -> Settings:
 def test_each_folder_is_a_device_of_the_size_that_is_set() -> None:
     settings = disk_settings(disk_write="write_back", disk_queue="500ms", disk_daily="1TiB", disk_compress="on")
     [plan] = choose_tiers(settings, ServerConfig())[""]
-    assert isinstance(plan.place, DiskTerms)
+    assert isinstance(plan.place, DiskSettings)
     assert [(str(one.path), one.capacity_bytes) for one in plan.place.folders] == [
         ("/nvme0/kv", 4 * GIB),
         ("/nvme1/kv", 4 * GIB),
     ]
     assert plan.place.daily_bytes == 1 << 40
     assert plan.place.compress is Coding.ON
-    assert (plan.terms.write, plan.terms.queue_s) == (WriteRule.BACK, 0.5)
+    assert (plan.settings.write, plan.settings.queue_s) == (WriteRule.BACK, 0.5)
     assert plan.place.describe() == "8GiB of disk in 2 folders"
     assert choose_tiers(load_settings().settings, ServerConfig()) == {}
 
@@ -77,16 +77,16 @@ def test_valkey_lies_below_the_disk(tmp_path: Path) -> None:
         "remote_compress": "auto",
     }
     near, far = choose_tiers(disk_settings(**valkey), ServerConfig())[""]
-    assert isinstance(near.place, DiskTerms)
-    assert isinstance(far.place, ValkeyTerms)
+    assert isinstance(near.place, DiskSettings)
+    assert isinstance(far.place, ValkeySettings)
     assert far.place.describe() == "valkeys://me@far:6379/2"
     assert (far.place.password, far.place.ttl_s) == ("open", 7200)
     assert (near.place.compress, far.place.compress) == (Coding.OFF, Coding.AUTO)
     assert (far.place.call_timeout_s, far.place.connections) == (0.2, 7)
-    assert (far.terms.name, far.terms.write, far.terms.queue_s) == ("valkey", WriteRule.SECOND_USE, 5.0)
+    assert (far.settings.name, far.settings.write, far.settings.queue_s) == ("valkey", WriteRule.SECOND_USE, 5.0)
     assert "open" not in repr(far.place)
     [alone] = choose_tiers(load_settings(flags={"valkey": "valkey://far"}).settings, ServerConfig())[""]
-    assert isinstance(alone.place, ValkeyTerms)
+    assert isinstance(alone.place, ValkeySettings)
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,17 @@ def test_s3_lies_below_valkey(tmp_path: Path) -> None:
         "remote_connections": "7",
     }
     *nearer, far = choose_tiers(disk_settings(**s3), ServerConfig())[""]
-    assert [plan.terms.name for plan in nearer] == ["disk", "valkey"]
-    assert isinstance(far.place, S3Terms)
+    assert [plan.settings.name for plan in nearer] == ["disk", "valkey"]
+    assert isinstance(far.place, S3Settings)
     assert far.place.compress is Coding.ON
-    assert far.terms.name == "s3"
+    assert far.settings.name == "s3"
     assert far.place.describe() == "s3://cache/kv at https://far:9000"
     assert far.place.keys is not None
     assert (far.place.keys.key_id, far.place.keys.secret, far.place.region) == ("me", "sesame", "eu-west-1")
     assert (far.place.call_timeout_s, far.place.connections) == (3.0, 7)
     assert "sesame" not in repr(far)
     [alone] = choose_tiers(load_settings(flags={"s3": "s3://cache"}).settings, ServerConfig())[""]
-    assert isinstance(alone.place, S3Terms)
+    assert isinstance(alone.place, S3Settings)
     assert (alone.place.describe(), alone.place.keys) == ("s3://cache", None)
 
 
@@ -183,11 +183,11 @@ def test_a_mooncake_store_lies_before_valkey() -> None:
     flags = {"mooncake": "mooncake://far:50051", "valkey": "valkey://far", "remote_timeout": "300ms"}
     flags["remote_compress"] = "auto"
     first, last = choose_tiers(load_settings(flags=flags).settings, ServerConfig())[""]
-    assert isinstance(first.place, MooncakeTerms)
+    assert isinstance(first.place, MooncakeSettings)
     assert first.place.describe() == "mooncake://far:50051 over tcp"
     assert (first.place.call_timeout_s, first.place.connections) == (0.3, CLIENTS)
     assert first.place.compress is Coding.AUTO
-    assert (first.terms.name, last.terms.name) == ("mooncake", "valkey")
+    assert (first.settings.name, last.settings.name) == ("mooncake", "valkey")
 
 
 MODULE = """

@@ -63,7 +63,7 @@ def test_on_loopback_members_are_known_by_their_keys_too(
     made = plan(settings_of(**own, peer_link="trusted"), config_of({"address": HERE, "key": keys["here"]}, there))
     assert not made.peering.is_sealed
     assert str(made.peering.address) == "tcp://127.0.0.1:7600"
-    assert made.tier.terms.name == "peer"
+    assert made.tier.settings.name == "peer"
     assert made.tier.place.describe() == "1 peer"
 
 
@@ -87,10 +87,10 @@ def test_a_disk_takes_what_lives_here_and_peers_the_rest(own: dict[str, str], th
     config = config_of(there)
     fleet = plan(settings, config)
     disk, peers, valkey = choose_tiers(settings, config, fleet)[""]
-    assert disk.terms.wants == fleet.place.is_home
-    assert peers.terms.wants == fleet.place.lives_elsewhere
-    assert valkey.terms.wants is None
-    assert [tier.terms.name for tier in (disk, peers, valkey)] == ["disk", "peer", "valkey"]
+    assert disk.settings.wants == fleet.place.is_home
+    assert peers.settings.wants == fleet.place.lives_elsewhere
+    assert valkey.settings.wants is None
+    assert [tier.settings.name for tier in (disk, peers, valkey)] == ["disk", "peer", "valkey"]
 
 
 def test_a_registry_needs_keys_a_secret_and_an_address_that_others_know(tmp_path: Path, own: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ from kvoffload.cli.serve import (
     choose_memory_bytes,
     choose_remote,
     find_group,
-    make_terms,
+    make_settings,
     plan_below,
     tell_starter,
 )
@@ -32,7 +32,7 @@ from kvoffload.errors import CacheMemoryError, ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.key_files import read_pair, read_public_key, write_new_pair
 from kvoffload.protocol import Acquire, Closing, Counts, Drain, Draining, Error, ErrorCode, Release, Stats
-from kvoffload.server import RemoteTerms
+from kvoffload.server import TcpSettings
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.units import GIB, MIB
 from tests.kit.cli.commands import run
@@ -301,8 +301,8 @@ def test_memory_is_whole_segments(
     settings = Settings(memory=memory)  # type: ignore[arg-type]
     chosen = choose_memory_bytes(settings, engine_bytes=engines)
     assert chosen == expected
-    terms = make_terms(settings, chosen)
-    assert terms.memory_bytes % terms.segment_bytes == 0
+    core_settings = make_settings(settings, chosen)
+    assert core_settings.memory_bytes % core_settings.segment_bytes == 0
 
 
 CONFIG = """
@@ -383,7 +383,7 @@ def test_names_are_not_looked_up() -> None:
 def test_each_domain_has_whole_segments_of_its_own() -> None:
     tables = {"domains": [{"name": "a", "memory": "3GiB"}, {"name": "b", "memory": "100MiB"}]}
     chosen = choose_memory(Settings(), read_server_config(tables, origin="file"))
-    sizes = {name: (terms.memory_bytes, terms.segment_bytes) for name, terms in chosen.items()}
+    sizes = {name: (core_settings.memory_bytes, core_settings.segment_bytes) for name, core_settings in chosen.items()}
     assert sizes == {"a": (3 * GIB, GIB), "b": (100 * MIB, 100 * MIB)}
 
 
@@ -393,7 +393,7 @@ def test_who_comes_over_tcp_is_known_by_key(tmp_path: Path) -> None:
     keyed = Settings(listen=address, key_file=str(secret))
     clients = read_server_config({"clients": [{"key": read_public_key(public)}]}, origin="file")
     assert choose_remote(Settings(), clients) is None
-    assert choose_remote(keyed, clients) == RemoteTerms(
+    assert choose_remote(keyed, clients) == TcpSettings(
         address=parse_tcp_address(address), keys=read_pair(secret), guests=clients.make_guests()
     )
     for config in (clients, ServerConfig()):
@@ -427,4 +427,4 @@ def test_memory_is_taken_by_as_many_threads_as_there_are_processors_within_a_bou
     monkeypatch: pytest.MonkeyPatch, cpus: int, threads: int
 ) -> None:
     monkeypatch.setattr("kvoffload.cli.serve.count_cpus", lambda: cpus)
-    assert make_terms(Settings(), 64 * MIB).threads == threads
+    assert make_settings(Settings(), 64 * MIB).threads == threads

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import CacheGeometry
-from kvoffload.client import ClientTerms, LinkTerms, Member
+from kvoffload.client import ClientSettings, LinkSettings, Member
 from kvoffload.client.link import Link
 from kvoffload.protocol import Role
 from tests.kit.cache.cache_model import HYBRID
@@ -21,21 +21,21 @@ from tests.kit.server.harness import register_of
 SERVER = """
 import sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.cache import CacheSettings
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
-domains = (DomainTerms(name="", tenants=(TenantTerms(name="own"), TenantTerms(name="other"))),)
-memory = CacheTerms(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
+domains = (DomainSettings(name="", tenants=(TenantSettings(name="own"), TenantSettings(name="other"))),)
+memory = CacheSettings(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
 wait_s = float(sys.argv[2])
 server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, domains=domains, adopt_wait_s=wait_s))
 print("serves", flush=True)
 server.run()
 """
 NUMBERS = itertools.count()
-PATIENT = LinkTerms(acquire_deadline_s=20.0, call_deadline_s=20.0)
+PATIENT = LinkSettings(acquire_deadline_s=20.0, call_deadline_s=20.0)
 """Nothing is held ready, so that counts are those of what a test does itself."""
 
-MakeTerms = Callable[..., ClientTerms]
+MakeSettings = Callable[..., ClientSettings]
 
 
 @pytest.fixture
@@ -60,17 +60,17 @@ def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-def make_terms(
+def make_settings(
     path: Path,
     *,
     geometry: CacheGeometry = HYBRID,
     name: str = "",
     engine: str = "",
     role: Role = Role.SCHEDULER,
-    link: LinkTerms = PATIENT,
+    link: LinkSettings = PATIENT,
     step_budget_s: float = 0.001,
-) -> ClientTerms:
+) -> ClientSettings:
     number = next(NUMBERS)
     member = Member(engine=engine or f"engine {number}", role=role, pid=os.getpid())
     register = None if role is Role.OBSERVER else register_of(geometry, name or f"model {number}")
-    return ClientTerms(socket=path, member=member, register=register, link=link, step_budget_s=step_budget_s)
+    return ClientSettings(socket=path, member=member, register=register, link=link, step_budget_s=step_budget_s)

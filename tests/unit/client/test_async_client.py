@@ -23,11 +23,11 @@ from kvoffload.units import MIB
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract, save
 from tests.kit.children import child, stop
 from tests.kit.client.served import WAIT_S, find_servers, wait_for
-from tests.unit.client.conftest import SERVER, make_terms
+from tests.unit.client.conftest import SERVER, make_settings
 
 
 async def served(path: Path, **options: Any) -> AsyncClient:
-    client = await AsyncClient(make_terms(path, **options)).start()
+    client = await AsyncClient(make_settings(path, **options)).start()
     assert await client.wait_until_served(WAIT_S), client.fault
     return client
 
@@ -95,7 +95,7 @@ async def test_a_cancelled_call_keeps_nothing(tmp_path: Path) -> None:
 async def test_it_joins_again(tmp_path: Path) -> None:
     path = tmp_path / "s"
     told: list[Event] = []
-    router = AsyncClient(make_terms(path, role=Role.OBSERVER), on_event=lambda event, _: told.append(event))
+    router = AsyncClient(make_settings(path, role=Role.OBSERVER), on_event=lambda event, _: told.append(event))
     with pytest.raises(ServerError, match="did not answer"):
         await router.stats()
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
@@ -144,7 +144,7 @@ async def test_a_private_server_is_found_beside_the_loop(tmp_path: Path) -> None
             raise PrivateServerError("not now", remedy="wait")
         return find_or_start(settings, tmp_path, holds_memory=holds_memory)
 
-    async with AsyncClient(replace(make_terms(tmp_path), socket=find)) as client:
+    async with AsyncClient(replace(make_settings(tmp_path), socket=find)) as client:
         assert await client.wait_until_served(WAIT_S), client.fault
         await save(client)
         (server,) = find_servers(tmp_path)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask, BlockLease, CacheGeometry, Publication, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls, FarTerms, HintTerms, cut_batches, read_numbers, to_blob
+from kvoffload.client.block_calls import BlockCalls, HintRequest, TierWait, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import KEPT_NS
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.terms import LinkTerms
+from kvoffload.client.settings import LinkSettings
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -41,13 +41,13 @@ from kvoffload.protocol import (
 from kvoffload.protocol.hints import MAX_TTL_MS
 from kvoffload.protocol.limits import MAX_BATCH
 from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
-from tests.kit.client.fake_wire import NO_FILE, TERMS, FakeMemory, FakeWire, Script, make_link
+from tests.kit.client.fake_wire import NO_FILE, SETTINGS, FakeMemory, FakeWire, Script, make_link
 from tests.kit.server.harness import register_of
 
 CHAIN = make_chain(1, 8)
 WAIT_NS = SECOND_NS // 20
 SESSION = 0x70005
-STOCKED = LinkTerms(stock_slots=(16,))
+STOCKED = LinkSettings(stock_slots=(16,))
 
 
 class FakeIndex:
@@ -77,11 +77,11 @@ class IndexedMemory(FakeMemory):
 
 
 class Setting:
-    def __init__(self, terms: LinkTerms = TERMS, geometry: CacheGeometry = PLAIN, **join: Any) -> None:
+    def __init__(self, settings: LinkSettings = SETTINGS, geometry: CacheGeometry = PLAIN, **join: Any) -> None:
         self.wire = FakeWire()
-        self.link: Link = make_link(self.wire, terms=terms)
+        self.link: Link = make_link(self.wire, settings=settings)
         self.link.memories = Memories(keeps_former=False, open_memory=IndexedMemory, name=lambda held: held.index)
-        self.blocks = BlockCalls(self.link, register_of(geometry), terms)
+        self.blocks = BlockCalls(self.link, register_of(geometry), settings)
         self.script = Script(self.link, self.wire)
         self.script.join(**join)
 
@@ -91,7 +91,7 @@ class Setting:
         assert isinstance(memory, IndexedMemory)
         return memory.index
 
-    def acquire(self, *, far: FarTerms | None = None, **asked: Any) -> Any:
+    def acquire(self, *, far: TierWait | None = None, **asked: Any) -> Any:
         return self.blocks.start_acquire(Ask(CHAIN, **asked), self.script.now_ns, WAIT_NS, far=far)
 
     def hit(self, call: Call, *, lease: int = 9) -> None:
@@ -152,7 +152,7 @@ def test_of_a_long_chain_the_index_is_asked_for_a_sample_and_the_server_for_all(
 def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
     setting = Setting(capabilities=("promote",))
     setting.index.boundary = 64
-    far = FarTerms(wait_s=1.5, token_ns=70_000)
+    far = TierWait(wait_s=1.5, token_ns=70_000)
     pending = setting.acquire(shards=(), far=far)
     (call,) = setting.wire.take_all()
     assert call.message == Promote(name_space=4, chain=CHAIN, limit=128, wait_ms=1500, prefill_ns=70_000)
@@ -255,7 +255,7 @@ def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
 @pytest.mark.parametrize(("geometry", "asked"), [(PLAIN, 9), (HYBRID, 28)])
 def test_of_a_full_pool_a_hybrid_model_asks_for_what_was_lacking_too(geometry: CacheGeometry, asked: int) -> None:
     """Without its states a prompt's first piece is of no use; of full attention alone it is."""
-    setting = Setting(LinkTerms(stock_slots=(1000,)), geometry)
+    setting = Setting(LinkSettings(stock_slots=(1000,)), geometry)
     group = geometry.groups[0]
     setting.index.ready_bytes = setting.index.used_bytes = 300 * group.record_bytes * group.shards
     setting.blocks.refill(setting.script.now_ns)
@@ -270,7 +270,7 @@ def test_of_a_full_pool_a_hybrid_model_asks_for_what_was_lacking_too(geometry: C
 
 def test_slots_beyond_the_stock_that_no_save_takes_go_back() -> None:
     """A pool that has become full holds fewer slots ready than it did while it had room."""
-    setting = Setting(LinkTerms(stock_slots=(1000,)))
+    setting = Setting(LinkSettings(stock_slots=(1000,)))
     group = PLAIN.groups[0]
     setting.index.ready_bytes = 320 * group.record_bytes * group.shards
     now_ns = setting.script.now_ns
@@ -356,7 +356,7 @@ def test_a_prefetch_is_a_hint() -> None:
 
 
 def test_a_hint_is_asked_of_a_server_that_takes_them_only() -> None:
-    wanted = HintTerms(action=HintAction.RETAIN, chain=CHAIN, session="s", ttl_s=1e9, priority=2, tenant="second")
+    wanted = HintRequest(action=HintAction.RETAIN, chain=CHAIN, session="s", ttl_s=1e9, priority=2, tenant="second")
     setting = Setting(tenants=("first", "second"))
     assert setting.blocks.start_hint(wanted, 0).is_over
     assert setting.wire.take_all() == []
@@ -371,7 +371,7 @@ def test_a_hint_is_asked_of_a_server_that_takes_them_only() -> None:
 
 
 def test_what_is_on_its_way_at_the_end_is_given_back() -> None:
-    setting = Setting(replace(TERMS, stock_slots=(64,)))
+    setting = Setting(replace(SETTINGS, stock_slots=(64,)))
     setting.index.boundary = 64
     setting.wire.take_all()
     pending = setting.acquire()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask, Publication
-from kvoffload.client import Client, Heard, InventoryBegun, InventoryEnded, LinkState, LinkTerms
+from kvoffload.client import Client, Heard, InventoryBegun, InventoryEnded, LinkSettings, LinkState
 from kvoffload.client.private_server import find_or_start
 from kvoffload.config.sources import Settings
 from kvoffload.errors import PrivateServerError, ServerError
@@ -33,9 +33,9 @@ from tests.kit.cache.offload_contract import (
 )
 from tests.kit.children import child
 from tests.kit.client.served import WAIT_S, find_servers, served, wait_for
-from tests.unit.client.conftest import SERVER, make_terms
+from tests.unit.client.conftest import SERVER, make_settings
 
-STOCKED = LinkTerms(call_deadline_s=20.0, acquire_deadline_s=20.0, stock_slots=(128, 64, 8))
+STOCKED = LinkSettings(call_deadline_s=20.0, acquire_deadline_s=20.0, stock_slots=(128, 64, 8))
 
 
 class TestClient(OffloadCacheContract):
@@ -90,7 +90,7 @@ def test_slots_are_held_ready(socket_path: Path) -> None:
 
 def test_callers_never_join_and_wake_whoever_does(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To dial and to map memory may take long, which a scheduler's thread must not wait for."""
-    client = Client(make_terms(socket_path))  # its keeper does not run
+    client = Client(make_settings(socket_path))  # its keeper does not run
     link, wire = client.link, client.wire
 
     def receive(link: Any, now_ns: int) -> bool:
@@ -118,7 +118,7 @@ def test_callers_never_join_and_wake_whoever_does(socket_path: Path, monkeypatch
 def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> None:
     with (
         served(socket_path, name="same") as first,
-        Client(make_terms(socket_path, name="same", geometry=PLAIN)) as other,
+        Client(make_settings(socket_path, name="same", geometry=PLAIN)) as other,
     ):
         refusal = wait_for(lambda: other.refusal)
         assert refusal.code is ErrorCode.MISMATCH
@@ -130,7 +130,7 @@ def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> No
 
 
 def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
-    with Client(make_terms(tmp_path / "nobody")) as client:
+    with Client(make_settings(tmp_path / "nobody")) as client:
         assert wait_for(lambda: client.fault) == f"{tmp_path}/nobody is not there"
         assert not client.wait_until_served(0.05)
         assert (client.memory_id, client.boot_id, client.state) == (0, 0, LinkState.DOWN)
@@ -152,7 +152,7 @@ def test_events_are_told(socket_path: Path) -> None:
     told: list[tuple[Heard, int]] = []
     with (
         Client(
-            make_terms(socket_path, role=Role.OBSERVER), on_event=lambda *event: told.append(event)
+            make_settings(socket_path, role=Role.OBSERVER), on_event=lambda *event: told.append(event)
         ).start() as router,
         served(socket_path) as client,
     ):
@@ -180,7 +180,7 @@ def test_who_comes_later_is_told_what_is_there_and_again_by_the_next_server(tmp_
         return InventoryEnded() in told
 
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = Client(make_terms(path), on_event=lambda event, _: told.append(event)).start()
+        client = Client(make_settings(path), on_event=lambda event, _: told.append(event)).start()
         assert client.wait_until_served(WAIT_S)
         slots = client.reserve(0, hashes=CHAIN)
         for shard in range(2):
@@ -214,7 +214,7 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
     path = tmp_path / "s"
     told: list[Heard] = []
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = Client(make_terms(path, link=STOCKED), on_event=lambda event, _: told.append(event)).start()
+        client = Client(make_settings(path, link=STOCKED), on_event=lambda event, _: told.append(event)).start()
         assert client.wait_until_served(WAIT_S)
         client.subscribe()
         await save(AsAwaited(client))
@@ -356,8 +356,8 @@ async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> 
             raise PrivateServerError("not now", remedy="wait")
         return find_or_start(settings, tmp_path, holds_memory=holds_memory)
 
-    terms = replace(make_terms(tmp_path), socket=find)
-    with Client(terms) as client:
+    client_settings = replace(make_settings(tmp_path), socket=find)
+    with Client(client_settings) as client:
         assert client.wait_until_served(WAIT_S), client.fault
         memory_id = client.memory_id
         await save(AsAwaited(client))

@@ -21,13 +21,13 @@ OF_AN_ACQUIRE = ("send", "receive", "wait")
 JOINS = """
 import os, sys
 from pathlib import Path
-from kvoffload.client import Client, ClientTerms
+from kvoffload.client import Client, ClientSettings
 from kvoffload.client.joining import Member
 from kvoffload.protocol import Role
 from tests.kit.server.blocks import register_of
 def join():
     member = Member(engine="engine", role=Role.WORKER, pid=os.getpid())
-    return Client(ClientTerms(socket=Path(sys.argv[1]), member=member, register=register_of()))
+    return Client(ClientSettings(socket=Path(sys.argv[1]), member=member, register=register_of()))
 print("ready", flush=True)
 for line in sys.stdin:
     client = join()
@@ -44,15 +44,15 @@ ACQUIRES = """
 import os, sys, time
 from pathlib import Path
 from kvoffload.cache import Ask
-from kvoffload.client import Client, ClientTerms
+from kvoffload.client import Client, ClientSettings
 from kvoffload.client.joining import Member
 from kvoffload.protocol import Role
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.server.blocks import register_of
 from tests.kit.web.vllm_blocks import PATIENT, save
 member = Member(engine="engine", role=Role.WORKER, pid=os.getpid())
-terms = ClientTerms(socket=Path(sys.argv[1]), member=member, register=register_of(), link=PATIENT)
-with Client(terms) as client:
+settings = ClientSettings(socket=Path(sys.argv[1]), member=member, register=register_of(), link=PATIENT)
+with Client(settings) as client:
     assert client.wait_until_served(60), client.fault
     save(client, make_chain(1, 4))
     def acquire():

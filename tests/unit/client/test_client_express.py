@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask
-from kvoffload.client import AsyncClient, Client, LinkState, LinkTerms
+from kvoffload.client import AsyncClient, Client, LinkSettings, LinkState
 from kvoffload.client.lanes import Lane
 from kvoffload.protocol import Call, Mark, Role, Stats
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
 from tests.kit.children import child
 from tests.kit.client.served import WAIT_S, served, wait_for
-from tests.unit.client.conftest import SERVER, make_terms
+from tests.unit.client.conftest import SERVER, make_settings
 
 
 async def test_a_loop_uses_it_too(socket_path: Path) -> None:
-    async with AsyncClient(make_terms(socket_path)) as client:
+    async with AsyncClient(make_settings(socket_path)) as client:
         assert await client.wait_until_served(WAIT_S)
         await save(client)
         await client.stats()
@@ -98,7 +98,7 @@ async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_pa
 
 
 def test_the_keeper_is_woken_for_what_is_unsent(tmp_path: Path) -> None:
-    client = Client(make_terms(tmp_path / "nobody"))
+    client = Client(make_settings(tmp_path / "nobody"))
     client.wire.on_unsent()
     assert client.is_woken
     client.close()
@@ -108,7 +108,7 @@ def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Pat
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         # Its keeper does not run.
-        client = Client(make_terms(path, link=LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)))
+        client = Client(make_settings(path, link=LinkSettings(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)))
 
         def is_served() -> bool:
             client.wire.receive_all(client.link, time.monotonic_ns())

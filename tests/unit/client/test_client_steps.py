@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import Ask
-from kvoffload.client import Client, LinkTerms
+from kvoffload.client import Client, LinkSettings
 from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
 from tests.kit.children import child, stop
 from tests.kit.client.served import WAIT_S, served, wait_for
 from tests.unit.client.conftest import SERVER
 
-PATIENT = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)
-HASTY = LinkTerms(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, last_backoff_s=0.05)
+PATIENT = LinkSettings(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)
+HASTY = LinkSettings(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, last_backoff_s=0.05)
 
 
 @asynccontextmanager
-async def stopped_server(path: Path, link: LinkTerms) -> AsyncIterator[tuple[subprocess.Popen[str], Client]]:
+async def stopped_server(path: Path, link: LinkSettings) -> AsyncIterator[tuple[subprocess.Popen[str], Client]]:
     """It has CHAIN, and does nothing until it is told SIGCONT."""
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path, link=link)

@@ -13,14 +13,14 @@ from kvoffload.client import AsyncClient, Client, LinkState
 from kvoffload.protocol import Role
 from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
 from tests.kit.client.served import WAIT_S
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_a_client_that_was_not_started_sends_nothing(
     kind: type[Client] | type[AsyncClient], tmp_path: Path
 ) -> None:
-    client = kind(make_terms(tmp_path / "nobody"))
+    client = kind(make_settings(tmp_path / "nobody"))
     assert (client.state, client.is_served, client.fault, client.refusal) == (LinkState.DOWN, False, "", None)
     assert (client.boot_id, client.memory_id) == (0, 0)
     assert not client.lookup(0, CHAIN).any()
@@ -33,8 +33,8 @@ async def test_a_client_that_was_not_started_sends_nothing(
 
 
 async def test_what_was_told_last_arrives(socket_path: Path) -> None:
-    observer = Client(make_terms(socket_path, role=Role.OBSERVER))
-    client = Client(make_terms(socket_path)).start()
+    observer = Client(make_settings(socket_path, role=Role.OBSERVER))
+    client = Client(make_settings(socket_path)).start()
     assert client.wait_until_served(WAIT_S)
     with observer:
         assert observer.wait_until_served(WAIT_S)
@@ -54,7 +54,7 @@ def count_open() -> tuple[int, int]:
 def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
     before = count_open()
     for _ in range(3):
-        client = Client(make_terms(socket_path)).start()
+        client = Client(make_settings(socket_path)).start()
         assert client.wait_until_served(WAIT_S), client.fault
         client.close()
         client.close()
@@ -64,7 +64,7 @@ def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
 async def test_the_end_in_a_loop_leaves_nothing_open(socket_path: Path) -> None:
     before = count_open()
     for _ in range(3):
-        client = await AsyncClient(make_terms(socket_path)).start()
+        client = await AsyncClient(make_settings(socket_path)).start()
         assert await client.wait_until_served(WAIT_S), client.fault
         await client.close()
         await client.close()

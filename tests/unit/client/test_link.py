@@ -6,7 +6,7 @@ import pytest
 
 from kvoffload.client.inventory import Heard, InventoryBegun
 from kvoffload.client.link import MOST_LINES, SECOND_NS, Link, ServerWarnings
-from kvoffload.client.terms import LinkState, LinkTerms
+from kvoffload.client.settings import LinkSettings, LinkState
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -407,7 +407,7 @@ def test_a_subscription_without_an_answer_is_asked_for_again(wire: FakeWire) -> 
     script.join(capabilities=INVENTORY)
     link.subscribe(Subscribe(name_spaces=(7,)), script.now_ns, with_inventory=True)
     wire.take()
-    script.pass_time(LinkTerms().call_deadline_s)
+    script.pass_time(LinkSettings().call_deadline_s)
     script.pass_time(1)
     *_, call = wire.take()
     assert (call.message, told) == (Subscribe(name_spaces=(7,)), [])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.terms import LinkState
+from kvoffload.client.settings import LinkState
 from kvoffload.protocol import (
     Abort,
     Acquire,

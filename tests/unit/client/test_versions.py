@@ -18,7 +18,7 @@ from tests.kit.protocol.version_two import CODEC_TWO
 from tests.kit.server import express_peer, raw_client
 from tests.kit.server.blocks import hashes_of, register_of, save
 from tests.kit.server.raw_client import RawClient
-from tests.unit.client.conftest import SERVER, make_terms
+from tests.unit.client.conftest import SERVER, make_settings
 
 NEXT_SERVER = """
 from kvoffload import wire_codec
@@ -28,7 +28,7 @@ wire_codec.CODEC = CODEC_TWO
 OTHER_SERVER = """
 from functools import partial
 from kvoffload.server import loop as server
-server.ServerTerms = partial(server.ServerTerms, protocol_min={0}, protocol_max={1})
+server.HandshakeSettings = partial(server.HandshakeSettings, protocol_min={0}, protocol_max={1})
 """
 
 
@@ -41,7 +41,10 @@ async def test_the_highest_version_that_both_have_is_spoken(
 ) -> None:
     _speak(monkeypatch, *client_versions)
     script = OTHER_SERVER.format(*server_versions) + SERVER
-    with child(["-c", script, str(tmp_path / "s"), "0"], says="serves"), Client(make_terms(tmp_path / "s")) as client:
+    with (
+        child(["-c", script, str(tmp_path / "s"), "0"], says="serves"),
+        Client(make_settings(tmp_path / "s")) as client,
+    ):
         assert client.wait_until_served(WAIT_S), client.fault
         await save_blocks(AsAwaited(client))
         assert client.acquire(Ask(CHAIN)).boundary == TOKENS
@@ -56,7 +59,10 @@ def test_without_a_common_version_both_are_named(
 ) -> None:
     _speak(monkeypatch, *client_versions)
     script = OTHER_SERVER.format(*server_versions) + SERVER
-    with child(["-c", script, str(tmp_path / "s"), "0"], says="serves"), Client(make_terms(tmp_path / "s")) as client:
+    with (
+        child(["-c", script, str(tmp_path / "s"), "0"], says="serves"),
+        Client(make_settings(tmp_path / "s")) as client,
+    ):
         refusal = wait_for(lambda: client.refusal)
         assert (refusal.code, refusal.field) == (ErrorCode.VERSION, "protocol")
         assert all(str(number) in refusal.server_value for number in server_versions)
@@ -101,7 +107,7 @@ def test_what_the_next_version_adds_does_no_harm_to_this_server(
 
 async def test_a_client_of_today_is_served_by_the_next_version(tmp_path: Path) -> None:
     path, script = tmp_path / "s", NEXT_SERVER + OTHER_SERVER.format(1, 2) + SERVER
-    with child(["-c", script, str(path), "0"], says="serves"), Client(make_terms(path)) as client:
+    with child(["-c", script, str(path), "0"], says="serves"), Client(make_settings(path)) as client:
         assert client.wait_until_served(WAIT_S), client.fault
         await save_blocks(AsAwaited(client))
         assert client.acquire(Ask(CHAIN)).boundary == TOKENS

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from kvoffload.client.link import Link
-from kvoffload.client.terms import LinkState
+from kvoffload.client.settings import LinkState
 from kvoffload.client.wire import SocketWire, explain_unreached
 from kvoffload.packets import PacketSocket
 from kvoffload.protocol import CODEC, Call, Channel, Farewell, Stats, Welcome

@@ -134,7 +134,7 @@ def test_a_wake_up_that_fails_is_a_fault_and_the_rank_has_nowhere_to_copy(monkey
     side = connector.worker_side
     assert side is not None
     with monkeypatch.context() as patch:
-        patch.setattr(side, "terms", replace(side.terms, open_engine=refuse))
+        patch.setattr(side, "settings", replace(side.settings, open_engine=refuse))
         connector.restore_kv_caches()
     assert connector.faults == {"restore_kv_caches": 1}
     assert facts_of(connector) == replace(before, places=())

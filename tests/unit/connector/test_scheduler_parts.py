@@ -1,4 +1,4 @@
-"""The parts of the scheduler side, by the terms that it is given."""
+"""The parts of the scheduler side, by the settings that it is given."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vllm.v1.core.block_pool import BlockPool
 from kvoffload.connector.common.step_plan import Place, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.measures import Measures
-from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
+from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.policy import Eager, SecondUse
-from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerTerms, assemble
+from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerSettings, assemble
 from kvoffload.protocol import Register
 from tests.kit.connector.local_client import MEMORY, LocalClient
 from tests.kit.connector.nodes import Nodes
@@ -25,7 +25,7 @@ from tests.kit.connector.saving import DENSE, make_engine
 from tests.kit.connector.scripted import ScriptedEngine, two_groups
 
 NUM_BLOCKS = 32
-SHARING = SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=1, pipeline_ranks=1)
+SHARING = BlockDivision(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=1, pipeline_ranks=1)
 
 
 class Opening:
@@ -48,11 +48,15 @@ class Absent(LocalClient):
 
 
 def put_together(
-    opening: Opening | None = None, *, sharing: SharingTerms = SHARING, facts: WorkerFacts | None = None, **terms: Any
+    opening: Opening | None = None,
+    *,
+    sharing: BlockDivision = SHARING,
+    facts: WorkerFacts | None = None,
+    **settings: Any,
 ) -> SchedulerParts:
     return assemble(
         {(0, 0): facts or two_groups(NUM_BLOCKS)},
-        SchedulerTerms(sharing=sharing, hit_alignment=4, **terms),
+        SchedulerSettings(sharing=sharing, hit_alignment=4, **settings),
         pool=BlockPool(NUM_BLOCKS, enable_caching=True, hash_block_size=4),
         open_cache=opening or Opening(),
         measures=Measures(),
@@ -66,7 +70,7 @@ def policy_of(parts: SchedulerParts) -> str:
 
 
 @pytest.mark.parametrize(
-    ("terms", "expected"),
+    ("settings", "expected"),
     [
         ({}, "auto"),
         ({"save_policy": "eager"}, "eager"),
@@ -76,8 +80,8 @@ def policy_of(parts: SchedulerParts) -> str:
         ({"save_policy": "second_use", "has_prefix_cache": False}, "second_use"),
     ],
 )
-def test_the_policy_is_what_was_wished_for_where_that_can_be(terms: dict[str, Any], expected: str) -> None:
-    assert policy_of(put_together(**terms)) == expected
+def test_the_policy_is_what_was_wished_for_where_that_can_be(settings: dict[str, Any], expected: str) -> None:
+    assert policy_of(put_together(**settings)) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,8 +91,8 @@ def test_the_policy_is_what_was_wished_for_where_that_can_be(terms: dict[str, An
 def test_the_queue_is_watched_as_far_as_the_steps_under_way_can_take(
     step_tokens: int, requests: int, under_way: int, expected: int
 ) -> None:
-    terms = {"step_tokens": step_tokens, "max_requests": requests, "steps_under_way": under_way}
-    watch = put_together(save_policy="on_evict", **terms).policy
+    settings = {"step_tokens": step_tokens, "max_requests": requests, "steps_under_way": under_way}
+    watch = put_together(save_policy="on_evict", **settings).policy
     assert isinstance(watch, EvictionWatch)
     assert watch.look_ahead == expected
 
@@ -159,7 +163,7 @@ def test_an_engines_settings_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.events is not None
     parts.events.close()
     assert parts.saves.look_out.decoded_tokens == 4
-    assert parts.restores.terms.verify_always
+    assert parts.restores.settings.verify_always
 
 
 @pytest.mark.parametrize(
@@ -169,8 +173,8 @@ def test_so_many_blocks_may_be_pinned_as_fill_while_a_save_takes_within_bounds(
     step_tokens: int, under_way: int, expected: int
 ) -> None:
     """Of 32, at least four and at most eight."""
-    terms = {"step_tokens": step_tokens, "max_requests": 0, "steps_under_way": under_way}
-    assert put_together(**terms).pins.limit == expected
+    settings = {"step_tokens": step_tokens, "max_requests": 0, "steps_under_way": under_way}
+    assert put_together(**settings).pins.limit == expected
 
 
 # ---- places of ranks ----

@@ -13,8 +13,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from kvoffload.connector.common.step_plan import Place, StepPlan
 from kvoffload.connector.engine.pipeline import name_pipeline
-from kvoffload.connector.identity.agreement import EngineFacts, SharingTerms
-from kvoffload.connector.scheduler_side import SchedulerSide, SchedulerTerms
+from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
+from kvoffload.connector.scheduler_side import SchedulerSettings, SchedulerSide
 from kvoffload.errors import BlockAlignmentError, IdentityError, ServerError
 from kvoffload.protocol import Register
 from tests.kit.connector.engine_configs import full, window
@@ -45,7 +45,7 @@ def make_side(
     hash_block_size: int = 4,
     opening: Opening | None = None,
 ) -> tuple[SchedulerSide, Opening]:
-    sharing = SharingTerms(
+    sharing = BlockDivision(
         hash_block_size=hash_block_size,
         hash_algorithm="sha256",
         hash_seed="0",
@@ -53,7 +53,7 @@ def make_side(
         pipeline_ranks=pipeline_ranks,
     )
     opening = opening or Opening()
-    side = SchedulerSide(SchedulerTerms(sharing=sharing, hit_alignment=4), opening)
+    side = SchedulerSide(SchedulerSettings(sharing=sharing, hit_alignment=4), opening)
     side.bind_pool(BlockPool(num_blocks, enable_caching=True, hash_block_size=4))
     return side, opening
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.connector.common.step_plan import StepPlan
 from kvoffload.connector.loads import restores
 from kvoffload.connector.loads.admission import LoadAdmission
@@ -149,7 +149,7 @@ def test_damaged_records_are_found_by_the_worker_and_recomputed(model: str, seed
 @pytest.mark.parametrize("memory", [MEMORY, TINY], ids=["with room", "full"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", MODELS)
-def test_ranks_on_two_machines_never_give_wrong_bytes(model: str, seed: int, memory: CacheTerms) -> None:
+def test_ranks_on_two_machines_never_give_wrong_bytes(model: str, seed: int, memory: CacheSettings) -> None:
     """The second machine's server answers late, not at all for a while, or has lost what it had."""
     random = Random(seed)
     engine = SimulatedEngine(
@@ -288,7 +288,7 @@ def test_what_is_saved_when_the_engine_loses_it_is_right(model: str, seed: int, 
 @pytest.mark.parametrize("memory", [MEMORY, TINY], ids=["with room", "full"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_saved_as_the_pools_room_asks_for_is_right(model: str, seed: int, memory: CacheTerms) -> None:
+def test_what_is_saved_as_the_pools_room_asks_for_is_right(model: str, seed: int, memory: CacheSettings) -> None:
     random = Random(seed)
     engine = make_any(model, random, memory=memory, extra={"save_policy": "auto"})
     play(engine, random, reset=0.02)

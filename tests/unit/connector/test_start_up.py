@@ -1,4 +1,4 @@
-"""An engine's start: its configuration in our terms, refusals before anything is opened, and one line for its log."""
+"""An engine's start: its settings as ours, refusals before anything is opened, and one line for its log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.config.sources import Settings
-from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register
-from kvoffload.connector.scheduler_parts import SchedulerTerms
+from kvoffload.connector.identity.agreement import BlockDivision, agree, make_register
+from kvoffload.connector.scheduler_parts import SchedulerSettings
 from kvoffload.connector.start_up import EngineStart, plan_stock
-from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.connector.worker_side import WorkerSettings
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
 from kvoffload.kvspec import HeadUnits, ReuseRule
@@ -30,7 +30,7 @@ from tests.kit.connector.facts import facts, group_facts
 BEGIN = EngineStart.begin_for_worker
 """Itself: no test of this folder has a private server."""
 REGISTER = make_register(
-    b"f" * 32, (), SharingTerms(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
+    b"f" * 32, (), BlockDivision(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
 )
 
 
@@ -46,11 +46,11 @@ def make_start(config: Any = None, *, replicas: int = 1, **settings: Any) -> Eng
 )
 def test_roles_are_vllms(role: str, saves: bool, hands_over: bool) -> None:
     start = make_start(make_vllm_config(role=role))
-    terms = start.scheduler_terms()
-    assert (terms.saves, terms.hands_over) == (saves, hands_over)
+    client_settings = start.scheduler_settings()
+    assert (client_settings.saves, client_settings.hands_over) == (saves, hands_over)
     start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
     access.saves = saves
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, terms.sharing), None)
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, client_settings.sharing), None)
     assert access.opened == [(Role.SCHEDULER, 0)]
 
 
@@ -71,25 +71,25 @@ def test_an_engine_of_one_role_with_a_server_of_its_own_is_a_warning(
 ) -> None:
     start = make_start(make_vllm_config(role=role), **settings)
     start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    terms = start.scheduler_terms()
-    access.saves = terms.saves
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, terms.sharing), None)
+    client_settings = start.scheduler_settings()
+    access.saves = client_settings.saves
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, client_settings.sharing), None)
     assert any(f"its kv_role is {role}" in record.getMessage() for record in caplog.records) == is_told
 
 
 def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
     config = make_vllm_config()
     config.cache_config.prefix_cache_retention_interval = 64
-    terms = make_start(
+    client_settings = make_start(
         config,
         verify="always",
         whole_prompts=True,
         promote_deadline="7s",
         arrival_deadline="3s",
         events_interval="60s",
-    ).scheduler_terms()
-    assert terms == SchedulerTerms(
-        sharing=terms.sharing,
+    ).scheduler_settings()
+    assert client_settings == SchedulerSettings(
+        sharing=client_settings.sharing,
         hit_alignment=8,
         verify_always=True,
         retention_interval=64,
@@ -98,8 +98,12 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
         arrival_wait_s=3.0,
         events_again_s=60.0,
     )
-    assert (terms.sharing.hash_block_size, terms.sharing.hash_algorithm, terms.sharing.ranks) == (4, "sha256", 1)
-    assert make_start().scheduler_terms().verify_always is False
+    assert (
+        client_settings.sharing.hash_block_size,
+        client_settings.sharing.hash_algorithm,
+        client_settings.sharing.ranks,
+    ) == (4, "sha256", 1)
+    assert make_start().scheduler_settings().verify_always is False
 
 
 @pytest.mark.parametrize(("tensor", "pipeline", "ranks"), [(4, 1, 4), (2, 3, 6)])
@@ -109,9 +113,9 @@ def test_ranks_are_those_of_the_engine(tensor: int, pipeline: int, ranks: int) -
     config.parallel_config.pipeline_parallel_size = pipeline
     config.parallel_config.rank = 1
     start = make_start(config, self_test=False, copy_threads=3)
-    sharing = start.scheduler_terms().sharing
+    sharing = start.scheduler_settings().sharing
     assert (sharing.tensor_ranks, sharing.pipeline_ranks, sharing.ranks) == (tensor, pipeline, ranks)
-    assert start.worker_terms() == WorkerTerms(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
+    assert start.worker_settings() == WorkerSettings(rank=1, sharing=sharing, has_self_test=False, copy_threads=3)
 
 
 def on_two_machines(**changes: Any) -> Any:
@@ -126,7 +130,7 @@ def test_ranks_on_two_machines_have_a_share_of_the_shards_each(replicas: int, ro
     config = on_two_machines(tensor_parallel_size=4, rank=3, node_rank_within_dp=1)
     config.kv_transfer_config.engine_id = "abc_dp0"
     start = make_start(config, replicas=replicas)
-    sharing, group = start.worker_terms().sharing, replace(group_facts(0), replicas=replicas)
+    sharing, group = start.worker_settings().sharing, replace(group_facts(0), replicas=replicas)
     assert (sharing.count_rows([group]), sharing.shards_of(group)) == (rows, shards)
     assert [sharing.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
     assert (start.access.engine, start.access.machine_key) == ("abc_dp0_node1", "abc")
@@ -136,7 +140,7 @@ def test_ranks_on_two_machines_have_a_share_of_the_shards_each(replicas: int, ro
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 1), (1, 2), (2, 2), (2, 4)])
 def test_machines_with_whole_stages_or_equal_parts_of_one_are_served(tensor: int, pipeline: int) -> None:
     config = on_two_machines(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-    assert make_start(config).scheduler_terms().sharing.nodes == 2
+    assert make_start(config).scheduler_settings().sharing.nodes == 2
 
 
 @pytest.mark.parametrize(
@@ -149,11 +153,11 @@ def test_with_shared_shapes_blocks_have_as_many_shards_whatever_the_number_of_ra
     config.model_config.get_total_num_kv_heads = lambda: heads
     config.parallel_config.tensor_parallel_size = tensor
     start = make_start(config, shared_shapes=True)
-    sharing, group = start.scheduler_terms().sharing, replace(group_facts(0), replicas=replicas)
+    sharing, group = start.scheduler_settings().sharing, replace(group_facts(0), replicas=replicas)
     assert sharing.units == HeadUnits(heads=heads, ranks=tensor)
     assert (sharing.shards_of(group), sharing.units.replicas) == (shards, replicas)
-    assert start.worker_terms().sharing == sharing
-    assert make_start(config).scheduler_terms().sharing.units is None
+    assert start.worker_settings().sharing == sharing
+    assert make_start(config).scheduler_settings().sharing.units is None
     assert start.access.engine_bytes == make_start(config, replicas=replicas).access.engine_bytes
 
 
@@ -161,7 +165,7 @@ def test_with_shared_shapes_a_latent_is_one_unit_that_all_ranks_hold() -> None:
     config = make_vllm_config()
     config.model_config.use_mla = True
     config.parallel_config.tensor_parallel_size = 4
-    sharing = make_start(config, shared_shapes=True).scheduler_terms().sharing
+    sharing = make_start(config, shared_shapes=True).scheduler_settings().sharing
     assert sharing.units is not None
     assert (sharing.units.count, sharing.units.replicas) == (1, 4)
     assert sharing.shards_of(replace(group_facts(0), replicas=4)) == 1
@@ -238,7 +242,7 @@ def test_each_process_joins_as_what_it_is() -> None:
     config.parallel_config.rank = 3
     start = make_start(config)
     start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    engine = agree({(0, 0): facts()}, start.scheduler_terms().sharing)
+    engine = agree({(0, 0): facts()}, start.scheduler_settings().sharing)
     assert start.open_for_worker(REGISTER) is access
     assert start.open_for_scheduler(REGISTER, engine, None) is access
     assert start.open_for_node(REGISTER, engine.groups) is access
@@ -249,7 +253,7 @@ def test_each_process_joins_as_what_it_is() -> None:
 def test_on_every_machine_an_engine_that_only_decodes_takes_no_slots(role: str) -> None:
     start = make_start(make_vllm_config(role=role))
     start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    access.saves = start.scheduler_terms().saves
+    access.saves = start.scheduler_settings().saves
     assert access.saves == (role != "kv_consumer")
     start.open_for_node(REGISTER, (group_facts(0),))
     assert access.opened == [(Role.SCHEDULER, 0)]
@@ -267,7 +271,10 @@ def test_an_engine_that_divides_its_blocks_otherwise_than_before_is_another_one_
 
     monkeypatch.setattr(CacheAccess, "open", note)
     start = make_start()
-    engine, other = agree({(0, 0): facts()}, start.scheduler_terms().sharing), replace(REGISTER, fingerprint=b"g" * 32)
+    engine, other = (
+        agree({(0, 0): facts()}, start.scheduler_settings().sharing),
+        replace(REGISTER, fingerprint=b"g" * 32),
+    )
     for register in (REGISTER, other):
         start.open_for_worker(register)
         start.open_for_scheduler(register, engine, None)
@@ -316,7 +323,7 @@ def test_one_line_says_what_is_kept_and_where(
     caplog.set_level(logging.INFO, "kvoffload")
     start = make_start(server=server)
     start.access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_settings().sharing), None)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "kvoffload.connector.start_up"]
     assert line in message
     assert "group 0 (prefix, 4 tokens, 64 bytes), group 2 (window, 8 tokens, 64 bytes)" in message
@@ -327,7 +334,7 @@ def test_one_line_says_what_is_kept_and_where(
 
 
 @pytest.mark.parametrize(
-    ("terms", "heads", "own"),
+    ("settings", "heads", "own"),
     [
         ({"tensor_parallel_size": 4}, 0, 2000),  # Two ranks in a row hold the same.
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 0, 2000),
@@ -338,14 +345,14 @@ def test_one_line_says_what_is_kept_and_where(
     ids=["tensor", "pipeline", "machines", "stages-on-machines", "units"],
 )
 def test_what_a_machines_ranks_cache_counts_once(
-    terms: dict[str, int], heads: int, own: int, caplog: pytest.LogCaptureFixture
+    client_settings: dict[str, int], heads: int, own: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvoffload")
     config = make_vllm_config()
-    set_in("parallel_config", **terms)(config)
+    set_in("parallel_config", **client_settings)(config)
     start = make_start(config, shared_shapes=heads > 0)
     start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    sharing = start.scheduler_terms().sharing
+    sharing = start.scheduler_settings().sharing
     groups = (replace(group_facts(0), replicas=2),)
     ranks = {divmod(rank, sharing.tensor_ranks): facts(rank, groups=groups) for rank in range(sharing.ranks)}
     engine = agree(ranks, sharing)
@@ -367,7 +374,7 @@ def test_ranks_with_several_units_cache_what_all_their_units_are(caplog: pytest.
     start = make_start(config, shared_shapes=True)
     start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
     ranks = {(0, rank): facts(rank) for rank in range(2)}
-    start.open_for_scheduler(REGISTER, agree(ranks, start.scheduler_terms().sharing), None)
+    start.open_for_scheduler(REGISTER, agree(ranks, start.scheduler_settings().sharing), None)
     (message,) = [record.getMessage() for record in caplog.records if "keeps KV cache of" in record.getMessage()]
     assert "group 0 (prefix, 4 tokens, 512 bytes in 8 parts)" in message
     assert message.endswith(f"the engines that share it have themselves, {describe_size(2000)}")
@@ -380,7 +387,7 @@ def test_little_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         start = make_start(config)
         start.access = FakeAccess(capacity_bytes)  # type: ignore[assignment]
-        start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_terms().sharing), None)
+        start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, start.scheduler_settings().sharing), None)
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warnings) == is_little
         assert not is_little or "is 49% of the engines' own caches" in warnings[0]
@@ -420,9 +427,9 @@ def test_hits_that_can_end_at_few_states_are_a_warning(
 ) -> None:
     start = make_start()
     start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    terms = start.scheduler_terms()
+    client_settings = start.scheduler_settings()
     groups = (group_facts(0, block_size=block_size), group_facts(1, ReuseRule.EXACT_BOUNDARY, block_size=8))
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts(groups=groups)}, terms.sharing), None)
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts(groups=groups)}, client_settings.sharing), None)
     told = [record.getMessage() for record in caplog.records if "little of this engine's cache" in record.getMessage()]
     assert len(told) == is_told
     assert not is_told or "multiples of 64 tokens" in told[0]

@@ -29,8 +29,8 @@ from kvoffload.connector.common.step_plan import (
 )
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, join_stages, name_pipeline
-from kvoffload.connector.identity.agreement import SharingTerms, agree, make_register, name_node
-from kvoffload.connector.worker_side import WorkerTerms
+from kvoffload.connector.identity.agreement import BlockDivision, agree, make_register, name_node
+from kvoffload.connector.worker_side import WorkerSettings
 from kvoffload.errors import RegistrationError, ServerError
 from kvoffload.kvspec import HeadUnits
 from kvoffload.native import digest_record
@@ -280,7 +280,7 @@ def test_of_a_pipeline_a_rank_copies_its_own_stages_records() -> None:
     name = name_pipeline([worker.facts.fingerprint, b"e" * 32])
     [told] = worker.shared.registers
     assert replace(told, report=b"", identity=()) == replace(
-        make_register(name, groups, worker.terms.sharing), identity=()
+        make_register(name, groups, worker.settings.sharing), identity=()
     )
     assert told.report.startswith(b"6 blocks, 1 allocations, every byte accounted for")
     assert worker.facts.places == (worker.shared.place,)
@@ -416,9 +416,9 @@ def test_all_ranks_join_the_engine_of_their_weights_that_the_scheduler_side_open
         assert worker.facts is not None
         facts[divmod(rank, 2)] = worker.facts
         worker.close()
-    engine = agree(facts, worker.terms.sharing)
+    engine = agree(facts, worker.settings.sharing)
     of_scheduler = make_register(
-        engine.fingerprint, engine.groups, worker.terms.sharing, description=engine.description
+        engine.fingerprint, engine.groups, worker.settings.sharing, description=engine.description
     )
     for rank, told in enumerate(shared.registers):
         assert replace(told, report=b"", rank=0) == replace(of_scheduler, rank=0)
@@ -432,11 +432,11 @@ class NodeWorker(TestedWorker):
     """The last rank, on the second of two machines, with a client for what the scheduler side wants there."""
 
     def __init__(self, ranks: int = 2, *, replicas: int = 1, units: HeadUnits | None = None) -> None:
-        sharing = SharingTerms(
+        sharing = BlockDivision(
             hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, nodes=2, units=units
         )
-        terms = WorkerTerms(rank=ranks - 1, sharing=sharing)
-        super().__init__(terms, SharedCache(), lambda frame: (frame,) * ranks, replicas)
+        settings = WorkerSettings(rank=ranks - 1, sharing=sharing)
+        super().__init__(settings, SharedCache(), lambda frame: (frame,) * ranks, replicas)
         self._open_node = self.open_node
         self.opened: list[StockedClient] = []
 

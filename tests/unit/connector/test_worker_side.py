@@ -79,12 +79,12 @@ def test_a_save_takes_the_bytes_of_the_moment_it_runs_and_keeps_them() -> None:
 def test_copies_go_through_the_engine_that_it_is_given() -> None:
     opened: list[PassingEngine] = []
 
-    def open_watched(page_map: PageMap, memory: Mapping[str, torch.Tensor], **terms: int) -> PassingEngine:
-        opened.append(PassingEngine(open_engine(page_map, memory, **terms)))
+    def open_watched(page_map: PageMap, memory: Mapping[str, torch.Tensor], **settings: int) -> PassingEngine:
+        opened.append(PassingEngine(open_engine(page_map, memory, **settings)))
         return opened[-1]
 
     worker = make_worker()
-    worker.terms = replace(worker.terms, open_engine=open_watched)
+    worker.settings = replace(worker.settings, open_engine=open_watched)
     start(worker)
     assert worker.engine is opened[0]
     save(worker, Move(1, 1, 0))

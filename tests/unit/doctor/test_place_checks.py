@@ -12,7 +12,7 @@ from kvoffload.config.sources import load_settings
 from kvoffload.doctor.findings import Finding, Verdict
 from kvoffload.doctor.place_checks import check_server, check_shapes, check_stores, describe_shape
 from kvoffload.server.config import ServerConfig
-from kvoffload.server.tiering.terms import TierPlan
+from kvoffload.server.tiering.settings import TierPlan
 from kvoffload.tiers.base import TierState
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, serving, traffic_of

@@ -103,8 +103,8 @@ def test_only_the_scheduler_holds_slots_ready(server: Path) -> None:
 def test_deadlines_are_those_of_the_settings(server: Path) -> None:
     access = make_access(server, step_budget="3ms", acquire_deadline="7ms")
     with access.open(make_register("deadlines"), role=Role.SCHEDULER) as client:
-        assert client.terms.step_budget_s == 0.003
-        assert client.terms.link.acquire_deadline_s == 0.007
+        assert client.settings.step_budget_s == 0.003
+        assert client.settings.link.acquire_deadline_s == 0.007
 
 
 def test_an_engine_that_the_server_refuses_does_not_start_and_hears_what_differs(server: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_private_server_that_answers_late_is_waited_for(
     """Beside an engine that starts, it may have to wait for a processor for seconds."""
     monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
     client = LateClient()
-    monkeypatch.setattr(cache_access, "Client", lambda terms, on_event: client)
+    monkeypatch.setattr(cache_access, "Client", lambda settings, on_event: client)
     monkeypatch.setattr(cache_access, "find_or_start", lambda *given, **named: tmp_path / "s")
     make_access("" if is_private else tmp_path / "s").open(make_register("m"), role=Role.SCHEDULER)
     assert client.looks == looks
@@ -214,7 +214,7 @@ def test_of_an_engines_processes_its_scheduler_alone_says_that_there_is_no_serve
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cache_access, "ABSENT_WAIT_S", 0.0)
-    monkeypatch.setattr(cache_access, "Client", lambda terms, on_event: LateClient())
+    monkeypatch.setattr(cache_access, "Client", lambda settings, on_event: LateClient())
     for role in (Role.WORKER, Role.WORKER, Role.SCHEDULER):
         make_access(tmp_path / "s").open(make_register("m"), role=role)
     assert len(caplog.messages) == 1

@@ -16,7 +16,7 @@ from kvoffload.keys.prompt_hashes import (
     MAX_LETTERS,
     MAX_TOKEN,
     VLLM_SEED,
-    HashTerms,
+    HashSettings,
     choose_seed,
     digest_seed,
     hash_prompt,
@@ -28,8 +28,8 @@ tokens_ = st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, MAX_TOKEN)),
 texts = st.one_of(st.text(max_size=10), st.sampled_from(["s" * 23, "s" * 24, "s" * 255, "s" * 256, "ß" * MAX_LETTERS]))
 
 
-def ask(tokens: list[int], **terms: Any) -> bytes:
-    return hash_prompt(np.array(tokens, np.int64), HashTerms(**terms))
+def ask(tokens: list[int], **settings: Any) -> bytes:
+    return hash_prompt(np.array(tokens, np.int64), HashSettings(**settings))
 
 
 @settings(max_examples=300, deadline=None)
@@ -71,7 +71,7 @@ def test_a_tenants_names_are_masked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "why"),
+    ("settings", "why"),
     [
         ({"algorithm": "xxhash", "block_size": 16}, "xxhash can only be made by their engine"),
         ({"algorithm": "sha256", "block_size": MAX_BLOCK_TOKENS + 1}, "allowed are 1 to 8192"),
@@ -80,9 +80,9 @@ def test_a_tenants_names_are_masked() -> None:
         ({"algorithm": "sha256", "block_size": 1, "salt": "s" * (MAX_LETTERS + 1)}, "at most 512 letters"),
     ],
 )
-def test_what_only_an_engine_can_make(terms: Any, why: str) -> None:
+def test_what_only_an_engine_can_make(settings: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        ask([1, 2, 3], **terms)
+        ask([1, 2, 3], **settings)
 
 
 def test_the_longest_blocks_are_vllms_too() -> None:

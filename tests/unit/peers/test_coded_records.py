@@ -72,7 +72,9 @@ def receive(said: bytes, *, code: int, coder: RecordCoder) -> tuple[Records, Dig
     return read, digests
 
 
-def read_all(end: socket.socket, link: native.RecordLink, records: Records, coder: RecordCoder, **terms: bool) -> bytes:
+def read_all(
+    end: socket.socket, link: native.RecordLink, records: Records, coder: RecordCoder, **settings: bool
+) -> bytes:
     """Sends records, and returns what has gone over the wire."""
     said = bytearray()
 
@@ -82,7 +84,7 @@ def read_all(end: socket.socket, link: native.RecordLink, records: Records, code
 
     reading = threading.Thread(target=read)
     reading.start()
-    send(link, records, coder, **terms)
+    send(link, records, coder, **settings)
     link.shut()
     reading.join()
     return bytes(said)

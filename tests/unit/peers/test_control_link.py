@@ -14,11 +14,11 @@ import zmq
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import PeerSpace
-from kvoffload.peers.control_link import ControlLink, ControlTerms
+from kvoffload.peers.control_link import ControlLink, ControlSettings
 from kvoffload.protocol import CODEC, Call, Error, ErrorCode, Hello
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.sessions.terms import RemoteTerms
+from kvoffload.server.sessions.settings import TcpSettings
 from kvoffload.tiers.record_store import StoreFaultError
 from tests.kit.cache.cache_model import HYBRID, PLAIN
 from tests.kit.server.fleets import Fleet
@@ -43,13 +43,13 @@ class There:
 
     def link(self, keys: KeyPair | None = None, *, peer_key: str = "", timeout_s: float = TIMEOUT_S) -> ControlLink:
         member = self.fleet.members["there"]
-        terms = ControlTerms(
+        settings = ControlSettings(
             address=member.address,
             peer_key=peer_key or member.key,
             keys=keys or self.fleet.keys["here"],
             timeout_s=timeout_s,
         )
-        return ControlLink(terms)
+        return ControlLink(settings)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_those_who_wait_for_one_that_fails_do_not_wait_again() -> None:
     server = Refusing()
     address = TcpAddress("127.0.0.1", server.port)
     peer_key = server.keys.public.decode()
-    link = ControlLink(ControlTerms(address=address, peer_key=peer_key, keys=make_keys(), timeout_s=TIMEOUT_S))
+    link = ControlLink(ControlSettings(address=address, peer_key=peer_key, keys=make_keys(), timeout_s=TIMEOUT_S))
     faults: list[str] = []
 
     def find() -> None:
@@ -179,8 +179,8 @@ def is_in(thread: threading.Thread, function: str) -> bool:
 def test_a_wrong_key_on_either_side_is_no_way_in(there: There, wrong: str) -> None:
     stranger = make_keys()
     with there.serving():
-        terms = {"keys": stranger} if wrong == "ours" else {"peer_key": stranger.public.decode()}
-        link = there.link(timeout_s=0.3, **terms)  # type: ignore[arg-type]
+        settings = {"keys": stranger} if wrong == "ours" else {"peer_key": stranger.public.decode()}
+        link = there.link(timeout_s=0.3, **settings)  # type: ignore[arg-type]
         with pytest.raises(StoreFaultError, match="does not know our key"):
             link.find_ticket(is_sealed=True)
         link.close()
@@ -190,7 +190,7 @@ def test_a_server_without_links_says_which_setting_it_lacks(tmp_path: Path) -> N
     there = There(tmp_path)
     member, keys = there.fleet.members["there"], there.fleet.keys["there"]
     guests = {there.fleet.members["here"].key: Guest(domain="", is_peer=True)}
-    remote = RemoteTerms(address=member.address, keys=keys, guests=guests)
+    remote = TcpSettings(address=member.address, keys=keys, guests=guests)
     with serving(tmp_path / "plain", remote=remote):
         link = there.link()
         with pytest.raises(StoreFaultError, match="set peer_listen there"):

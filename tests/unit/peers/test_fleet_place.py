@@ -12,11 +12,11 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers import SpaceTable, fleet_place
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
-from kvoffload.peers.fleet_place import FleetPlace, FleetTerms
-from kvoffload.peers.fleet_registry import RegistryTerms
+from kvoffload.peers.fleet_place import FleetPlace, FleetSettings
+from kvoffload.peers.fleet_registry import RegistrySettings
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import TierState
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings
 from tests.kit.server.remote_client import make_keys
 from tests.kit.server.tiers import await_that
 from tests.kit.tiers.tier_contract import hashes_of
@@ -35,7 +35,7 @@ def test_a_member_is_called_by_its_key() -> None:
 
 
 def test_before_it_is_open_everything_lives_here() -> None:
-    place = FleetPlace(FleetTerms(own=OWN, others=[OTHER], keys=KEYS), SpaceTable(), find_homes)
+    place = FleetPlace(FleetSettings(own=OWN, others=[OTHER], keys=KEYS), SpaceTable(), find_homes)
     assert place.describe() == "1 peer"
     assert place.is_home(hashes_of(0, 30)).all()
     assert not place.lives_elsewhere(hashes_of(0, 30)).any()
@@ -44,10 +44,10 @@ def test_before_it_is_open_everything_lives_here() -> None:
 class Told(FleetPlace):
     """One server of a fleet, whose tier asks no other server."""
 
-    def __init__(self, own: FleetMember, *others: FleetMember, registry: RegistryTerms | None = None) -> None:
+    def __init__(self, own: FleetMember, *others: FleetMember, registry: RegistrySettings | None = None) -> None:
         self.admitted: list[FleetMember] = []
         super().__init__(
-            FleetTerms(own=own, others=others, keys=KEYS, timeout_s=0.1, registry=registry),
+            FleetSettings(own=own, others=others, keys=KEYS, timeout_s=0.1, registry=registry),
             SpaceTable(),
             find_homes,
             on_members=lambda members: self.admitted.__setitem__(slice(None), members),
@@ -58,7 +58,7 @@ class Told(FleetPlace):
         self.tier.set_members = self.take  # type: ignore[method-assign]
 
     def take(self, wanted: object, places: Mapping[str, str]) -> None:
-        self.members = tuple(sorted([*places, self.terms.own.name]))
+        self.members = tuple(sorted([*places, self.settings.own.name]))
 
     def faults(self) -> list[str]:
         return [one.reason for one in self.tier.health() if one.name == "this server"]
@@ -75,12 +75,12 @@ def test_however_many_servers_there_are_all_members_agree_on_homes(count: int) -
         hashes = hashes_of(0, 500)
         homes = np.array(fleet)[find_homes(tuple(fleet), hashes)]
         for place in places:
-            if place.terms.own.name in fleet:
+            if place.settings.own.name in fleet:
                 assert (np.array(place.members)[find_homes(place.members, hashes)] == homes).all()
                 assert [one.name for one in place.admitted] == [n for n in order(servers, place) if n in fleet]
                 assert place.faults() == []
             else:
-                assert place.members == (place.terms.own.name,)
+                assert place.members == (place.settings.own.name,)
                 assert place.admitted == []
                 (told,) = place.faults()
                 assert told.startswith(f"the fleet has {count} servers, and its members are the first 64 by key")
@@ -91,7 +91,7 @@ def test_however_many_servers_there_are_all_members_agree_on_homes(count: int) -
 
 def order(servers: list[FleetMember], place: Told) -> list[str]:
     """Returns members as they were announced there."""
-    at = servers.index(place.terms.own)
+    at = servers.index(place.settings.own)
     return [one.name for one in (*servers[at + 1 :], *servers[:at])]
 
 
@@ -118,8 +118,8 @@ def test_members_that_are_named_count_as_those_that_were_announced() -> None:
 def test_a_server_with_another_ones_key_is_told_where_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = SimpleNamespace(twin_at="", start=lambda: None, close=lambda: None)
     monkeypatch.setattr(fleet_place, "FleetRegistry", lambda *given: registry)
-    valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=1))
-    place = Told(member(5, "k" * 40), registry=RegistryTerms(valkey=valkey, fleet="blue", secret=b"the fleet's"))
+    valkey = ValkeySettings(address=ValkeyAddress(host="127.0.0.1", port=1))
+    place = Told(member(5, "k" * 40), registry=RegistrySettings(valkey=valkey, fleet="blue", secret=b"the fleet's"))
     place.take_members([])
     assert place.faults() == []
     registry.twin_at = "tcp://10.0.0.2:5555"
@@ -133,7 +133,7 @@ def test_a_server_with_another_ones_key_is_told_where_that_is(monkeypatch: pytes
 
 def test_while_nobody_answers_everything_lives_here() -> None:
     """Port 1 of loopback has no listener."""
-    place = FleetPlace(FleetTerms(own=OWN, others=[OTHER], keys=KEYS, timeout_s=0.1), SpaceTable(), find_homes)
+    place = FleetPlace(FleetSettings(own=OWN, others=[OTHER], keys=KEYS, timeout_s=0.1), SpaceTable(), find_homes)
     tier = place.open_tier()
     await_that(lambda: tier.health()[0].state is TierState.ABSENT)
     assert "the peer at tcp://127.0.0.1:1" in tier.health()[0].reason

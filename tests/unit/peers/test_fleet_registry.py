@@ -17,9 +17,9 @@ from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers import fleet_registry
 from kvoffload.peers.announcement import Announcement
 from kvoffload.peers.fleet_member import FleetMember
-from kvoffload.peers.fleet_registry import FleetRegistry, RegistryClock, RegistryTerms
+from kvoffload.peers.fleet_registry import FleetRegistry, RegistryClock, RegistrySettings
 from kvoffload.tiers.resp_connection import Answer, RespConnection
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings
 from kvoffload.tiers.valkey_nodes import ValkeyNodes, as_bytes
 from tests.kit.server.remote_client import make_keys
 from tests.kit.server.tiers import await_that
@@ -40,13 +40,13 @@ def _nothing_is_announced_at_first(store: Server) -> None:
     ask(store, "flushall")
 
 
-def terms_of(store: Server, **changed: Any) -> RegistryTerms:
-    valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=store.port), call_timeout_s=5.0)
+def settings_of(store: Server, **changed: Any) -> RegistrySettings:
+    valkey = ValkeySettings(address=ValkeyAddress(host="127.0.0.1", port=store.port), call_timeout_s=5.0)
     given: dict[str, Any] = {"valkey": valkey, "fleet": "blue", "secret": SECRET, "every_s": 0.02, "good_for_s": 1.0}
-    return RegistryTerms(**given | changed)
+    return RegistrySettings(**given | changed)
 
 
-KEY = RegistryTerms(valkey=ValkeyTerms(address=ValkeyAddress(host="")), fleet="blue", secret=SECRET).key.decode()
+KEY = RegistrySettings(valkey=ValkeySettings(address=ValkeyAddress(host="")), fleet="blue", secret=SECRET).key.decode()
 
 
 def now_ms(store: Server) -> int:
@@ -76,9 +76,9 @@ class Seen:
 
 
 @contextmanager
-def announcing(terms: RegistryTerms, at: int, own: FleetMember | None = None) -> Iterator[Seen]:
+def announcing(settings: RegistrySettings, at: int, own: FleetMember | None = None) -> Iterator[Seen]:
     seen = Seen()
-    registry = seen.registry = FleetRegistry(terms, own or MEMBERS[at], seen)
+    registry = seen.registry = FleetRegistry(settings, own or MEMBERS[at], seen)
     registry.start()
     try:
         yield seen
@@ -95,9 +95,9 @@ def sees(seen: Seen, *numbers: int) -> Callable[[], bool]:
 
 
 def test_who_comes_is_seen_by_all_and_who_goes_is_forgotten(store: Server) -> None:
-    terms = terms_of(store)
-    with announcing(terms, 0) as one, announcing(terms, 1) as two:
-        with announcing(terms, 2) as three:
+    settings = settings_of(store)
+    with announcing(settings, 0) as one, announcing(settings, 1) as two:
+        with announcing(settings, 2) as three:
             for seen, whom in ((one, (1, 2)), (two, (0, 2)), (three, (0, 1))):
                 await_that(sees(seen, *whom))
         await_that(sees(one, 1))
@@ -105,12 +105,12 @@ def test_who_comes_is_seen_by_all_and_who_goes_is_forgotten(store: Server) -> No
 
 
 def test_who_was_killed_is_forgotten_after_a_while(store: Server) -> None:
-    terms = terms_of(store)
+    settings = settings_of(store)
     announcement = Announcement(member=MEMBERS[1], at_ms=now_ms(store), order=1).sign("blue", SECRET)
     ask(store, "hset", KEY, MEMBERS[1].name, announcement.decode())
-    with announcing(terms_of(store, good_for_s=3600.0), 0) as patient:
+    with announcing(settings_of(store, good_for_s=3600.0), 0) as patient:
         await_that(sees(patient, 1))
-        with announcing(terms, 2) as strict:
+        with announcing(settings, 2) as strict:
             await_that(sees(strict, 0))
             await_that(sees(patient, 1, 2))
 
@@ -120,7 +120,7 @@ def test_old_and_strange_notices_are_taken_down_and_nobody_is_there_for_them(sto
     forged = Announcement(member=MEMBERS[2], at_ms=int(time.time() * 1000), order=1).sign("blue", b"guessed").decode()
     renamed = Announcement(member=MEMBERS[2], at_ms=int(time.time() * 1000), order=1).sign("blue", SECRET).decode()
     ask(store, "hset", KEY, MEMBERS[1].name, old, MEMBERS[2].name, forged, "somebody else", renamed, "x", "y")
-    with announcing(terms_of(store), 0) as seen:
+    with announcing(settings_of(store), 0) as seen:
         await_that(lambda: ask(store, "hlen", KEY) == "1")
         seen.await_look()
         assert seen.members == []
@@ -130,8 +130,8 @@ def test_rubbish_keeps_nobody_from_being_seen(store: Server) -> None:
     rubbish = [word for at in range(3000) for word in (f"field {at}", "x" * 100)]
     ask(store, "hset", KEY, *rubbish)
     with (
-        announcing(terms_of(store, good_for_s=600.0), 0) as one,
-        announcing(terms_of(store, good_for_s=600.0), 1) as two,
+        announcing(settings_of(store, good_for_s=600.0), 0) as one,
+        announcing(settings_of(store, good_for_s=600.0), 1) as two,
     ):
         await_that(sees(one, 1))
         await_that(sees(two, 0))
@@ -139,9 +139,9 @@ def test_rubbish_keeps_nobody_from_being_seen(store: Server) -> None:
 
 
 def test_an_announcement_that_somebody_repeats_is_nobody(store: Server) -> None:
-    terms = terms_of(store, good_for_s=600.0)
-    with announcing(terms, 0) as seen:
-        with announcing(terms, 1):
+    settings = settings_of(store, good_for_s=600.0)
+    with announcing(settings, 0) as seen:
+        with announcing(settings, 1):
             await_that(sees(seen, 1))
             copied = ask(store, "hget", KEY, MEMBERS[1].name)
         await_that(sees(seen))
@@ -151,7 +151,7 @@ def test_an_announcement_that_somebody_repeats_is_nobody(store: Server) -> None:
 
 
 def test_a_fleet_of_one_name_and_another_secret_is_another_one(store: Server) -> None:
-    with announcing(terms_of(store), 0) as ours, announcing(terms_of(store, secret=b"another one"), 1) as theirs:
+    with announcing(settings_of(store), 0) as ours, announcing(settings_of(store, secret=b"another one"), 1) as theirs:
         ours.await_look()
         theirs.await_look()
         assert (ours.members, theirs.members) == ([], [])
@@ -161,8 +161,8 @@ def test_a_fleet_of_one_name_and_another_secret_is_another_one(store: Server) ->
 def test_a_registry_that_hangs_keeps_no_server_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_registry, "FAREWELL_S", 0.05)
     with serve(tmp_path / "own") as server:
-        valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=3600.0)
-        with announcing(terms_of(server, valkey=valkey), 0) as seen:
+        valkey = ValkeySettings(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=3600.0)
+        with announcing(settings_of(server, valkey=valkey), 0) as seen:
             seen.await_look()
             server.pause()
 
@@ -175,7 +175,7 @@ def test_whoever_hears_of_members_cannot_end_the_registry(store: Server, caplog:
         if len(heard) < 3:
             raise RuntimeError("not now")
 
-    registry = FleetRegistry(terms_of(store), MEMBERS[0], hear)
+    registry = FleetRegistry(settings_of(store), MEMBERS[0], hear)
     registry.start()
     await_that(lambda: len(heard) > 4)
     registry.close()
@@ -184,9 +184,9 @@ def test_whoever_hears_of_members_cannot_end_the_registry(store: Server, caplog:
 
 def test_fleets_do_not_mix(store: Server) -> None:
     with (
-        announcing(terms_of(store), 0) as blue,
-        announcing(terms_of(store, fleet="red"), 1) as red,
-        announcing(terms_of(store), 2),
+        announcing(settings_of(store), 0) as blue,
+        announcing(settings_of(store, fleet="red"), 1) as red,
+        announcing(settings_of(store), 2),
     ):
         await_that(sees(blue, 2))
         assert red.members == []
@@ -195,8 +195,8 @@ def test_fleets_do_not_mix(store: Server) -> None:
 def test_while_the_registry_is_away_members_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serve(tmp_path / "own") as server:
         with (
-            announcing(terms_of(server, good_for_s=600.0), 0) as one,
-            announcing(terms_of(server, good_for_s=600.0), 1) as two,
+            announcing(settings_of(server, good_for_s=600.0), 0) as one,
+            announcing(settings_of(server, good_for_s=600.0), 1) as two,
         ):
             await_that(sees(one, 1))
             await_that(sees(two, 0))
@@ -217,11 +217,11 @@ def test_how_many_others_there_are_is_said_when_the_registry_answers(
     said = "the registry of fleet blue answers; other servers announced there with this secret"
     with (
         serve(tmp_path / "own") as server,
-        announcing(terms_of(server, good_for_s=600.0), 0),
-        announcing(terms_of(server, good_for_s=600.0, secret=b"s" * 16), 1),
+        announcing(settings_of(server, good_for_s=600.0), 0),
+        announcing(settings_of(server, good_for_s=600.0, secret=b"s" * 16), 1),
     ):
         await_that(lambda: lines(caplog, said) == [f"{said}: 0"] * 2)
-        with announcing(terms_of(server, good_for_s=600.0), 2):
+        with announcing(settings_of(server, good_for_s=600.0), 2):
             await_that(lambda: lines(caplog, said)[2:] == [f"{said}: 1"])
         server.kill()
         await_that(lambda: len(lost(caplog)) == 2)
@@ -268,7 +268,7 @@ def test_a_registry_that_was_away_for_long_takes_nobody_with_it(
     with serve(tmp_path / "own") as server:
         announcement = Announcement(member=MEMBERS[1], at_ms=now_ms(server), order=1).sign("blue", SECRET)
         ask(server, "hset", KEY, MEMBERS[1].name, announcement.decode())
-        with announcing(terms_of(server, good_for_s=600.0), 0) as one:
+        with announcing(settings_of(server, good_for_s=600.0), 0) as one:
             await_that(sees(one, 1))
             server.kill()
             await_that(lambda: len(lost(caplog)) == 1)
@@ -285,8 +285,8 @@ def test_a_clock_that_is_set_and_comes_back_takes_nobody_away(
     store: Server, monkeypatch: pytest.MonkeyPatch, ahead_s: int
 ) -> None:
     clock = SetClock(monkeypatch)
-    terms = terms_of(store, good_for_s=600.0)
-    with announcing(terms, 0) as one, announcing(terms, 1) as two:
+    settings = settings_of(store, good_for_s=600.0)
+    with announcing(settings, 0) as one, announcing(settings, 1) as two:
         await_that(sees(one, 1))
         await_that(sees(two, 0))
         one.told.clear()
@@ -295,7 +295,7 @@ def test_a_clock_that_is_set_and_comes_back_takes_nobody_away(
             for _ in range(3):
                 one.await_look()
                 two.await_look()
-            with announcing(terms, 2) as three:
+            with announcing(settings, 2) as three:
                 await_that(sees(three, 0, 1))
                 await_that(sees(one, 1, 2))
                 await_that(sees(two, 0, 2))
@@ -308,9 +308,9 @@ def test_a_clock_that_is_set_and_comes_back_takes_nobody_away(
 def test_who_has_gone_is_gone_whatever_the_clock_is_set_to(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copied announcement does not become newer because the clock was set."""
     clock = SetClock(monkeypatch)
-    terms = terms_of(store, good_for_s=600.0)
-    with announcing(terms, 0) as seen:
-        with announcing(terms, 1):
+    settings = settings_of(store, good_for_s=600.0)
+    with announcing(settings, 0) as seen:
+        with announcing(settings, 1):
             await_that(sees(seen, 1))
             copied = ask(store, "hget", KEY, MEMBERS[1].name)
         await_that(sees(seen))
@@ -331,7 +331,7 @@ def test_a_clock_that_is_set_back_brings_back_nobody_who_has_gone(
         Announcement(member=MEMBERS[1], at_ms=at_ms + order, order=order, is_gone=order == 2).sign("blue", SECRET)
         for order in (1, 2, 3)
     )
-    with announcing(terms_of(store, good_for_s=600.0), 0) as seen:
+    with announcing(settings_of(store, good_for_s=600.0), 0) as seen:
         ask(store, "hset", KEY, MEMBERS[1].name, here.decode())
         await_that(sees(seen, 1))
         ask(store, "hset", KEY, MEMBERS[1].name, gone.decode())
@@ -351,12 +351,12 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 def test_two_servers_with_one_key_are_both_told_and_all_others_keep_to_one_of_them(
     store: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    terms = terms_of(store, good_for_s=600.0)
+    settings = settings_of(store, good_for_s=600.0)
     twin = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
-    with announcing(terms, 0) as seen, announcing(terms, 1) as first:
+    with announcing(settings, 0) as seen, announcing(settings, 1) as first:
         await_that(sees(seen, 1))
         seen.told.clear()
-        with announcing(terms, 1, own=twin) as second:
+        with announcing(settings, 1, own=twin) as second:
             await_that(lambda: first.registry.twin_at == str(twin.address))
             await_that(lambda: second.registry.twin_at == str(MEMBERS[1].address))
             await_that(lambda: bool(lines(caplog, "two servers of fleet blue have one key")))
@@ -373,20 +373,20 @@ def test_two_servers_with_one_key_are_both_told_and_all_others_keep_to_one_of_th
 
 
 def test_a_twin_that_has_gone_is_forgotten(store: Server) -> None:
-    terms = terms_of(store)
-    with announcing(terms, 1) as seen:
-        with announcing(terms, 1, own=FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)):
+    settings = settings_of(store)
+    with announcing(settings, 1) as seen:
+        with announcing(settings, 1, own=FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)):
             await_that(lambda: seen.registry.twin_at != "")
         await_that(lambda: seen.registry.twin_at == "")
 
 
 def test_a_server_that_begins_again_is_no_twin_of_its_own(store: Server, caplog: pytest.LogCaptureFixture) -> None:
     """Killed and started elsewhere: its last announcement is there still, and so is a copy of it later."""
-    terms = terms_of(store, good_for_s=600.0)
+    settings = settings_of(store, good_for_s=600.0)
     former = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
     left = Announcement(member=former, at_ms=now_ms(store), order=1).sign("blue", SECRET)
     ask(store, "hset", KEY, former.name, left.decode())
-    with announcing(terms, 1) as again:
+    with announcing(settings, 1) as again:
         again.await_look()
         ask(store, "hset", KEY, former.name, left.decode())
         again.await_look()
@@ -396,7 +396,7 @@ def test_a_server_that_begins_again_is_no_twin_of_its_own(store: Server, caplog:
 
 def test_who_was_killed_and_is_elsewhere_now_is_found_there(store: Server) -> None:
     former = FleetMember(address=TcpAddress("127.0.0.1", 6000), key=MEMBERS[1].key)
-    terms = terms_of(store)
+    settings = settings_of(store)
     ask(
         store,
         "hset",
@@ -404,7 +404,7 @@ def test_who_was_killed_and_is_elsewhere_now_is_found_there(store: Server) -> No
         former.name,
         Announcement(member=former, at_ms=now_ms(store), order=1).sign("blue", SECRET).decode(),
     )
-    with announcing(terms, 0) as seen, announcing(terms, 1):
+    with announcing(settings, 0) as seen, announcing(settings, 1):
         await_that(sees(seen, 1))
 
 
@@ -413,8 +413,8 @@ def lost(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 def test_a_secret_is_not_shown() -> None:
-    valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1"))
-    assert "only the fleet" not in repr(RegistryTerms(valkey=valkey, fleet="blue", secret=SECRET))
+    valkey = ValkeySettings(address=ValkeyAddress(host="127.0.0.1"))
+    assert "only the fleet" not in repr(RegistrySettings(valkey=valkey, fleet="blue", secret=SECRET))
 
 
 # ---- the registry's clock ----

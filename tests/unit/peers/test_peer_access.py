@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvoffload.cache import CacheGeometry, CacheTerms, LocalCache, StoredBlocks
+from kvoffload.cache import CacheGeometry, CacheSettings, LocalCache, StoredBlocks
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.peer_access import STAGED_S, PeerAccess
 from kvoffload.tiers.base import RecordNames, RecordOutcome
@@ -19,7 +19,7 @@ from tests.kit.peers.one_peer import same_groups
 from tests.kit.tiers.tier_contract import FINGERPRINT, hashes_of
 
 RECORD = 3000
-TERMS = CacheTerms(memory_bytes=1 << 20, segment_bytes=1 << 20, extent_bytes=16 << 10, entry_limit=4096)
+SETTINGS = CacheSettings(memory_bytes=1 << 20, segment_bytes=1 << 20, extent_bytes=16 << 10, entry_limit=4096)
 
 
 class Setting:
@@ -82,13 +82,13 @@ def shards(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def setting(shards: int) -> Iterator[Setting]:
-    with LocalCache.create(TERMS) as cache:
+    with LocalCache.create(SETTINGS) as cache:
         yield Setting(cache, same_groups(RECORD, shards=shards))
 
 
 @pytest.fixture
 def sharded() -> Iterator[Setting]:
-    with LocalCache.create(TERMS) as cache:
+    with LocalCache.create(SETTINGS) as cache:
         yield Setting(cache, same_groups(RECORD, shards=2))
 
 

@@ -81,7 +81,7 @@ def test_nonsense_is_let_go(peer: OnePeer, said: bytes) -> None:
         with contextlib.suppress(OSError):  # it may have been let go by now
             end.shutdown(socket.SHUT_WR)
         assert is_let_go(end)
-    PeerStore(peer.terms(is_sealed=False)).close()
+    PeerStore(peer.settings(is_sealed=False)).close()
 
 
 def test_who_says_nothing_is_let_go(peer: OnePeer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_an_old_session_is_forgotten_when_there_are_many_newer_ones(peer: OnePee
 
 
 def test_a_request_that_asks_for_too_much_ends_its_link_and_no_other(peer: OnePeer) -> None:
-    store = PeerStore(peer.terms(is_sealed=False))
+    store = PeerStore(peer.settings(is_sealed=False))
     with open_link(peer) as end:
         end.sendall(b"\xff" * HEAD_BYTES)
         assert is_let_go(end)
@@ -122,25 +122,25 @@ def test_a_request_that_asks_for_too_much_ends_its_link_and_no_other(peer: OnePe
 def test_one_peer_has_so_many_links_and_no_more(peer: OnePeer) -> None:
     stores = []
     for _ in range(MAX_OF_ONE_PEER):
-        stores.append(PeerStore(peer.terms(is_sealed=False)))
+        stores.append(PeerStore(peer.settings(is_sealed=False)))
         stores[-1].probe()  # a link that was answered stays, however many sessions are begun after it
     with pytest.raises(StoreFaultError, match=r"as many links|hung up"):
-        PeerStore(peer.terms(is_sealed=False)).probe()
+        PeerStore(peer.settings(is_sealed=False)).probe()
     for store in stores:
         store.probe()
         store.close()
     await_that(lambda: len(peer.server) == 0)
-    PeerStore(peer.terms(is_sealed=False)).close()
+    PeerStore(peer.settings(is_sealed=False)).close()
 
 
 def test_whoever_waits_at_the_door_keeps_no_peer_out(peer: OnePeer) -> None:
-    stores = [PeerStore(peer.terms(is_sealed=False)) for _ in range(2)]
+    stores = [PeerStore(peer.settings(is_sealed=False)) for _ in range(2)]
     with contextlib.ExitStack() as doors:
         waiting = [doors.enter_context(knock(peer)) for _ in range(MAX_NEWCOMERS)]
         await_that(lambda: len(peer.server) == 2 + MAX_NEWCOMERS)
         late = doors.enter_context(open_link(peer))
         assert is_let_go(waiting[0])
-        stores.append(PeerStore(peer.terms(is_sealed=False)))
+        stores.append(PeerStore(peer.settings(is_sealed=False)))
         assert is_let_go(waiting[1])
         for store in stores:
             store.probe()
@@ -178,7 +178,7 @@ def test_a_put_that_is_cut_off_leaves_nothing_behind(peer: OnePeer) -> None:
 
 
 def test_who_is_no_peer_any_more_has_no_links_and_opens_none(peer: OnePeer) -> None:
-    store = PeerStore(peer.terms(is_sealed=False))
+    store = PeerStore(peer.settings(is_sealed=False))
     session = peer.server.open_session("by hand", "")
     with open_link(peer) as end, knock(peer) as late:
         hello = LinkHello(token=session.token, nonce=b"n" * 16, is_sealed=False).pack()
@@ -196,7 +196,7 @@ def test_who_is_no_peer_any_more_has_no_links_and_opens_none(peer: OnePeer) -> N
 
 def test_a_server_ends_with_links_that_do_nothing() -> None:
     with one_peer() as peer:
-        store = PeerStore(peer.terms())
+        store = PeerStore(peer.settings())
         peer.server.close()
         with pytest.raises(StoreFaultError):
             store.probe()
@@ -309,7 +309,7 @@ def test_a_put_that_lies_about_its_code_or_is_cut_off_leaves_nothing_behind(codi
     await_that(lambda: coding_peer.cache.stats.reserved == 0)
     assert coding_peer.cache.stats.readable == 0
     coding_peer.teach(coding_peer.here, FINGERPRINT, same_groups(CODED_BYTES))
-    store = PeerStore(coding_peer.terms(is_sealed=False))
+    store = PeerStore(coding_peer.settings(is_sealed=False))
     assert put(store, numbers(1)) == [RecordOutcome.WRITTEN]
     store.close()
 
@@ -317,7 +317,7 @@ def test_a_put_that_lies_about_its_code_or_is_cut_off_leaves_nothing_behind(codi
 def test_a_client_that_ends_while_coded_records_are_on_their_way_to_it_holds_none(coding_peer: OnePeer) -> None:
     """More than sockets hold, so that the server still sends."""
     coding_peer.teach(coding_peer.here, FINGERPRINT, same_groups(CODED_BYTES))
-    store = PeerStore(coding_peer.terms(is_sealed=False))
+    store = PeerStore(coding_peer.settings(is_sealed=False))
     records = numbers(700)
     assert set(put(store, records)) == {RecordOutcome.WRITTEN}
     store.close()

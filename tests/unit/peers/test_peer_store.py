@@ -22,7 +22,7 @@ from kvoffload.tiers.coding_choice import KNOWN_BYTES
 from kvoffload.tiers.envelope import RecordName
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError, view_slot
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
 from kvoffload.types import Fingerprint
 from tests.kit.peers.one_peer import OnePeer, one_peer, same_groups
 from tests.kit.peers.stored import put
@@ -43,9 +43,9 @@ class Taught:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tier, name)
 
-    def put(self, batch: RecordBatch, **terms: Any) -> Any:
+    def put(self, batch: RecordBatch, **settings: Any) -> Any:
         self._peer.teach(self._peer.here, batch.names.fingerprint, same_groups(batch.record_bytes))
-        return self._tier.put(batch, **terms)
+        return self._tier.put(batch, **settings)
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "trusted"])
@@ -61,8 +61,8 @@ def peer(is_sealed: bool) -> Iterator[OnePeer]:
 
 @contextmanager
 def tier_of(peer: OnePeer, *, is_sealed: bool) -> Iterator[Tier]:
-    store = peer.terms(is_sealed=is_sealed)
-    tier = RemoteTier(RemoteTierTerms(place="peer", open_store=lambda: PeerStore(store), coder=store.coder))
+    store = peer.settings(is_sealed=is_sealed)
+    tier = RemoteTier(RemoteTierSettings(place="peer", open_store=lambda: PeerStore(store), coder=store.coder))
     assert tier.wait_open(TIMEOUT_S)
     yield Taught(tier, peer)  # type: ignore[misc]
     tier.close()
@@ -101,7 +101,7 @@ def get(store: PeerStore, records: Records) -> list[int]:
 @pytest.fixture
 def store(peer: OnePeer, is_sealed: bool) -> Iterator[PeerStore]:
     peer.teach(peer.here, FINGERPRINT, same_groups(5000))
-    store = PeerStore(peer.terms(is_sealed=is_sealed))
+    store = PeerStore(peer.settings(is_sealed=is_sealed))
     yield store
     store.close()
 
@@ -180,7 +180,7 @@ def test_records_of_another_size_are_not_mistaken(store: PeerStore) -> None:
 def test_a_block_is_readable_when_all_its_shards_have_come(peer: OnePeer, is_sealed: bool) -> None:
     peer.teach(peer.here, FINGERPRINT, same_groups(3000, shards=2))
     hashes = hashes_of(0, 3)
-    store = PeerStore(peer.terms(is_sealed=is_sealed))
+    store = PeerStore(peer.settings(is_sealed=is_sealed))
     memory = np.random.default_rng(1).integers(0, 256, (2, 3, 3000), np.uint8)
 
     def names(shard: int) -> RecordNames:
@@ -221,13 +221,13 @@ def test_a_block_is_readable_when_all_its_shards_have_come(peer: OnePeer, is_sea
 def test_a_session_that_is_not_known_any_more_is_opened_anew(peer: OnePeer, is_sealed: bool) -> None:
     peer.is_lost = True
     with pytest.raises(StoreFaultError, match="does not know our session"):
-        PeerStore(peer.terms(is_sealed=is_sealed))
-    PeerStore(peer.terms(is_sealed=is_sealed)).close()
+        PeerStore(peer.settings(is_sealed=is_sealed))
+    PeerStore(peer.settings(is_sealed=is_sealed)).close()
 
 
 def test_both_sides_must_say_whether_it_is_sealed(peer: OnePeer, is_sealed: bool) -> None:
     with pytest.raises(StoreFaultError, match="peer_link"):
-        PeerStore(peer.terms(is_sealed=not is_sealed))
+        PeerStore(peer.settings(is_sealed=not is_sealed))
 
 
 def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_sealed: bool) -> None:
@@ -254,7 +254,7 @@ def test_whoever_listens_there_without_the_secret_is_refused(peer: OnePeer, is_s
 
     peer.find_ticket = lead_there  # type: ignore[method-assign]
     with pytest.raises(StoreFaultError, match="secret"):
-        PeerStore(peer.terms(is_sealed=is_sealed))
+        PeerStore(peer.settings(is_sealed=is_sealed))
     thread.join()
     listener.close()
 
@@ -268,7 +268,7 @@ def test_a_server_that_hangs_costs_one_timeout(is_sealed: bool) -> None:
         ticket = LinkTicket(TcpAddress("127.0.0.1", listener.getsockname()[1]), b"t" * 16, b"s" * 32)
         peer.find_ticket = lambda *, is_sealed: ticket  # type: ignore[method-assign]
         with pytest.raises(StoreFaultError, match="timed out"):
-            PeerStore(peer.terms(is_sealed=is_sealed, timeout_s=0.01))
+            PeerStore(peer.settings(is_sealed=is_sealed, timeout_s=0.01))
     listener.close()
 
 
@@ -294,7 +294,7 @@ def test_an_answer_without_what_was_asked_for_is_the_peers_fault(peer: OnePeer) 
         ours, theirs = socket.socketpair()
         theirs.close()
         link: Any = Saying(*said)
-        return PeerStore(peer.terms(), lambda ticket, terms: (ours, link))
+        return PeerStore(peer.settings(), lambda ticket, settings: (ours, link))
 
     with pytest.raises(StoreFaultError, match="CLOSING where it was to tell of 2 records"):
         connect_to(head).probe()
@@ -364,7 +364,7 @@ def hostile(*said: bytes, coding: Coding = Coding.ON) -> Iterator[PeerStore]:
     with one_peer(is_sealed=False, coding=coding) as peer:
         peer.teach(peer.here, FINGERPRINT, same_groups(CODED_BYTES))
         link = native.RecordLink(os.dup(ours.fileno()), None)
-        store = PeerStore(peer.terms(is_sealed=False), lambda ticket, terms: (ours, link))
+        store = PeerStore(peer.settings(is_sealed=False), lambda ticket, settings: (ours, link))
 
         def speak() -> None:
             theirs.sendall(b"".join(said))
@@ -481,10 +481,10 @@ def test_a_first_coded_get_that_is_late_teaches_to_ask_for_plain_records(
     with one_peer(is_sealed=False) as peer:
         peer.teach(peer.here, FINGERPRINT, same_groups(CODED_BYTES))
         link = native.RecordLink(os.dup(ours.fileno()), None)
-        terms = replace(
-            peer.terms(is_sealed=False, timeout_s=LATE_S if ends_by == "timeout" else TIMEOUT_S), coder=coder
+        settings = replace(
+            peer.settings(is_sealed=False, timeout_s=LATE_S if ends_by == "timeout" else TIMEOUT_S), coder=coder
         )
-        store = PeerStore(terms, lambda ticket, terms: (ours, link))
+        store = PeerStore(settings, lambda ticket, settings: (ours, link))
         theirs.sendall(said)
         if ends_by == "interrupt":
             store.interrupt()

@@ -21,7 +21,8 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     Greeting,
-    GroupTerms,
+    GroupSettings,
+    HandshakeSettings,
     Hello,
     HelloAccepted,
     IdentityField,
@@ -29,7 +30,6 @@ from kvoffload.protocol import (
     Prefetch,
     Register,
     Role,
-    ServerTerms,
     Stats,
     Subscribe,
     advance,
@@ -40,11 +40,11 @@ from kvoffload.types import ReuseRule
 from tests.kit.protocol.examples import draw_message
 from tests.kit.protocol.version_two import Pin
 
-TERMS = ServerTerms(capabilities=frozenset({"adopt", "events"}), domain="blue", software="kvoffload 1")
+SETTINGS = HandshakeSettings(capabilities=frozenset({"adopt", "events"}), domain="blue", software="kvoffload 1")
 HELLO = Hello(protocol_min=1, protocol_max=1, capabilities=("events", "prefetch", "warp"))
 GROUPS = (
-    GroupTerms(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX, shards=2),
-    GroupTerms(record_bytes=100, block_size=32, reuse=ReuseRule.WINDOW, window=1024),
+    GroupSettings(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX, shards=2),
+    GroupSettings(record_bytes=100, block_size=32, reuse=ReuseRule.WINDOW, window=1024),
 )
 IDENTITY = (IdentityField(name="model_dtype", value="bfloat16"), IdentityField(name="revision", value="r1"))
 REGISTER = Register(
@@ -68,10 +68,10 @@ def refuse(found: Any) -> Error:
 
 
 class TestHello:
-    def test_accepted_terms_are_what_both_have(self) -> None:
-        agreed = advance(TERMS, Agreement(), HELLO)
+    def test_accepted_settings_are_what_both_have(self) -> None:
+        agreed = advance(SETTINGS, Agreement(), HELLO)
         assert agreed == GREETED
-        assert agreed.describe(TERMS) == HelloAccepted(
+        assert agreed.describe(SETTINGS) == HelloAccepted(
             protocol=1, capabilities=("events",), domain="blue", software="kvoffload 1"
         )
 
@@ -90,8 +90,8 @@ class TestHello:
         ],
     )
     def test_the_highest_common_version_wins(self, server: Any, client: Any, expected: int | None) -> None:
-        terms = replace(TERMS, protocol_min=server[0], protocol_max=server[1])
-        found = advance(terms, Agreement(), replace(HELLO, protocol_min=client[0], protocol_max=client[1]))
+        settings = replace(SETTINGS, protocol_min=server[0], protocol_max=server[1])
+        found = advance(settings, Agreement(), replace(HELLO, protocol_min=client[0], protocol_max=client[1]))
         if expected is not None:
             assert isinstance(found, Agreement)
             assert found.protocol == expected
@@ -104,7 +104,7 @@ class TestHello:
 
     @pytest.mark.parametrize(("domain", "is_right"), [("", True), ("blue", True), ("red", False)])
     def test_a_client_that_expects_another_domain_is_refused(self, domain: str, is_right: bool) -> None:
-        found = advance(TERMS, Agreement(), replace(HELLO, domain=domain))
+        found = advance(SETTINGS, Agreement(), replace(HELLO, domain=domain))
         if is_right:
             assert found == GREETED
             return
@@ -114,33 +114,33 @@ class TestHello:
 
     def test_a_greeting_is_judged_like_a_hello(self) -> None:
         greeting = Greeting(protocol_min=1, protocol_max=3, engine="e", role=Role.WORKER, domain="blue")
-        assert agree_version(TERMS, greeting) == 1
-        assert refuse(agree_version(TERMS, replace(greeting, domain="red"))).about_op == Greeting.op
-        assert refuse(agree_version(TERMS, replace(greeting, protocol_min=2))).code is ErrorCode.VERSION
+        assert agree_version(SETTINGS, greeting) == 1
+        assert refuse(agree_version(SETTINGS, replace(greeting, domain="red"))).about_op == Greeting.op
+        assert refuse(agree_version(SETTINGS, replace(greeting, protocol_min=2))).code is ErrorCode.VERSION
 
     def test_a_greeting_of_another_version_is_told_which_side_has_what(self) -> None:
         greeting = Greeting(protocol_min=90, protocol_max=91, engine="e", role=Role.WORKER, software="kvoffload 9")
-        assert refuse(agree_version(TERMS, greeting)).message == (
+        assert refuse(agree_version(SETTINGS, greeting)).message == (
             "the server is kvoffload 1 and has 1 to 1, the client is kvoffload 9 and has 90 to 91"
         )
 
     def test_hello_after_a_reconnect_begins_anew(self) -> None:
-        registered = advance(TERMS, GREETED, REGISTER)
+        registered = advance(SETTINGS, GREETED, REGISTER)
         assert isinstance(registered, Agreement)
-        assert advance(TERMS, registered, HELLO) == GREETED
+        assert advance(SETTINGS, registered, HELLO) == GREETED
 
 
 class TestRegister:
     def test_what_nobody_registered_before_is_accepted(self) -> None:
-        assert advance(TERMS, GREETED, REGISTER) == replace(GREETED, phase=Phase.REGISTERED, register=REGISTER)
+        assert advance(SETTINGS, GREETED, REGISTER) == replace(GREETED, phase=Phase.REGISTERED, register=REGISTER)
 
     def test_another_rank_of_the_same_is_accepted(self) -> None:
-        found = advance(TERMS, GREETED, replace(REGISTER, rank=1, tenant="t"), known=REGISTER)
+        found = advance(SETTINGS, GREETED, replace(REGISTER, rank=1, tenant="t"), known=REGISTER)
         assert isinstance(found, Agreement)
         assert found.phase is Phase.REGISTERED
 
     def test_an_identity_that_is_not_described_is_accepted(self) -> None:
-        assert isinstance(advance(TERMS, GREETED, replace(REGISTER, identity=()), known=REGISTER), Agreement)
+        assert isinstance(advance(SETTINGS, GREETED, replace(REGISTER, identity=()), known=REGISTER), Agreement)
 
     @pytest.mark.parametrize(
         ("change", "field", "line"),
@@ -175,35 +175,36 @@ class TestRegister:
         ],
     )
     def test_a_refusal_names_the_field_and_both_values(self, change: dict[str, Any], field: str, line: str) -> None:
-        refusal = refuse(advance(TERMS, GREETED, replace(REGISTER, **change), known=REGISTER))
+        refusal = refuse(advance(SETTINGS, GREETED, replace(REGISTER, **change), known=REGISTER))
         assert (refusal.code, refusal.field, refusal.about_op) == (ErrorCode.MISMATCH, field, Register.op)
         assert refusal.message == f"register: {field} is {line}"
 
     def test_values_are_in_full_in_the_data(self) -> None:
-        refusal = refuse(advance(TERMS, GREETED, replace(REGISTER, fingerprint=b"\xff" * 32), known=REGISTER))
+        refusal = refuse(advance(SETTINGS, GREETED, replace(REGISTER, fingerprint=b"\xff" * 32), known=REGISTER))
         assert (refusal.server_value, refusal.client_value) == (bytes(range(32)).hex(), "ff" * 32)
 
     def test_the_longest_values_fit_an_error(self) -> None:
         name = "é" * 64
         known = replace(REGISTER, identity=(IdentityField(name=name, value="é" * 256),))
         other = replace(REGISTER, identity=(IdentityField(name=name, value="è" * 256),))
-        assert refuse(advance(TERMS, GREETED, other, known=known)).client_value == "è" * 256
-        assert refuse(advance(replace(TERMS, domain="é" * 64), Agreement(), replace(HELLO, domain="𝄞" * 32)))
+        assert refuse(advance(SETTINGS, GREETED, other, known=known)).client_value == "è" * 256
+        assert refuse(advance(replace(SETTINGS, domain="é" * 64), Agreement(), replace(HELLO, domain="𝄞" * 32)))
 
     @pytest.mark.parametrize(
-        ("terms", "field"), [({"hash_algorithm": "xxh3"}, "hash_algorithm"), ({"hash_seed": b"\x06" * 32}, "hash_seed")]
+        ("settings", "field"),
+        [({"hash_algorithm": "xxh3"}, "hash_algorithm"), ({"hash_seed": b"\x06" * 32}, "hash_seed")],
     )
-    def test_a_server_may_insist_on_one_hash(self, terms: dict[str, Any], field: str) -> None:
-        assert refuse(advance(replace(TERMS, **terms), GREETED, REGISTER)).field == field
+    def test_a_server_may_insist_on_one_hash(self, settings: dict[str, Any], field: str) -> None:
+        assert refuse(advance(replace(SETTINGS, **settings), GREETED, REGISTER)).field == field
 
     @given(draw_message((Register,)))
     def test_a_register_agrees_with_itself(self, register: Register) -> None:
-        assert isinstance(advance(TERMS, GREETED, register, known=register), Agreement)
+        assert isinstance(advance(SETTINGS, GREETED, register, known=register), Agreement)
 
     @given(draw_message((Register,)), draw_message((Register,)), st.sampled_from(COMPARED))
     def test_it_never_agrees_with_one_that_differs(self, register: Register, other: Register, name: str) -> None:
         changed = replace(register, **{name: getattr(other, name)})
-        found = advance(TERMS, GREETED, changed, known=register)
+        found = advance(SETTINGS, GREETED, changed, known=register)
         if changed == register:
             assert isinstance(found, Agreement)
         else:
@@ -238,7 +239,7 @@ class TestOperations:
         assert refusal == Error(code=code, message=line, about_op=message.op)
 
     def test_a_register_before_hello_is_refused(self) -> None:
-        assert refuse(advance(TERMS, Agreement(), REGISTER)).code is ErrorCode.NOT_GREETED
+        assert refuse(advance(SETTINGS, Agreement(), REGISTER)).code is ErrorCode.NOT_GREETED
 
     def test_what_is_agreed_passes(self) -> None:
         assert check_call(Agreement(), HELLO) is None

@@ -11,7 +11,7 @@ import pytest
 
 from kvoffload.cache import NO_LIMIT, TENANT_LIMIT, TENANT_NAME_BYTES, LocalCache
 from kvoffload.errors import ConfigError
-from kvoffload.server import DomainTerms, Guest, TenantTerms
+from kvoffload.server import DomainSettings, Guest, TenantSettings
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.units import GIB
 from tests.kit.cache.cache_model import SMALL
@@ -62,12 +62,12 @@ def test_everything_that_can_be_said() -> None:
     config = read(FULL)
     chat, research = config.make_domains()
     tenants = (
-        TenantTerms(name="batch", quota_bytes=GIB, uids=frozenset({1001})),
-        TenantTerms(name="live"),
+        TenantSettings(name="batch", quota_bytes=GIB, uids=frozenset({1001})),
+        TenantSettings(name="live"),
     )
     users = frozenset({os.getuid(), 1001})
-    assert chat == DomainTerms(name="chat", uids=users, tenants=tenants, held_limit_bytes=GIB)
-    assert research == DomainTerms(name="research", held_limit_bytes=NO_LIMIT)
+    assert chat == DomainSettings(name="chat", uids=users, tenants=tenants, held_limit_bytes=GIB)
+    assert research == DomainSettings(name="research", held_limit_bytes=NO_LIMIT)
     assert [domain.memory for domain in config.domains] == [4 * GIB, GIB]
     assert config.make_guests() == {
         KEY: Guest(domain="chat", name="dashboard"),
@@ -79,7 +79,7 @@ def test_everything_that_can_be_said() -> None:
 def test_nothing_said_is_one_domain_for_all() -> None:
     config = read("")
     assert config == ServerConfig()
-    assert config.make_domains() == (DomainTerms(name=""),)
+    assert config.make_domains() == (DomainSettings(name=""),)
     assert config.make_guests() == {}
     assert config.read_token(Path()) == ""
 

@@ -13,8 +13,8 @@ import zmq
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.protocol import CODEC, Answer, Counts, Error, ErrorCode, HelloAccepted, NamespaceOpened, Stats, Welcome
-from kvoffload.server import Guest, RemoteTerms
-from kvoffload.server.control_channels import ChannelTerms, ControlChannels
+from kvoffload.server import Guest, TcpSettings
+from kvoffload.server.control_channels import ChannelSettings, ControlChannels
 from kvoffload.server.sessions.outbox import Sendable, ToConnection
 from tests.kit.server.gate_loop import Loop
 from tests.kit.server.guests import HELLO
@@ -23,7 +23,7 @@ from tests.kit.server.remote_client import RemoteClient, make_keys
 
 BOOT_ID = 5
 KEYS, CLIENT = make_keys(), make_keys()
-REMOTE = RemoteTerms(
+REMOTE = TcpSettings(
     address=TcpAddress("127.0.0.1", 0), keys=KEYS, guests={CLIENT.public.decode(): Guest(domain="main")}
 )
 
@@ -36,8 +36,8 @@ class Both:
         self.loop = Loop()
         self.last = b""
         """The connection that was answered last."""
-        terms = ChannelTerms(socket=tmp_path / "s", boot_id=BOOT_ID, remote=REMOTE, tells_users=tells_users)
-        self.channels = ControlChannels(terms, self.loop)
+        settings = ChannelSettings(socket=tmp_path / "s", boot_id=BOOT_ID, remote=REMOTE, tells_users=tells_users)
+        self.channels = ControlChannels(settings, self.loop)
 
     def turn(self) -> None:
         for file, flags in self.loop.poll.poll(1):
@@ -148,7 +148,7 @@ def test_what_cannot_be_had_leaves_nothing_behind(both: Both, tmp_path: Path) ->
     (tmp_path / "other" / "s.tcp").mkdir()
     for folder in ("none", "other"):
         with pytest.raises(ConfigError, match="cannot be used"):
-            ControlChannels(ChannelTerms(socket=tmp_path / folder / "s", boot_id=1, remote=REMOTE), both.loop)
+            ControlChannels(ChannelSettings(socket=tmp_path / folder / "s", boot_id=1, remote=REMOTE), both.loop)
     assert [file.name for file in (tmp_path / "other").iterdir()] == ["s.tcp"]
     (tmp_path / "other" / "s.tcp").rmdir()
     (tmp_path / "other").rmdir()

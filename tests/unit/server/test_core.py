@@ -20,6 +20,7 @@ from kvoffload.protocol import (
     ErrorCode,
     Explain,
     Greeting,
+    HandshakeSettings,
     Hello,
     HelloAccepted,
     Mark,
@@ -28,7 +29,6 @@ from kvoffload.protocol import (
     Register,
     Registered,
     Role,
-    ServerTerms,
     Stats,
     Subscribe,
     Subscribed,
@@ -36,13 +36,13 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.shape import Shape
-from kvoffload.server import DomainTerms, Peer, SendMemory, ToConnection, ToLifeline
+from kvoffload.server import DomainSettings, Peer, SendMemory, ToConnection, ToLifeline
 from kvoffload.server.core import CLOCKS_DIFFER_S
 from kvoffload.server.sessions.outbox import OpenExpress
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.protocol.examples import make_example
 from tests.kit.server.chains import save_chain
-from tests.kit.server.harness import UID, Client, FakePidfd, Server, code_of, core_terms, register_of
+from tests.kit.server.harness import UID, Client, FakePidfd, Server, code_of, core_settings, register_of
 
 
 def test_the_opening_is_answered_step_by_step(server: Server) -> None:
@@ -277,7 +277,7 @@ def test_counts_are_those_of_the_cache(server: Server, engine: Client) -> None:
 
 
 def test_no_domain_hears_of_another() -> None:
-    domains = [DomainTerms(name="red", uids=frozenset({1})), DomainTerms(name="blue", uids=frozenset({2}))]
+    domains = [DomainSettings(name="red", uids=frozenset({1})), DomainSettings(name="blue", uids=frozenset({2}))]
     with Server(domains=domains) as server:
         red, blue = server.process(uid=1).join(), server.process(uid=2).join()
         assert [sent.domain for sent in server.memory_sent] == ["red", "blue"]
@@ -302,14 +302,14 @@ def test_every_kind_of_message_has_somebody_who_serves_it(engine: Client) -> Non
         assert not isinstance(answer, Error) or answer.code is not ErrorCode.INTERNAL, answer
         engine.server.process(f"after {kind.__name__}").join()
         if kind is Bye:
-            engine.greet(former_session=engine.session, former_boot_id=engine.server.terms.boot_id)
+            engine.greet(former_session=engine.session, former_boot_id=engine.server.settings.boot_id)
             engine.connect()
             engine.ask(register_of())
 
 
-def test_terms_of_the_handshake_are_the_servers() -> None:
-    terms = core_terms(handshake=ServerTerms(capabilities=CAPABILITIES, domain="", hash_algorithm="blake3"))
-    with Server(terms=terms) as server:
+def test_settings_of_the_handshake_are_the_servers() -> None:
+    settings = core_settings(handshake=HandshakeSettings(capabilities=CAPABILITIES, domain="", hash_algorithm="blake3"))
+    with Server(settings=settings) as server:
         process = server.process()
         process.greet()
         process.connect()

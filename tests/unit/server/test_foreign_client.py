@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
 from tests.kit import server as kit
@@ -20,8 +20,8 @@ SCRIPT = Path(kit.__file__).with_name("foreign_client.py")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    terms = CacheTerms(memory_bytes=128 * MIB, segment_bytes=64 * MIB)
-    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": terms}))
+    settings = CacheSettings(memory_bytes=128 * MIB, segment_bytes=64 * MIB)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": settings}))
     thread = threading.Thread(target=server.run)
     thread.start()
     yield tmp_path / "s"

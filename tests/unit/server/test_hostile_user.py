@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.protocol import AdoptVerdict, Greeting, Holding, Offer, Role
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.loop import CacheServer, ServerPlan
@@ -75,8 +75,8 @@ def test_copies_of_the_lock_cost_no_descriptors(message: Any) -> None:
 
 def test_an_offer_that_does_not_end_is_let_go_when_there_is_memory(tmp_path: Path) -> None:
     now_s = 0.0
-    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
-    plan = ServerPlan(socket=tmp_path / "s", memory={"": terms}, adopt_wait_s=5)
+    settings = CacheSettings(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+    plan = ServerPlan(socket=tmp_path / "s", memory={"": settings}, adopt_wait_s=5)
     server = CacheServer(plan, clock_ns=lambda: int(now_s * 1e9))
     claimant = Claimant(tmp_path / "s", turn=lambda: server.turn(0.001))
     try:
@@ -97,8 +97,8 @@ def test_an_offer_that_does_not_end_is_let_go_when_there_is_memory(tmp_path: Pat
 
 @pytest.mark.parametrize("count", [200, 101])
 def test_an_offer_of_more_than_was_told_is_of_no_use(tmp_path: Path, count: int) -> None:
-    terms = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
-    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": terms}, adopt_wait_s=600))
+    settings = CacheSettings(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+    server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": settings}, adopt_wait_s=600))
     claimant = Claimant(tmp_path / "s", turn=lambda: server.turn(0.001))
     try:
         assert claimant.adopt(100) is AdoptVerdict.WANTED

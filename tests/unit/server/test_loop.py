@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from kvoffload import native
-from kvoffload.cache import TENANT_LIMIT, CacheTerms, LocalCache
+from kvoffload.cache import TENANT_LIMIT, CacheSettings, LocalCache
 from kvoffload.errors import ConfigError, PacketError
 from kvoffload.protocol import (
     CODEC,
@@ -41,7 +41,7 @@ from kvoffload.protocol import (
     Release,
     Stats,
 )
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.server.channels.control import ControlSocket
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.loop import SWITCH_S, CacheServer, ServerPlan
@@ -55,13 +55,14 @@ SERVER = """
 import sys
 from pathlib import Path
 from kvoffload import native
-from kvoffload.cache import CacheTerms, LocalCache
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.cache import CacheSettings, LocalCache
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
-terms = CacheTerms(memory_bytes=int(sys.argv[2]), segment_bytes=int(sys.argv[2]))
+settings = CacheSettings(memory_bytes=int(sys.argv[2]), segment_bytes=int(sys.argv[2]))
 named = (one.split("=") for one in sys.argv[3:])
-domain = DomainTerms(name="", tenants=tuple(TenantTerms(name=name, quota_bytes=int(quota)) for name, quota in named))
-server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": terms}, domains=(domain,)))
+tenants = tuple(TenantSettings(name=name, quota_bytes=int(quota)) for name, quota in named)
+domain = DomainSettings(name="", tenants=tenants)
+server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": settings}, domains=(domain,)))
 print("serves", flush=True)
 server.run()
 """
@@ -293,9 +294,9 @@ def test_greetings_are_answered_while_memory_is_taken(
     may_go_on = threading.Event()
     begin = LocalCache.begin
 
-    def begin_slowly(*terms: Any) -> LocalCache:
+    def begin_slowly(*settings: Any) -> LocalCache:
         assert may_go_on.wait(60)
-        return begin(*terms)
+        return begin(*settings)
 
     monkeypatch.setattr(LocalCache, "begin", begin_slowly)
     joined: list[RawClient] = []
@@ -311,7 +312,7 @@ def test_greetings_are_answered_while_memory_is_taken(
     joined[0].close()
 
 
-GROWING = CacheTerms(
+GROWING = CacheSettings(
     memory_bytes=64 * MIB, segment_bytes=16 * MIB, extent_bytes=64 * KIB, entry_limit=8192, step_bytes=4 * MIB
 )
 
@@ -446,9 +447,9 @@ def test_a_successor_with_other_tenants_adopts_the_memory(
         save(client, hashes, 9)
         old.send_signal(signal.SIGKILL)
         old.wait()
-    tenants = tuple(TenantTerms(name=name, quota_bytes=quota) for name, quota in after.items())
+    tenants = tuple(TenantSettings(name=name, quota_bytes=quota) for name, quota in after.items())
     plan = ServerPlan(
-        socket=tmp_path / "s", memory={"": MEMORY}, domains=(DomainTerms(name="", tenants=tenants),), adopt_wait_s=60
+        socket=tmp_path / "s", memory={"": MEMORY}, domains=(DomainSettings(name="", tenants=tenants),), adopt_wait_s=60
     )
     with closing(client), closing(CacheServer(plan)) as server:
         again = RawClient(tmp_path / "s", register_of(), former=client.held, turn=lambda: server.turn(0.001))

@@ -59,15 +59,15 @@ SERVER_KEYS, KNOWN = make_keys(), make_keys()
 SERVER = """
 import sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
-from kvoffload.server import Guest, RemoteTerms
+from kvoffload.cache import CacheSettings
+from kvoffload.server import Guest, TcpSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.key_files import KeyPair
 from kvoffload.config.tcp_address import TcpAddress
 public, secret, known, wait_ms = sys.argv[2:]
 keys, guests = KeyPair(public.encode(), secret.encode()), {known: Guest(domain="")}
-remote = RemoteTerms(address=TcpAddress("127.0.0.1", 0), keys=keys, guests=guests, handshake_ms=int(wait_ms))
-memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
+remote = TcpSettings(address=TcpAddress("127.0.0.1", 0), keys=keys, guests=guests, handshake_ms=int(wait_ms))
+memory = CacheSettings(memory_bytes=64 << 20, segment_bytes=64 << 20)
 server = CacheServer(ServerPlan(socket=Path(sys.argv[1]), memory={"": memory}, remote=remote))
 print(server.remote_endpoint, flush=True)
 server.run()

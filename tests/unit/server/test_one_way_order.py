@@ -53,7 +53,7 @@ def test_a_broken_session_is_reopened_with_all_it_held(server: Server, engine: C
     granted = engine.ask(Credits(name_space=engine.name_space, group=0, count=2))
     engine.lose()
     engine.tell(PREFETCH)
-    welcome = engine.greet(former_session=engine.session, former_boot_id=server.terms.boot_id)
+    welcome = engine.greet(former_session=engine.session, former_boot_id=server.settings.boot_id)
     assert isinstance(welcome, Welcome)
     assert welcome.is_reopened
     assert isinstance(engine.connect(), HelloAccepted)

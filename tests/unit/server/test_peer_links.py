@@ -18,15 +18,15 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.loop_queue import LoopQueue
 from kvoffload.peers.peer_server import LinkSession
-from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpened, OpenLink, Registered
-from kvoffload.server import DomainTerms, peer_links
+from kvoffload.protocol import Done, ErrorCode, GroupSettings, Introduce, LinkOpened, OpenLink, Registered
+from kvoffload.server import DomainSettings, peer_links
 from kvoffload.server.peer_links import PeeringPlan, PeerLinks, open_peer_links
 from kvoffload.server.sessions.event_feed import Space
 from kvoffload.tiers.base import RecordNames, RecordOutcome
 from kvoffload.types import ReuseRule
 from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.guests import HELLO, Visitor
-from tests.kit.server.harness import Server, code_of, core_terms, greeted, register_of
+from tests.kit.server.harness import Server, code_of, core_settings, greeted, register_of
 from tests.kit.server.tier_setting import TierSetting
 
 PEER = "peer"
@@ -66,7 +66,9 @@ def peer_of(server: Server, *, is_peer: bool = True) -> Visitor:
 def introduce(geometry: Any = HYBRID, name: str = "model") -> Introduce:
     register = register_of()
     groups = (
-        register.groups if geometry is HYBRID else (GroupTerms(record_bytes=1, block_size=16, reuse=ReuseRule.PREFIX),)
+        register.groups
+        if geometry is HYBRID
+        else (GroupSettings(record_bytes=1, block_size=16, reuse=ReuseRule.PREFIX),)
     )
     return Introduce(fingerprint=register.fingerprint, hash_block_size=register.hash_block_size, groups=groups)
 
@@ -97,9 +99,9 @@ def test_both_sides_must_say_whether_links_are_sealed(server: Server, opener: Op
 def test_a_server_without_links_says_so_at_hello() -> None:
     from dataclasses import replace
 
-    terms = core_terms()
-    without = replace(terms.handshake, capabilities=terms.handshake.capabilities - {PEER})
-    with Server(terms=replace(terms, handshake=without)) as server:
+    settings = core_settings()
+    without = replace(settings.handshake, capabilities=settings.handshake.capabilities - {PEER})
+    with Server(settings=replace(settings, handshake=without)) as server:
         visitor = Visitor(server)
         assert PEER not in visitor.ask(HELLO).capabilities
         assert code_of(visitor.ask(OpenLink())) is ErrorCode.UNSUPPORTED
@@ -119,7 +121,7 @@ def test_another_geometry_of_a_known_identity_is_refused(server: Server) -> None
 
 
 def test_before_memory_is_there_a_peer_is_told_to_come_again(opener: Opener) -> None:
-    with Server(links=opener, memory=None, domains=(DomainTerms(name="main"),)) as server:
+    with Server(links=opener, memory=None, domains=(DomainSettings(name="main"),)) as server:
         assert code_of(peer_of(server).ask(introduce())) is ErrorCode.BUSY
 
 

@@ -14,7 +14,7 @@ from tests.kit.cache.offload_contract import TOKENS, save
 from tests.kit.fleet_of_two import fleet_of_two
 from tests.kit.machines import Network, two_machines, why_not
 from tests.kit.server.remote_loads import load
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 from tests.vllm.cache_server import SharedServer
 
 MISSING = why_not()
@@ -39,7 +39,7 @@ def servers(tmp_path: Path, network: Network) -> Iterator[Servers]:
 
 
 def client_of(server: SharedServer) -> AsyncClient:
-    return AsyncClient(make_terms(server.socket, name="one model"))
+    return AsyncClient(make_settings(server.socket, name="one model"))
 
 
 def state_of(stats: CacheStats) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheGeometry, CacheGroup, CacheTerms, GroupRule
+from kvoffload.cache import CacheGeometry, CacheGroup, CacheSettings, GroupRule
 from kvoffload.kvspec import ReuseRule
 from kvoffload.packets import MAX_DESCRIPTORS, Credentials
 from kvoffload.peers.peer_server import LinkSession
@@ -88,13 +88,13 @@ from kvoffload.server.operators.agent_ledger import MAX_AGENTS
 from kvoffload.server.prices import PRICES, Place
 from kvoffload.server.sessions.outbox import Later, Sendable, ToConnection
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.settings import TierSettings
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN
 from tests.kit.server.explained import store
 from tests.kit.server.guests import HELLO, Visitor
-from tests.kit.server.harness import UID, Client, Server, core_terms, register_of
+from tests.kit.server.harness import UID, Client, Server, core_settings, register_of
 from tests.kit.tiers.memory_tier import MemoryTier
 
 PIDFD = 1_000_000
@@ -118,7 +118,7 @@ SUBSCRIBERS = 60
 OTHERS = 1000
 """Number of identities that other users have brought, where a test wants some; one user may bring 1,024."""
 CHAIN = np.random.default_rng(1).bytes(32 * MAX_BLOCKS)
-MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB, policy="lru")
+MEMORY = CacheSettings(memory_bytes=64 * MIB, segment_bytes=64 * MIB, policy="lru")
 NAME = "n" * NAME_BYTES
 QUERIES = tuple(
     Query(
@@ -330,9 +330,9 @@ class Payer:
 
 @contextmanager
 def paying(geometry: CacheGeometry) -> Iterator[Payer]:
-    tier = TierTraffic(MemoryTier(), TierTerms(), open_pidfd=lambda: PIDFD)  # type: ignore[arg-type]
-    terms = core_terms(operator_uids=frozenset({UID}))
-    with Server(terms=terms, memory=MEMORY, tiers={"main": TierChain([tier])}) as server:  # type: ignore[dict-item]
+    tier = TierTraffic(MemoryTier(), TierSettings(), open_pidfd=lambda: PIDFD)  # type: ignore[arg-type]
+    settings = core_settings(operator_uids=frozenset({UID}))
+    with Server(settings=settings, memory=MEMORY, tiers={"main": TierChain([tier])}) as server:  # type: ignore[dict-item]
         yield Payer(server, server.process().join(geometry))
         server.core.tiers.close(lambda: server.now_ns)
 
@@ -519,7 +519,7 @@ def test_no_message_of_an_express_channel_costs_more_than_its_price() -> None:
         hash_block_size=16,
         groups=(CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=8, shards=SHARDS),),
     )
-    tier = TierTraffic(MemoryTier(), TierTerms(), open_pidfd=lambda: PIDFD)  # type: ignore[arg-type]
+    tier = TierTraffic(MemoryTier(), TierSettings(), open_pidfd=lambda: PIDFD)  # type: ignore[arg-type]
     with Server(memory=MEMORY, tiers={"main": TierChain([tier])}) as server:  # type: ignore[dict-item]
         payer = Payer(server, server.process().join(wide))
         mark_s = measure_mark_s(payer)

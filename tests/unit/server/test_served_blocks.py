@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -22,7 +22,7 @@ from kvoffload.protocol import (
     Release,
     Stats,
 )
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.types import AcquireOutcome
 from tests.kit.cache.cache_model import (
     HYBRID,
@@ -101,7 +101,7 @@ def test_blocks_that_are_there_need_no_credit(server: Server, engine: Client) ->
 
 
 def test_a_session_holds_no_more_than_its_limit() -> None:
-    with Server(domains=[DomainTerms(name="main", held_limit_bytes=10 * 4096)]) as server:
+    with Server(domains=[DomainSettings(name="main", held_limit_bytes=10 * 4096)]) as server:
         engine = server.process().join(PLAIN)
         save_chain(server.cache, engine, make_chain(1, 8), PLAIN)
         assert len(engine.ask(Credits(name_space=engine.name_space, group=0, count=20)).tickets) == 10 * 8
@@ -212,11 +212,11 @@ def test_two_geometries_share_one_pool(server: Server, engine: Client) -> None:
 
 def test_a_tenant_pays_for_what_its_users_save() -> None:
     tenants = (
-        TenantTerms(name="small", quota_bytes=64 * KIB, uids=frozenset({1})),
-        TenantTerms(name="large", quota_bytes=800 * KIB, uids=frozenset({2})),
+        TenantSettings(name="small", quota_bytes=64 * KIB, uids=frozenset({1})),
+        TenantSettings(name="large", quota_bytes=800 * KIB, uids=frozenset({2})),
     )
-    terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=1000, policy="lru")
-    with Server(domains=[DomainTerms(name="main", tenants=tenants)], memory=terms) as server:
+    settings = CacheSettings(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, entry_limit=1000, policy="lru")
+    with Server(domains=[DomainSettings(name="main", tenants=tenants)], memory=settings) as server:
         small, large = server.process("a", uid=1).join(PLAIN), server.process("b", uid=2).join(PLAIN)
         save_chain(server.cache, large, make_chain(1, 150), PLAIN)
         for conversation in range(2, 12):
@@ -229,11 +229,11 @@ def test_a_tenant_pays_for_what_its_users_save() -> None:
 
 def test_a_publish_names_a_tenant_of_the_sessions_user() -> None:
     tenants = (
-        TenantTerms(name="one", uids=frozenset({1})),
-        TenantTerms(name="two", uids=frozenset({2})),
-        TenantTerms(name="anybodys"),
+        TenantSettings(name="one", uids=frozenset({1})),
+        TenantSettings(name="two", uids=frozenset({2})),
+        TenantSettings(name="anybodys"),
     )
-    with Server(domains=[DomainTerms(name="main", tenants=tenants)]) as server:
+    with Server(domains=[DomainSettings(name="main", tenants=tenants)]) as server:
         engine = server.process("a", uid=2)
         engine.greet()
         engine.connect()

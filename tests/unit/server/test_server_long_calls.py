@@ -12,7 +12,7 @@ import pytest
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.protocol import CODEC, Call, Counts, Error, ErrorCode, Stats
 from kvoffload.protocol.survey import BlocksFound, FindBlocks
-from kvoffload.server import Guest, RemoteTerms
+from kvoffload.server import Guest, TcpSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators import survey
 from kvoffload.types import AcquireOutcome
@@ -118,7 +118,7 @@ def test_over_tcp_a_second_long_call_waits_for_nobody(tmp_path: Path) -> None:
     """An operator that asks twice at once is told to ask again, and the server goes on."""
     keys, own = make_keys(), make_keys()
     guests = {own.public.decode(): Guest(domain="", is_operator=True)}
-    remote = RemoteTerms(address=TcpAddress("127.0.0.1", 0), keys=keys, guests=guests)
+    remote = TcpSettings(address=TcpAddress("127.0.0.1", 0), keys=keys, guests=guests)
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
     connect(server, tmp_path, engine="engine").close()
     client = RemoteClient(server.remote_endpoint, keys=own, server_key=keys.public, turn=lambda: server.turn(0.001))

@@ -14,18 +14,18 @@ import pytest
 from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.client import Client
 from kvoffload.config.valkey_address import ValkeyAddress
-from kvoffload.peers.fleet_registry import RegistryTerms
+from kvoffload.peers.fleet_registry import RegistrySettings
 from kvoffload.server.loop import CacheServer
 from kvoffload.server.sessions.session import Guest
-from kvoffload.server.sessions.terms import RemoteTerms
+from kvoffload.server.sessions.settings import TcpSettings
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.valkey import ValkeyTerms
+from kvoffload.tiers.valkey import ValkeySettings
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, OffloadCacheContract
 from tests.kit.server.fleets import BLOCKS, Fleet
 from tests.kit.server.remote_loads import load
 from tests.kit.server.tiers import FAR, PAYING, WAIT_S, Settled, await_that, traffic_of
 from tests.kit.tiers.valkey_server import serve as serve_valkey
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 
 def readable(server: CacheServer) -> int:
@@ -131,7 +131,7 @@ async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path:
 
 async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fleet = Fleet(tmp_path, "a", "b")
-    guests = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests={})
+    guests = TcpSettings(address=fleet.members["a"].address, keys=fleet.keys["a"], guests={})
     with (
         fleet.serving("a", remote=guests) as one,
         fleet.serving("b", fleet={"timeout_s": 0.2}) as two,
@@ -148,7 +148,7 @@ async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, cap
 async def test_a_client_that_only_watches_opens_no_links(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     watcher = {fleet.members["b"].key: Guest(domain="", name="watcher")}
-    remote = RemoteTerms(address=fleet.members["a"].address, keys=fleet.keys["a"], guests=watcher)
+    remote = TcpSettings(address=fleet.members["a"].address, keys=fleet.keys["a"], guests=watcher)
     with fleet.serving("a", remote=remote), fleet.serving("b") as two:
         await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
         assert "only a peer opens links" in traffic_of(two).health()[0].reason
@@ -162,15 +162,15 @@ async def test_both_sides_must_say_whether_links_are_sealed(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[RegistryTerms]:
+def registry(tmp_path: Path) -> Iterator[RegistrySettings]:
     with serve_valkey(tmp_path / "registry") as server:
-        valkey = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=5.0)
-        yield RegistryTerms(
+        valkey = ValkeySettings(address=ValkeyAddress(host="127.0.0.1", port=server.port), call_timeout_s=5.0)
+        yield RegistrySettings(
             valkey=valkey, fleet="blue", secret=b"only the fleet knows", every_s=0.05, good_for_s=3600.0
         )
 
 
-async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, registry: RegistryTerms) -> None:
+async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, registry: RegistrySettings) -> None:
     fleet = Fleet(tmp_path, "a", "b", registry=registry)
     with fleet.serving("a") as one:
         await_that(lambda: one.core.domains[""].cache is not None)
@@ -188,7 +188,7 @@ async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, 
 
 
 async def test_a_fleet_grows_by_one_server_after_the_other(
-    tmp_path: Path, registry: RegistryTerms, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, registry: RegistrySettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvoffload")
     fleet = Fleet(tmp_path, "a", "b", "c", registry=registry)
@@ -203,7 +203,7 @@ async def test_a_fleet_grows_by_one_server_after_the_other(
 
 
 async def test_servers_with_one_key_are_both_told_by_log_and_state(
-    tmp_path: Path, registry: RegistryTerms, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, registry: RegistrySettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = Fleet(tmp_path, "a", "b", registry=registry)
     fleet.keys["b"] = fleet.keys["a"]
@@ -236,7 +236,7 @@ class TestClientOverPeers(OffloadCacheContract):
         with (
             fleet_of_two.serving("a", domains=PAYING) as server,
             fleet_of_two.serving("b") as other,
-            Client(make_terms(fleet_of_two.folder / "a")) as client,
+            Client(make_settings(fleet_of_two.folder / "a")) as client,
         ):
             await_that(lambda: are_ready(server, other))
             assert client.wait_until_served(WAIT_S)

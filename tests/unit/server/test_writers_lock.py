@@ -26,14 +26,14 @@ from kvoffload.protocol import (
     Subscribed,
 )
 from kvoffload.protocol.survey import BlockPlaces, FollowBlock, Joined, ListJoined
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
 from tests.kit.server.blocks import MEMORY, acquire, connect, hashes_of, register_of, save
 from tests.kit.server.held_writer import held_writer
 from tests.kit.server.raw_client import RawClient
 
-DOMAIN = DomainTerms(name="", tenants=(TenantTerms(name="team", quota_bytes=32 * MIB),))
+DOMAIN = DomainSettings(name="", tenants=(TenantSettings(name="team", quota_bytes=32 * MIB),))
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import LeasedGroup
-from kvoffload.sglang.held_pages import HeldPages, PoolTerms, list_lengths
+from kvoffload.sglang.held_pages import HeldPages, HeldPool, list_lengths
 
-ALL = PoolTerms(record_bytes=8, page_rows=4)
-WINDOW = PoolTerms(record_bytes=8, page_rows=4, trailing_pages=2)
-STATE = PoolTerms(record_bytes=8, page_rows=1, trailing_pages=1)
+ALL = HeldPool(record_bytes=8, page_rows=4)
+WINDOW = HeldPool(record_bytes=8, page_rows=4, trailing_pages=2)
+STATE = HeldPool(record_bytes=8, page_rows=1, trailing_pages=1)
 
 
 def there(marks: str) -> np.ndarray:
@@ -18,7 +18,7 @@ def there(marks: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("terms", "marks", "lengths"),
+    ("settings", "marks", "lengths"),
     [
         ([ALL], ["xxx"], [1, 2, 3]),
         ([ALL], ["xx."], [1, 2]),
@@ -34,9 +34,9 @@ def there(marks: str) -> np.ndarray:
     ],
 )
 def test_a_length_has_what_each_group_needs_at_its_end(
-    terms: list[PoolTerms], marks: list[str], lengths: list[int]
+    settings: list[HeldPool], marks: list[str], lengths: list[int]
 ) -> None:
-    assert list_lengths(terms, [there(one) for one in marks]) == lengths
+    assert list_lengths(settings, [there(one) for one in marks]) == lengths
 
 
 def test_leases_are_laid_over_the_positions_of_a_prompt() -> None:

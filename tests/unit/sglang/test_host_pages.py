@@ -25,10 +25,10 @@ KEYS = make_keys(3)
 
 
 class Stored:
-    def __init__(self, *, layers: int = 1, width: int = 2, **terms: Any) -> None:
+    def __init__(self, *, layers: int = 1, width: int = 2, **settings: Any) -> None:
         self.pool = MHATokenToKVPoolHost("page_first_direct")
         fill_host(self.pool, 1)
-        self.linked = link(self.pool, **terms)
+        self.linked = link(self.pool, **settings)
         self.cache: SessionCache = self.linked.cache
         self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
         weights = WeightMask(lambda: [self.model])

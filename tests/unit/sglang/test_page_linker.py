@@ -255,11 +255,11 @@ def windowed() -> Iterator[Linked]:
     assert not linked.cache.held
 
 
-def link_windowed(**terms: Any) -> Linked:
+def link_windowed(**settings: Any) -> Linked:
     pool = SWAKVPool()
     fill(pool.full_kv_pool, 1)
     fill(pool.swa_kv_pool, 2)
-    return link(pool, window=WINDOW, **terms)
+    return link(pool, window=WINDOW, **settings)
 
 
 def clear_both(pool: SWAKVPool) -> None:

@@ -70,10 +70,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make(monkeypatch)
 
 
-def make(monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module | None = None, **terms: Any) -> Any:
+def make(monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module | None = None, **settings: Any) -> Any:
     pool = MHATokenToKVPool()
     fill(pool, 1)
-    linked = link(pool, **terms)
+    linked = link(pool, **settings)
     model = model or torch.nn.Linear(2, 2)
     weights = WeightMask(lambda: [model])
     weights.take()

@@ -132,7 +132,7 @@ def test_layers_with_a_window_are_a_group_of_their_own_pool() -> None:
     assert [layer.name for layer in swa.layers] == ["layer 0", "layer 2"]
     assert (full.reuse_rule, swa.reuse_rule, swa.window) == (ReuseRule.PREFIX, ReuseRule.WINDOW, WINDOW + 1)
     assert pages.group_names == ("kv", "swa")
-    assert [terms.trailing_pages for terms in pages.pool_terms] == [0, 2]
+    assert [settings.trailing_pages for settings in pages.pool_settings] == [0, 2]
     assert pages.num_layers == 4
 
 
@@ -159,7 +159,7 @@ def test_states_are_slots_of_their_own_pool() -> None:
     kv, mamba = pages.geometry.groups
     assert [layer.name for layer in mamba.layers] == ["layer 0", "layer 2"]
     assert (kv.reuse_rule, mamba.reuse_rule) == (ReuseRule.PREFIX, ReuseRule.EXACT_BOUNDARY)
-    assert [(terms.page_rows, terms.trailing_pages) for terms in pages.pool_terms] == [(PAGE, 0), (1, 1)]
+    assert [(settings.page_rows, settings.trailing_pages) for settings in pages.pool_settings] == [(PAGE, 0), (1, 1)]
     assert mamba.record_bytes == 2 * 4 * (18 + 6 + 40)
     page_map = build_page_map(pages.geometry)
     page_map.check_blocks([9], group=1)

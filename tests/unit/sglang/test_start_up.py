@@ -197,7 +197,7 @@ def test_pools_of_pools_come_to_a_server_with_all_their_groups(server: Path, kin
     )
     try:
         assert pages.group_names == ("kv", kind.name.lower())
-        assert len(linker.terms.groups) == 2
+        assert len(linker.settings.groups) == 2
     finally:
         linker.close()
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
-from kvoffload.tiers.disk import DiskFolder, DiskTerms, DiskTier
+from kvoffload.tiers.disk import DiskFolder, DiskSettings, DiskTier
 from tests.kit.children import child
 from tests.kit.tiers.disks import make_tier
 from tests.kit.tiers.faulty_tier import FaultyTier
@@ -117,11 +117,11 @@ def test_what_a_day_may_be_given_bounds_the_puts_and_nothing_else(tmp_path: Path
     tier.close()
 
 
-def test_terms_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+def test_settings_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="4 segments"):
-        DiskTier(DiskTerms(folders=[DiskFolder(path=tmp_path, capacity_bytes=1 << 20)]))
+        DiskTier(DiskSettings(folders=[DiskFolder(path=tmp_path, capacity_bytes=1 << 20)]))
     with pytest.raises(TierError, match="at least one device"):
-        DiskTier(DiskTerms(folders=[]))
+        DiskTier(DiskSettings(folders=[]))
     with pytest.raises(TierError, match="auto, io_uring or threads"):
         make_tier(tmp_path / "disk", io_engine="aio")
 

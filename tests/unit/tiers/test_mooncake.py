@@ -19,7 +19,7 @@ from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers import mooncake
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import list_names
-from kvoffload.tiers.mooncake import MooncakeTerms
+from kvoffload.tiers.mooncake import MooncakeSettings
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError, Value, view_slot
 from tests.kit.tiers.learning_coder import check_learning
@@ -65,7 +65,7 @@ class TestMooncake(TierContract):
 
     @pytest.fixture
     def tier(self, master: Master) -> Iterator[Tier]:
-        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S))
+        tier = make_tier(MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S))
         empty(tier)
         yield tier
         tier.close()
@@ -91,7 +91,7 @@ class TestMooncakeOfCodedRecords(TierContract):
 
     @pytest.fixture
     def tier(self, master: Master) -> Iterator[Tier]:
-        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S, compress=Coding.ON))
+        tier = make_tier(MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S, compress=Coding.ON))
         empty(tier)
         yield tier
         tier.close()
@@ -100,7 +100,7 @@ class TestMooncakeOfCodedRecords(TierContract):
 @pytest.mark.parametrize("reader", list(Coding))
 def test_coded_records_come_back_as_they_were_beside_others(master: Master, reader: Coding) -> None:
     one, other = (
-        make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S, compress=coding))
+        make_tier(MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S, compress=coding))
         for coding in (Coding.ON, reader)
     )
     empty(one)
@@ -121,16 +121,16 @@ def test_coded_records_come_back_as_they_were_beside_others(master: Master, read
 
 
 def test_what_is_read_decides_what_is_coded(master: Master) -> None:
-    terms = MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S)
-    tier = make_tier(terms)
+    settings = MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S)
+    tier = make_tier(settings)
     empty(tier)
     tier.close()
-    check_learning(lambda coder: make_tier(terms, coder))
+    check_learning(lambda coder: make_tier(settings, coder))
 
 
 def test_a_store_that_is_killed_is_a_miss(tmp_path: Path, libraries: None) -> None:
     with serve_mooncake(tmp_path) as master:
-        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=20.0))
+        tier = make_tier(MooncakeSettings(address=master.address, call_timeout_s=20.0))
         put(tier, Records(0, 4, 1000, filled=True))
         read = Records(0, 4, 1000, filled=False)
         assert get(tier, read).count(FOUND) == 4
@@ -145,10 +145,10 @@ def test_a_store_that_is_killed_is_a_miss(tmp_path: Path, libraries: None) -> No
 def test_a_master_that_hangs_costs_one_timeout(tmp_path: Path, libraries: None) -> None:
     with serve_mooncake(tmp_path) as master:
         written = Records(0, 4, 1000, filled=True)
-        patient = make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S))
+        patient = make_tier(MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S))
         put(patient, written)
         patient.close()
-        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=0.3))
+        tier = make_tier(MooncakeSettings(address=master.address, call_timeout_s=0.3))
         read = Records(0, 4, 1000, filled=False)
         # From here on each connection has its client.
         get_all(tier, read)
@@ -169,19 +169,19 @@ def test_a_client_that_is_set_up_while_the_master_hangs_is_given_up(
     tmp_path: Path, libraries: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve_mooncake(tmp_path) as master:
-        terms = MooncakeTerms(address=master.address)
+        settings = MooncakeSettings(address=master.address)
         master.pause()
         monkeypatch.setattr(mooncake.store_child, "START_S", 1.0)
         with pytest.raises(StoreFaultError, match="no answer within 1 s"):
-            terms.open_store()
+            settings.open_store()
         monkeypatch.undo()
         master.go_on()
-        terms.open_store().close()
+        settings.open_store().close()
 
 
 def test_a_batch_does_not_wait_for_a_master_beyond_its_own_timeout(tmp_path: Path, libraries: None) -> None:
     with serve_mooncake(tmp_path) as master:
-        tier = make_tier(MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S))
+        tier = make_tier(MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S))
         put(tier, Records(0, 4, 1000, filled=True))
         master.pause()
         read = Records(0, 4, 1000, filled=False)
@@ -196,7 +196,7 @@ def test_a_batch_does_not_wait_for_a_master_beyond_its_own_timeout(tmp_path: Pat
 
 def test_a_master_that_is_killed_is_said_to_be_gone(tmp_path: Path, libraries: None) -> None:
     with serve_mooncake(tmp_path) as master:
-        tier = make_tier(MooncakeTerms(address=master.address))
+        tier = make_tier(MooncakeSettings(address=master.address))
         put(tier, Records(0, 4, 1000, filled=True))
         master.kill()
         assert get(tier, Records(0, 4, 1000, filled=False)).count(UNAVAILABLE) == 4
@@ -210,7 +210,7 @@ def test_what_was_written_to_while_it_was_copied_is_damaged(master: Master, monk
     """A transfer that comes late writes to shared memory when its record was looked at already."""
     # The store may still have records of other tests, evicted or not.
     written, read = Records(700, 2, 1000, filled=True), Records(700, 2, 1000, filled=False)
-    store = MooncakeTerms(address=master.address, call_timeout_s=TIMEOUT_S).open_store()
+    store = MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S).open_store()
     assert store.put_slots(written.batch()).tolist() == [RecordOutcome.WRITTEN] * 2
     fill = mooncake.fill_slot
 
@@ -226,7 +226,7 @@ def test_what_was_written_to_while_it_was_copied_is_damaged(master: Master, monk
 
 
 @contextmanager
-def fake_client(monkeypatch: pytest.MonkeyPatch, *lines: object) -> Iterator[MooncakeTerms]:
+def fake_client(monkeypatch: pytest.MonkeyPatch, *lines: object) -> Iterator[MooncakeSettings]:
     """Its process says what it is told to, line by line, whatever it is asked."""
     code = "import socket, sys, time; end = socket.socket(fileno=int(sys.argv[2])); "
     code += "end.sendall(sys.argv[1].encode()); time.sleep(60)"
@@ -241,15 +241,15 @@ def fake_client(monkeypatch: pytest.MonkeyPatch, *lines: object) -> Iterator[Moo
     monkeypatch.setattr(subprocess, "Popen", start_fake)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = MooncakeAddress(host="127.0.0.1", port=listener.getsockname()[1])
-        yield MooncakeTerms(address=address, call_timeout_s=TIMEOUT_S)
+        yield MooncakeSettings(address=address, call_timeout_s=TIMEOUT_S)
 
 
 READY, SET_UP = {"answer": "ready"}, {"answer": 0}
 
 
 def test_what_could_not_be_removed_is_not_called_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake_client(monkeypatch, READY, SET_UP, {"answer": [0, -704]}, {"answer": [0, -706]}) as terms:
-        store = terms.open_store()
+    with fake_client(monkeypatch, READY, SET_UP, {"answer": [0, -704]}, {"answer": [0, -706]}) as settings:
+        store = settings.open_store()
         assert store.remove([b"one", b"two"]) == [True, False]
         with pytest.raises(StoreFaultError, match="could not remove all that it was told to: Mooncake's code is -706"):
             store.remove([b"one", b"two"])
@@ -268,8 +268,8 @@ def test_an_interrupted_put_codes_nothing_more(monkeypatch: pytest.MonkeyPatch) 
 
     coder = InterruptingCoder(Coding.ON)
     nothing_there, mapped = {"answer": [0] * 5}, {"answer": 0}
-    with fake_client(monkeypatch, READY, SET_UP, nothing_there, mapped) as terms:
-        store = terms.open_store(coder)
+    with fake_client(monkeypatch, READY, SET_UP, nothing_there, mapped) as settings:
+        store = settings.open_store(coder)
         with pytest.raises(StoreFaultError):
             store.put_slots(Records(0, 5, 20_000, filled=True, has_numbers=True).batch())
         assert coder.coded == 2
@@ -279,10 +279,10 @@ def test_an_interrupted_put_codes_nothing_more(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("line", ["no JSON", '"text"', "{}", {"other": 1}])
 def test_a_client_that_talks_nonsense_is_a_fault(monkeypatch: pytest.MonkeyPatch, line: object) -> None:
     with (
-        fake_client(monkeypatch, READY, line) as terms,
+        fake_client(monkeypatch, READY, line) as settings,
         pytest.raises(StoreFaultError, match="does not answer as it should"),
     ):
-        terms.open_store()
+        settings.open_store()
 
 
 def test_a_client_that_cannot_be_started_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,10 +291,10 @@ def test_a_client_that_cannot_be_started_leaves_nothing_behind(monkeypatch: pyte
         address = MooncakeAddress(host="127.0.0.1", port=listener.getsockname()[1])
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(StoreFaultError, match="cannot be started: No such file"):
-            MooncakeTerms(address=address).open_store()
+            MooncakeSettings(address=address).open_store()
         assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_nobody_there_is_said_in_one_line() -> None:
     with pytest.raises(StoreFaultError, match=r"no master: .*refused"):
-        MooncakeTerms(address=MooncakeAddress(host="127.0.0.1", port=1)).open_store()
+        MooncakeSettings(address=MooncakeAddress(host="127.0.0.1", port=1)).open_store()

@@ -14,7 +14,7 @@ from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import HEAD_BYTES
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
 from tests.kit.scarce_threads import scarce_threads
 from tests.kit.tiers.dict_store import Place
 from tests.kit.tiers.faulty_tier import FaultyTier
@@ -32,7 +32,7 @@ def make_tier(
     coding: Coding = Coding.OFF,
     coder: RecordCoder | None = None,
 ) -> RemoteTier:
-    terms = RemoteTierTerms(
+    settings = RemoteTierSettings(
         place="dictionary",
         open_store=place.open,
         connections=connections,
@@ -41,7 +41,7 @@ def make_tier(
         last_probe_s=0.02,
         coder=coder or RecordCoder(coding),
     )
-    tier = RemoteTier(terms)
+    tier = RemoteTier(settings)
     assert tier.wait_open(TIMEOUT_S)
     return tier
 
@@ -96,14 +96,14 @@ def await_state(tier: RemoteTier, state: TierState, reason: str = "") -> None:
 def test_a_store_that_answers_probes_and_nothing_else_is_tried_less_and_less_often(place: Place) -> None:
     """Each try may cost the start of a process."""
     waits_s = [0.002 * 2**at for at in range(8)]
-    terms = RemoteTierTerms(
+    settings = RemoteTierSettings(
         place="dictionary", open_store=place.open, connections=1, first_probe_s=waits_s[0], last_probe_s=3600.0
     )
 
     def spoil(value: bytes) -> bytes:
         raise StoreFaultError("not this one")
 
-    tier = RemoteTier(terms)
+    tier = RemoteTier(settings)
     assert tier.wait_open(TIMEOUT_S)
     put(tier, Records(0, 1, 1000, filled=True))
     place.change = spoil
@@ -121,7 +121,7 @@ def test_a_store_that_answers_probes_and_nothing_else_is_tried_less_and_less_oft
 def test_connections_that_need_no_store_are_open_before_it_answers(place: Place, opens_alone: bool) -> None:
     place.gate.clear()
     tier = RemoteTier(
-        RemoteTierTerms(place="dictionary", open_store=place.open, connections=3, opens_alone=opens_alone)
+        RemoteTierSettings(place="dictionary", open_store=place.open, connections=3, opens_alone=opens_alone)
     )
     end_s = time.monotonic() + TIMEOUT_S
     while place.opened < (4 if opens_alone else 1) or not place.waiting:
@@ -257,7 +257,7 @@ def test_connections_are_open_before_anybody_asks(tier: RemoteTier, place: Place
 
 def test_what_comes_before_the_first_answer_waits_for_it(place: Place) -> None:
     place.gate.clear()
-    tier = RemoteTier(RemoteTierTerms(place="dictionary", open_store=place.open))
+    tier = RemoteTier(RemoteTierSettings(place="dictionary", open_store=place.open))
     assert tier.health()[0].state is TierState.OPENING
     records = Records(0, 2, 100, filled=True)
     ticket = tier.put(records.batch(), timeout_s=TIMEOUT_S)

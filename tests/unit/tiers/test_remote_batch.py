@@ -10,7 +10,7 @@ import pytest
 
 from kvoffload.tiers.base import RecordOutcome
 from kvoffload.tiers.record_coder import RecordCoder
-from kvoffload.tiers.remote import RemoteTier, RemoteTierTerms
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
 from kvoffload.tiers.remote_batch import RemoteBatch
 from kvoffload.tiers.remote_job import Verb
 from tests.kit.tiers.dict_store import DictStore, Place
@@ -81,7 +81,7 @@ def test_a_large_batch_has_all_connections() -> None:
     place, read = Place(), Records(0, 7, 1000, filled=False)
     written = Records(0, 7, 1000, filled=True)
     make_job(Verb.PUT, written).serve(DictStore(place), 1 << 20, RecordCoder())
-    tier = RemoteTier(RemoteTierTerms(place="a test", open_store=lambda: MetStore(place), call_bytes=2000))
+    tier = RemoteTier(RemoteTierSettings(place="a test", open_store=lambda: MetStore(place), call_bytes=2000))
     ended = get(tier, read)
     assert ended.outcomes.tolist() == [FOUND] * 7
     assert np.array_equal(read.memory, written.memory)

@@ -34,7 +34,7 @@ def proxy(weed: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def tier(weed: S3Server, proxy: FaultProxy) -> Iterator[RemoteTier]:
-    tier = make_tier(replace(weed.terms(), endpoint=proxy.endpoint))
+    tier = make_tier(replace(weed.settings(), endpoint=proxy.endpoint))
     yield tier
     proxy.is_over.set()
     tier.close()
@@ -107,11 +107,11 @@ def test_one_failure_is_tried_again(tier: RemoteTier, proxy: FaultProxy) -> None
 def test_a_store_that_hangs_costs_one_deadline_and_is_asked_nothing_more(
     weed: S3Server, proxy: FaultProxy, record_bytes: int
 ) -> None:
-    terms = weed.terms()
-    near = make_tier(terms)
+    settings = weed.settings()
+    near = make_tier(settings)
     put(near, Records(0, 40, record_bytes, filled=True))
     near.close()
-    tier = make_tier(replace(terms, endpoint=proxy.endpoint, call_timeout_s=2.0))
+    tier = make_tier(replace(settings, endpoint=proxy.endpoint, call_timeout_s=2.0))
     proxy.fault = lambda asked: Fault.HANG
     proxy.asked.clear()
     read = Records(0, 40, record_bytes, filled=False)
@@ -135,12 +135,12 @@ def test_a_store_that_hangs_costs_one_deadline_and_is_asked_nothing_more(
 def test_an_answer_that_is_cut_off_is_no_answer(
     weed: S3Server, proxy: FaultProxy, part: str, record_bytes: int
 ) -> None:
-    terms = weed.terms()
+    settings = weed.settings()
     records = Records(0, 3, record_bytes, filled=True)
-    near = make_tier(terms)
+    near = make_tier(settings)
     put(near, records)
     near.close()
-    tier = make_tier(replace(terms, endpoint=proxy.endpoint))
+    tier = make_tier(replace(settings, endpoint=proxy.endpoint))
     proxy.fault = lambda asked: Fault.CUT if part in asked.what and "probe" not in asked.what else Fault.NONE
     read = Records(0, 3, record_bytes, filled=False)
     ended = get(tier, read)
@@ -161,10 +161,10 @@ def test_what_a_store_says_stays_in_one_line_of_the_log() -> None:
 
 
 def test_of_an_object_that_is_too_long_no_more_is_read(weed: S3Server) -> None:
-    terms = weed.terms()
+    settings = weed.settings()
     value = bytes(range(250)) * (PART_BYTES // 100)
-    obstore.put(client(terms), "long", value)
-    bucket = S3Bucket(terms)
+    obstore.put(client(settings), "long", value)
+    bucket = S3Bucket(settings)
 
     async def ask() -> None:
         for limit in (100, PART_BYTES, PART_BYTES + 100, len(value), len(value) + 1):
@@ -180,8 +180,8 @@ def test_of_an_object_that_is_too_long_no_more_is_read(weed: S3Server) -> None:
 
 @SIZES
 def test_lists_of_before_make_misses_and_no_wrong_bytes(weed: S3Server, proxy: FaultProxy, record_bytes: int) -> None:
-    terms = weed.terms()
-    near, tier = make_tier(terms), make_tier(replace(terms, endpoint=proxy.endpoint))
+    settings = weed.settings()
+    near, tier = make_tier(settings), make_tier(replace(settings, endpoint=proxy.endpoint))
     records = Records(0, 4, record_bytes, filled=True)
     assert look(tier, records.names) == [False] * 4
     proxy.fault = lambda asked: Fault.STALE if asked.is_list else Fault.NONE
@@ -193,7 +193,7 @@ def test_lists_of_before_make_misses_and_no_wrong_bytes(weed: S3Server, proxy: F
     assert look(tier, Records(0, 5, 1, filled=False).names) == [True] * 4 + [False]
     proxy.fault = lambda asked: Fault.STALE if asked.is_list else Fault.NONE
     finish(near, near.remove(records.names, timeout_s=60))
-    for asked in (tier, make_tier(replace(terms, endpoint=proxy.endpoint))):
+    for asked in (tier, make_tier(replace(settings, endpoint=proxy.endpoint))):
         assert get(asked, Records(0, 4, record_bytes, filled=False)).count(MISSING) == 4
         again = Records(0, 4, record_bytes + 1, filled=True)
         assert put(asked, again).count(RecordOutcome.WRITTEN) == 4

@@ -39,7 +39,7 @@ def proxy(moto: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def client(moto: S3Server) -> Iterator[S3Client]:
-    client = S3Client(moto.terms())
+    client = S3Client(moto.settings())
     yield client
     client.close()
 
@@ -50,7 +50,7 @@ def test_an_answer_larger_than_any_memory_makes_the_store_absent_and_no_more(
 ) -> None:
     """The library ends its process where it gets no memory; it did that to the server."""
     proxy.fault = lambda asked: fault if asked.is_list else Fault.NONE
-    tier = make_tier(replace(moto.terms(), endpoint=proxy.endpoint))
+    tier = make_tier(replace(moto.settings(), endpoint=proxy.endpoint))
     [health] = tier.health()
     assert health.state is TierState.ABSENT
     assert health.reason == "the S3 client has ended: SIGABRT"
@@ -86,8 +86,8 @@ def test_no_answer_of_a_store_ends_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record_bytes", [1000, WHOLE_BYTES])
 def test_a_record_larger_than_any_memory_is_a_miss(moto: S3Server, proxy: FaultProxy, record_bytes: int) -> None:
-    terms = replace(moto.terms(), endpoint=proxy.endpoint, connections=1)
-    tier = make_tier(terms)
+    settings = replace(moto.settings(), endpoint=proxy.endpoint, connections=1)
+    tier = make_tier(settings)
     written, read = (Records(0, 3, record_bytes, filled=filled) for filled in (True, False))
     assert put(tier, written).count(RecordOutcome.WRITTEN) == 3
     proxy.fault = lambda asked: Fault.HUGE if asked.verb == "GET" and not asked.is_list else Fault.NONE
@@ -102,7 +102,7 @@ def test_a_record_larger_than_any_memory_is_a_miss(moto: S3Server, proxy: FaultP
 
 
 def test_a_process_that_ends_or_hangs_is_replaced(moto: S3Server) -> None:
-    tier = make_tier(replace(moto.terms(), call_timeout_s=1.0, connections=1))
+    tier = make_tier(replace(moto.settings(), call_timeout_s=1.0, connections=1))
     written, read = (Records(0, 3, 1000, filled=filled) for filled in (True, False))
     assert put(tier, written).count(RecordOutcome.WRITTEN) == 3
     for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -133,8 +133,8 @@ def test_the_library_is_not_in_the_process_that_has_the_tier() -> None:
 import sys
 from kvoffload.config.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
-from kvoffload.tiers.s3 import S3Terms
-tier = S3Terms(address=S3Address(bucket="bucket"), endpoint="http://127.0.0.1:1",
+from kvoffload.tiers.s3 import S3Settings
+tier = S3Settings(address=S3Address(bucket="bucket"), endpoint="http://127.0.0.1:1",
                keys=S3Keys(key_id="a", secret="s3cret-word")).open_tier()
 assert tier.wait_open(60)
 print(tier.health()[0].reason)

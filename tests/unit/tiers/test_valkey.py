@@ -13,10 +13,10 @@ from kvoffload.errors import ConfigError
 from kvoffload.tiers.base import RecordOutcome, Tier
 from kvoffload.tiers.envelope import HEAD_BYTES, list_keys
 from kvoffload.tiers.record_coder import Coding
-from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
+from kvoffload.tiers.valkey import PREFIX, ValkeySettings
 from tests.kit.tiers.learning_coder import check_learning
 from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
-from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, terms_of
+from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, settings_of
 
 CAPACITY = ("--maxmemory", "48mb", "--maxmemory-policy", "allkeys-lru")
 
@@ -45,7 +45,7 @@ class TestValkey(TierContract):
     @pytest.fixture
     def tier(self, server: Server) -> Iterator[Tier]:
         ask(server, "flushall")
-        tier = make_tier(terms_of(server))
+        tier = make_tier(settings_of(server))
         yield tier
         tier.close()
 
@@ -57,7 +57,7 @@ class TestValkeyOfCodedRecords(TierContract):
     @pytest.fixture
     def tier(self, server: Server) -> Iterator[Tier]:
         ask(server, "flushall")
-        tier = make_tier(terms_of(server, compress=Coding.ON))
+        tier = make_tier(settings_of(server, compress=Coding.ON))
         yield tier
         tier.close()
 
@@ -69,7 +69,7 @@ class TestValkeyCluster(TierContract):
     def tier(self, cluster: list[Server]) -> Iterator[Tier]:
         for one in cluster:
             ask(one, "flushall")
-        tier = make_tier(terms_of(cluster[1]))
+        tier = make_tier(settings_of(cluster[1]))
         yield tier
         tier.close()
 
@@ -81,7 +81,7 @@ class TestValkeyBehindTls(TierContract):
     def tier(self, tls: tuple[Server, Path]) -> Iterator[Tier]:
         server, certificate = tls
         ask(server, "--tls", "--cacert", str(certificate), "flushall")
-        tier = make_tier(terms_of(server, has_tls=True, ca_file=str(certificate)))
+        tier = make_tier(settings_of(server, has_tls=True, ca_file=str(certificate)))
         yield tier
         tier.close()
 
@@ -89,7 +89,7 @@ class TestValkeyBehindTls(TierContract):
 def test_a_cluster_has_a_part_on_each_node(cluster: list[Server]) -> None:
     for one in cluster:
         ask(one, "flushall")
-    tier = make_tier(terms_of(cluster[0]))
+    tier = make_tier(settings_of(cluster[0]))
     put(tier, Records(0, 60, 100, filled=True))
     assert all(int(ask(one, "dbsize")) >= 5 for one in cluster)
     tier.close()
@@ -97,7 +97,7 @@ def test_a_cluster_has_a_part_on_each_node(cluster: list[Server]) -> None:
 
 def test_records_live_as_long_as_is_said_and_a_use_is_a_new_life(server: Server) -> None:
     ask(server, "flushall")
-    tier = make_tier(terms_of(server, ttl_s=1000))
+    tier = make_tier(settings_of(server, ttl_s=1000))
     records = Records(0, 1, 100, filled=True)
     put(tier, records)
     key = next(iter(ask(server, "--no-raw", "keys", "*").split('"')[1:2]))
@@ -112,7 +112,7 @@ def test_records_live_as_long_as_is_said_and_a_use_is_a_new_life(server: Server)
 @pytest.mark.parametrize("reader", list(Coding))
 def test_coded_records_are_shorter_there_and_come_back_as_they_were(server: Server, reader: Coding) -> None:
     ask(server, "flushall")
-    one, other = make_tier(terms_of(server, compress=Coding.ON)), make_tier(terms_of(server, compress=reader))
+    one, other = make_tier(settings_of(server, compress=Coding.ON)), make_tier(settings_of(server, compress=reader))
     written = Records(0, 3, 20_000, filled=True, has_numbers=True)
     assert put(one, written).count(RecordOutcome.WRITTEN) == 3
     counts = one.health()[0].counts
@@ -128,7 +128,7 @@ def test_coded_records_are_shorter_there_and_come_back_as_they_were(server: Serv
 
 def test_a_read_tells_apart_whatever_the_answers_are(server: Server) -> None:
     ask(server, "flushall")
-    plain, coding = make_tier(terms_of(server)), make_tier(terms_of(server, compress=Coding.ON))
+    plain, coding = make_tier(settings_of(server)), make_tier(settings_of(server, compress=Coding.ON))
     records = Records(0, 40, 20_000, filled=True, has_numbers=True)
     changes = {at: ("coded", "missing", "damaged", "longer")[at % 4] for at in (0, 7, 8, 9, 10, 22, 33, 39)}
     for at in range(40):
@@ -152,12 +152,12 @@ def test_a_read_tells_apart_whatever_the_answers_are(server: Server) -> None:
 
 def test_what_is_read_decides_what_is_coded(server: Server) -> None:
     ask(server, "flushall")
-    check_learning(lambda coder: make_tier(terms_of(server), coder))
+    check_learning(lambda coder: make_tier(settings_of(server), coder))
 
 
 def test_a_coded_record_that_is_damaged_there_is_a_miss_and_removed(server: Server) -> None:
     ask(server, "flushall")
-    tier = make_tier(terms_of(server, compress=Coding.ON))
+    tier = make_tier(settings_of(server, compress=Coding.ON))
     put(tier, Records(0, 2, 20_000, filled=True, has_numbers=True))
     spoil = "redis.call('setrange', redis.call('keys', '*')[1], 7000, 'spoiled')"
     ask(server, "eval", f"{spoil}; return 1", "0")
@@ -173,8 +173,8 @@ def test_the_password_is_read_from_its_file(tmp_path: Path) -> None:
     file.chmod(0o600)
     flags = {"valkey": "valkey://near", "valkey_password_file": str(file), "valkey_ttl": "1h", "remote_timeout": "2s"}
     settings = load_settings(flags=flags).settings
-    terms = ValkeyTerms.from_settings(settings, "valkey://registry")
-    assert (terms.describe(), terms.password, terms.ttl_s, terms.call_timeout_s) == (
+    tier_settings = ValkeySettings.from_settings(settings, "valkey://registry")
+    assert (tier_settings.describe(), tier_settings.password, tier_settings.ttl_s, tier_settings.call_timeout_s) == (
         "valkey://registry:6379/0",
         "secret",
         3600,
@@ -188,4 +188,4 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file.chmod(0o644)
     flags = {"valkey": "valkey://near", "valkey_password_file": str(file)}
     with pytest.raises(ConfigError, match="password"):
-        ValkeyTerms.from_settings(load_settings(flags=flags).settings, "valkey://near")
+        ValkeySettings.from_settings(load_settings(flags=flags).settings, "valkey://near")

@@ -15,7 +15,7 @@ from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.resp_connection import RespConnection
-from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
+from kvoffload.tiers.valkey import PREFIX, ValkeySettings
 from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, finish, get, get_all, put
 from tests.kit.tiers.valkey_server import (
     Server,
@@ -26,7 +26,7 @@ from tests.kit.tiers.valkey_server import (
     serve,
     serve_cluster,
     serve_tls,
-    terms_of,
+    settings_of,
 )
 
 FOUND, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.UNAVAILABLE
@@ -39,14 +39,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def fill(server: Server, records: Records) -> None:
-    tier = make_tier(terms_of(server))
+    tier = make_tier(settings_of(server))
     assert put(tier, records).count(RecordOutcome.WRITTEN) == len(records.names)
     tier.close()
 
 
 def test_a_server_that_evicts_nothing_refuses_what_does_not_fit(tmp_path: Path) -> None:
     with serve(tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction") as server:
-        tier = make_tier(terms_of(server))
+        tier = make_tier(settings_of(server))
         ended = put(tier, Records(0, 10, 1 << 20, filled=True))
         assert 0 < ended.count(RecordOutcome.WRITTEN) < 10
         assert ended.count(RecordOutcome.FAILED) == 10 - ended.count(RecordOutcome.WRITTEN)
@@ -56,7 +56,7 @@ def test_a_server_that_evicts_nothing_refuses_what_does_not_fit(tmp_path: Path) 
 
 def test_a_server_that_is_killed_costs_nothing_until_it_is_back(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        tier = make_tier(terms_of(server))
+        tier = make_tier(settings_of(server))
         records = Records(0, 4, 1000, filled=True)
         put(tier, records)
         server.kill()
@@ -76,7 +76,7 @@ def test_a_server_that_is_killed_costs_nothing_until_it_is_back(tmp_path: Path) 
 def test_a_server_that_is_stopped_costs_one_timeout(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         fill(server, Records(0, 4, 1000, filled=True))
-        tier = make_tier(terms_of(server, call_timeout_s=0.1))
+        tier = make_tier(settings_of(server, call_timeout_s=0.1))
         server.pause()
         read = Records(0, 4, 1000, filled=False)
         ended = finish(tier, tier.get(read.names, read.slots, record_bytes=1000, timeout_s=TIMEOUT_S))
@@ -88,7 +88,7 @@ def test_a_server_that_is_stopped_costs_one_timeout(tmp_path: Path) -> None:
 
 
 def test_a_server_that_was_flushed_has_nothing(server: Server) -> None:
-    tier = make_tier(terms_of(server))
+    tier = make_tier(settings_of(server))
     put(tier, Records(0, 4, 1000, filled=True))
     ask(server, "flushall")
     assert get(tier, Records(0, 4, 1000, filled=False)).count(RecordOutcome.MISSING) == 4
@@ -104,7 +104,7 @@ def test_a_key_of_another_type_is_a_miss_of_its_record_alone_and_heals(server: S
         for key in [*(keys[other] for other in others), PREFIX + b"probe"]:
             writer.ask(b"DEL", key)
             assert writer.ask(b"RPUSH", key, b"of another writer") == 1
-    tier = make_tier(terms_of(server))
+    tier = make_tier(settings_of(server))
     assert tier.health()[0].state is TierState.READY
     read = Records(0, 40, 1000, filled=False)
     ended = get(tier, read)
@@ -120,7 +120,7 @@ def test_a_key_of_another_type_is_a_miss_of_its_record_alone_and_heals(server: S
 
 def test_a_node_of_a_cluster_may_end(tmp_path: Path) -> None:
     with serve_cluster(tmp_path, "--cluster-require-full-coverage", "no") as servers:
-        tier = make_tier(terms_of(servers[0]))
+        tier = make_tier(settings_of(servers[0]))
         put(tier, Records(0, 30, 1000, filled=True))
         servers[2].kill()
         read = Records(0, 30, 1000, filled=False)
@@ -133,7 +133,7 @@ def test_a_node_of_a_cluster_may_end(tmp_path: Path) -> None:
 def test_a_user_has_to_be_let_in(tmp_path: Path, password: str) -> None:
     rights = "--user cache on >right ~kvoffload:* +@all -@dangerous +info --user default off"
     with serve(tmp_path / "server", *rights.split()) as server:
-        tier = make_tier(terms_of(server, user="cache" if password else "", password=password))
+        tier = make_tier(settings_of(server, user="cache" if password else "", password=password))
         records = Records(0, 2, 100, filled=True)
         if password == "right":
             assert put(tier, records).count(RecordOutcome.WRITTEN) == 2
@@ -149,7 +149,7 @@ def test_a_user_has_to_be_let_in(tmp_path: Path, password: str) -> None:
 
 def test_nobody_there_is_said_in_one_line() -> None:
     with pytest.raises(StoreFaultError) as refused:
-        ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=1)).make_opener()()
+        ValkeySettings(address=ValkeyAddress(host="127.0.0.1", port=1)).make_opener()()
     assert "\n" not in str(refused.value)
     assert os.strerror(111).lower() in str(refused.value).lower()
 
@@ -157,7 +157,7 @@ def test_nobody_there_is_said_in_one_line() -> None:
 def test_a_slow_server_costs_one_timeout_and_is_found_again(server: Server) -> None:
     written = Records(40, 4, 1000, filled=True)
     fill(server, written)
-    tier = make_tier(terms_of(server, call_timeout_s=0.05))
+    tier = make_tier(settings_of(server, call_timeout_s=0.05))
     ask(server, "client", "pause", "3000")
     read = Records(40, 4, 1000, filled=False)
     assert get(tier, read).count(UNAVAILABLE) == 4
@@ -168,7 +168,7 @@ def test_a_slow_server_costs_one_timeout_and_is_found_again(server: Server) -> N
 
 
 def test_a_batch_does_not_wait_for_a_slow_server_beyond_its_own_timeout(server: Server) -> None:
-    tier = make_tier(terms_of(server, call_timeout_s=TIMEOUT_S))
+    tier = make_tier(settings_of(server, call_timeout_s=TIMEOUT_S))
     put(tier, Records(50, 4, 1000, filled=True))
     late, read = Records(50, 4, 1000, filled=False), Records(50, 4, 1000, filled=False)
     server.pause()
@@ -186,7 +186,7 @@ def test_a_batch_does_not_wait_for_a_slow_server_beyond_its_own_timeout(server: 
 def test_a_user_without_rights_is_told_which(tmp_path: Path) -> None:
     rights = "--user cache on >right ~kvoffload:* +@all -@dangerous +info -set"
     with serve(tmp_path / "server", *rights.split()) as server:
-        tier = make_tier(terms_of(server, user="cache", password="right"))
+        tier = make_tier(settings_of(server, user="cache", password="right"))
         for _ in range(3):
             assert put(tier, Records(0, 2, 100, filled=True)).count(UNAVAILABLE) == 2
         [health] = tier.health()
@@ -199,13 +199,13 @@ def test_a_user_without_rights_is_told_which(tmp_path: Path) -> None:
 def test_a_certificate_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
     with serve_tls(tmp_path) as (server, _):
         _, other = make_certificate(tmp_path, "other")
-        bad = make_tier(terms_of(server, has_tls=True, ca_file=str(other)))
+        bad = make_tier(settings_of(server, has_tls=True, ca_file=str(other)))
         assert put(bad, Records(0, 2, 100, filled=True)).count(UNAVAILABLE) == 2
         assert "CERTIFICATE_VERIFY_FAILED" in bad.health()[0].reason
         bad.close()
-        nothing = make_tier(terms_of(server, has_tls=True, ca_file=str(tmp_path / "nothing.pem")))
+        nothing = make_tier(settings_of(server, has_tls=True, ca_file=str(tmp_path / "nothing.pem")))
         assert "certificates cannot be read" in nothing.health()[0].reason
         nothing.close()
-        plain_text = make_tier(terms_of(server, call_timeout_s=0.3))
+        plain_text = make_tier(settings_of(server, call_timeout_s=0.3))
         assert plain_text.health()[0].state is TierState.ABSENT
         plain_text.close()

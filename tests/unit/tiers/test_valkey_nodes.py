@@ -11,7 +11,7 @@ from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import RecordOutcome, TierState
 from kvoffload.tiers.envelope import list_names
 from kvoffload.tiers.record_store import StoreFaultError
-from kvoffload.tiers.valkey import PREFIX, ValkeyTerms
+from kvoffload.tiers.valkey import PREFIX, ValkeySettings
 from kvoffload.tiers.valkey_nodes import ClusterView, ValkeyNodes
 from kvoffload.tiers.valkey_slots import SLOTS, SlotMap, slot_of
 from tests.kit.tiers.tier_contract import Records, finish, get, put
@@ -23,11 +23,11 @@ from tests.kit.tiers.valkey_server import (
     make_tier,
     serve,
     serve_cluster,
-    terms_of,
+    settings_of,
 )
 
 FOUND, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.UNAVAILABLE
-NOWHERE = ValkeyTerms(address=ValkeyAddress(host="127.0.0.1", port=1))
+NOWHERE = ValkeySettings(address=ValkeyAddress(host="127.0.0.1", port=1))
 
 
 def view_of(*servers: Server) -> ClusterView:
@@ -48,7 +48,7 @@ def test_another_node_stands_in_for_the_one_that_is_named(tmp_path: Path) -> Non
 
 def test_connections_that_were_interrupted_are_made_anew(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        nodes = ValkeyNodes(terms_of(server), ClusterView())
+        nodes = ValkeyNodes(settings_of(server), ClusterView())
         nodes.interrupt()
         with pytest.raises(StoreFaultError):
             nodes.of(b"key").ask(b"DBSIZE")
@@ -63,7 +63,7 @@ def test_a_replica_takes_over(tmp_path: Path, named: int) -> None:
     """Also where the node that is gone is the one that users name."""
     with serve_cluster(tmp_path, replicas=1) as servers:
         primary, replica = servers[0], servers[3]
-        tier = make_tier(terms_of(servers[named]))
+        tier = make_tier(settings_of(servers[named]))
         written = Records(0, 40, 1000, filled=True)
         assert put(tier, written).count(RecordOutcome.WRITTEN) == 40
         held = ask(primary, "dbsize")
@@ -84,7 +84,7 @@ def test_a_replica_takes_over(tmp_path: Path, named: int) -> None:
 
 def test_slots_that_move_are_found_where_they_are(tmp_path: Path) -> None:
     with serve_cluster(tmp_path) as servers:
-        tier = make_tier(terms_of(servers[1]))
+        tier = make_tier(settings_of(servers[1]))
         records = Records(0, 12, 100, filled=True)
         put(tier, records)
         ask(servers[0], "flushall")

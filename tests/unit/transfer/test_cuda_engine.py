@@ -226,9 +226,9 @@ def test_a_way_that_is_none_is_refused(scene: Scene) -> None:
 
 
 def test_no_driver_and_no_such_device_are_told(scene: Scene) -> None:
-    for terms in ({"library": "libno_such_driver.so"}, {"device": 99, "library": scene.driver.library}):
+    for settings in ({"library": "libno_such_driver.so"}, {"device": 99, "library": scene.driver.library}):
         with pytest.raises(NativeError, match="no CUDA engine can be made"):
-            CudaEngine(scene.page_map, scene.memory, **terms)  # type: ignore[arg-type]
+            CudaEngine(scene.page_map, scene.memory, **settings)  # type: ignore[arg-type]
 
 
 def test_memory_of_the_host_and_of_several_gpus_is_refused() -> None:

@@ -56,8 +56,8 @@ def prompt(line: int = 1, **given: Any) -> WarmPrompt:
 
 
 def warm(engine: Any, cache: Any, *prompts: WarmPrompt | BadLine, **changes: Any) -> list[Outcome]:
-    terms = {"at_once": 1, "model": "m", "wait": lambda seconds: None} | changes
-    return sorted(Warmer(engine, cache, **terms).run(prompts), key=lambda outcome: outcome.line)
+    settings = {"at_once": 1, "model": "m", "wait": lambda seconds: None} | changes
+    return sorted(Warmer(engine, cache, **settings).run(prompts), key=lambda outcome: outcome.line)
 
 
 def test_what_is_new_is_what_the_cache_says_after_less_before() -> None:

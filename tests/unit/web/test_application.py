@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvoffload.cache import Ask
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.joining import Member
-from kvoffload.client.terms import ClientTerms
+from kvoffload.client.settings import ClientSettings
 from kvoffload.config.sources import load_settings
 from kvoffload.metrics.exposition import OPEN_TYPE
 from kvoffload.protocol import Role
@@ -37,7 +37,7 @@ WAIT_S = 30.0
 @asynccontextmanager
 async def application(path: Path, *, token: str = "") -> AsyncIterator[Application]:
     loaded = load_settings(flags={"server": str(path)})
-    async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
+    async with AsyncClient(ClientSettings(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
         yield Application(Watcher(client), Prefixes(client, token), Hints(client, token), loaded, token=token)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.client import AsyncClient, Client, ClientTerms, Member
+from kvoffload.client import AsyncClient, Client, ClientSettings, Member
 from kvoffload.client.insight import ServerInsight
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
@@ -37,7 +37,7 @@ def joined(path: Path) -> Iterator[Client]:
 
 @asynccontextmanager
 async def hinting(path: Path) -> AsyncIterator[Hints]:
-    async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
+    async with AsyncClient(ClientSettings(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
         assert await client.wait_until_served(30)
         yield Hints(client, "")
 
@@ -104,6 +104,8 @@ async def test_an_identity_of_another_seed_is_told_why(path: Path, joined: Clien
 
 
 async def test_without_a_server_it_is_said(tmp_path: Path) -> None:
-    async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=Member(engine="w", role=Role.OBSERVER))) as client:
+    async with AsyncClient(
+        ClientSettings(socket=tmp_path / "s", member=Member(engine="w", role=Role.OBSERVER))
+    ) as client:
         with pytest.raises(ServerError):
             await do(Hints(client, ""), "release", session="s")

@@ -15,7 +15,7 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.web import http_server
 from kvoffload.web.http_message import HttpError, Request, RequestHead, Response
-from kvoffload.web.http_server import HttpServer, HttpTerms
+from kvoffload.web.http_server import HttpServer, HttpSettings
 
 LOOPBACK = TcpAddress("127.0.0.1", 0)
 GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -31,8 +31,8 @@ async def answer(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def serving(**terms: float) -> AsyncIterator[HttpServer]:
-    server = HttpServer(HttpTerms(address=LOOPBACK, **terms), answer)  # type: ignore[arg-type]
+async def serving(**settings: float) -> AsyncIterator[HttpServer]:
+    server = HttpServer(HttpSettings(address=LOOPBACK, **settings), answer)  # type: ignore[arg-type]
     await server.start()
     try:
         yield server
@@ -104,7 +104,7 @@ async def test_whose_body_may_be_longer_is_somebody_elses_word() -> None:
         return 100_000 if head.path == "/long" else 10
 
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n\r\n"
-    server = HttpServer(HttpTerms(address=LOOPBACK), answer, find_body_limit=find_limit)
+    server = HttpServer(HttpSettings(address=LOOPBACK), answer, find_body_limit=find_limit)
     await server.start()
     try:
         for path, status in ((b"/long", 200), (b"/short", 413), (b"/refused", 401)):
@@ -182,7 +182,7 @@ async def test_who_does_not_read_its_answers_gives_way() -> None:
     async def answer_at_length(_: Request) -> Response:
         return Response(body=bytes(32 << 20))
 
-    server = HttpServer(HttpTerms(address=LOOPBACK, max_connections=2), answer_at_length)
+    server = HttpServer(HttpSettings(address=LOOPBACK, max_connections=2), answer_at_length)
     await server.start()
     try:
         unread = [await connect(server) for _ in range(2)]
@@ -214,7 +214,7 @@ async def test_where_all_are_being_answered_whoever_has_most_gives_way(
             await goes_on.wait()
         return Response(body=b"")
 
-    server = HttpServer(HttpTerms(address=LOOPBACK, max_connections=2), answer_later)
+    server = HttpServer(HttpSettings(address=LOOPBACK, max_connections=2), answer_later)
     await server.start()
     try:
         slow = [await connect(server) for _ in range(2)]
@@ -234,4 +234,4 @@ async def test_where_all_are_being_answered_whoever_has_most_gives_way(
 async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
     async with serving() as server:
         with pytest.raises(ConfigError, match=f"cannot listen for HTTP at {server.address}"):
-            await HttpServer(HttpTerms(address=server.address), answer).start()
+            await HttpServer(HttpSettings(address=server.address), answer).start()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvoffload.client import ClientTerms, Member
+from kvoffload.client import ClientSettings, Member
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
@@ -29,7 +29,7 @@ TOKENS = list(range(1000, 1000 + 10 * BLOCK))
 
 @asynccontextmanager
 async def observing(path: Path) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
+    async with AsyncClient(ClientSettings(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
         assert await client.wait_until_served(30)
         yield client
 
@@ -149,7 +149,9 @@ async def test_of_too_many_identities_some_are_looked_at_and_the_answer_says_so(
 
 
 async def test_without_a_server_nothing_is_told(tmp_path: Path) -> None:
-    async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=Member(engine="web", role=Role.OBSERVER))) as one:
+    async with AsyncClient(
+        ClientSettings(socket=tmp_path / "s", member=Member(engine="web", role=Role.OBSERVER))
+    ) as one:
         with pytest.raises(ServerError):
             await ask(Prefixes(one, ""), tokens=TOKENS)
 
@@ -157,7 +159,7 @@ async def test_without_a_server_nothing_is_told(tmp_path: Path) -> None:
 async def test_a_new_server_numbers_its_identities_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_chains, "FRESH_S", 2.0**40)
     path = tmp_path / "s"
-    async with AsyncClient(ClientTerms(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
+    async with AsyncClient(ClientSettings(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
         asked, former = Prefixes(client, ""), 0
         for name in ("one", "two"):
             with one_server(path), engine(path, name):

@@ -17,7 +17,7 @@ from kvoffload.web.prefix_question import Meant, Prompt
 from kvoffload.web.prompt_chains import MAX_IDENTITIES, KnownIdentities, PromptChains, name_identity
 from tests.kit.cache.cache_model import PLAIN, fingerprint
 from tests.kit.scarce_threads import scarce_threads
-from tests.kit.server.harness import BOOT_ID, UID, Server, core_terms
+from tests.kit.server.harness import BOOT_ID, UID, Server, core_settings
 from tests.kit.web.vllm_blocks import BLOCK, SEED, name_blocks
 
 READ = IdentityRead(
@@ -80,7 +80,7 @@ class Asked:
 
 
 async def test_the_identities_of_others_make_a_question_hardly_longer() -> None:
-    with Server(terms=core_terms(operator_uids=frozenset({UID}))) as server:
+    with Server(settings=core_settings(operator_uids=frozenset({UID}))) as server:
         for number in range(400):
             named = (IdentityField(name="model", value="wanted" if number % 100 == 99 else "other"),)
             server.exit_process(server.process(f"engine {number}").join(PLAIN, name=f"{number}", identity=named))
@@ -99,7 +99,7 @@ async def test_the_identities_of_others_make_a_question_hardly_longer() -> None:
 
 
 async def test_what_was_chosen_is_not_asked_for_again_at_once() -> None:
-    with Server(terms=core_terms(operator_uids=frozenset({UID}))) as server:
+    with Server(settings=core_settings(operator_uids=frozenset({UID}))) as server:
         server.process().join(PLAIN)
         client = Asked(server)
         known = KnownIdentities(client, "")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.insight import AS_OPERATOR
 from kvoffload.client.joining import Member
-from kvoffload.client.terms import ClientTerms
+from kvoffload.client.settings import ClientSettings
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Role
 from kvoffload.protocol.message import Reply, Request
@@ -26,7 +26,7 @@ async def test_many_readers_are_one_question(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(watcher_module, "FRESH_S", 60.0)
     with serving(tmp_path / "s") as server:
         await_that(lambda: server.has_memory)
-        async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=MEMBER)) as client:
+        async with AsyncClient(ClientSettings(socket=tmp_path / "s", member=MEMBER)) as client:
             assert await client.wait_until_served(30)
             asked = []
             stats = client.stats
@@ -47,7 +47,7 @@ async def test_engines_that_share_no_blocks_are_told_with_the_setting_that_diffe
     with serving(tmp_path / "s") as server:
         await_that(lambda: server.has_memory)
         with vllm_blocks.engines_that_differ(tmp_path / "s"):
-            async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=MEMBER)) as client:
+            async with AsyncClient(ClientSettings(socket=tmp_path / "s", member=MEMBER)) as client:
                 assert await client.wait_until_served(30)
                 seen = await Watcher(client).look()
     assert seen.differing == ("made-up/model: hash_block_tokens 16 and 32",)
@@ -65,7 +65,7 @@ async def test_a_server_that_refuses_operators_questions_is_asked_once(
 
     with serving(tmp_path / "s") as server:
         await_that(lambda: server.has_memory)
-        async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=MEMBER)) as client:
+        async with AsyncClient(ClientSettings(socket=tmp_path / "s", member=MEMBER)) as client:
             assert await client.wait_until_served(30)
             monkeypatch.setattr(client, "look_into", refuse)
             watcher = Watcher(client)
@@ -75,7 +75,7 @@ async def test_a_server_that_refuses_operators_questions_is_asked_once(
 
 
 async def test_a_server_that_is_away_says_why(tmp_path: Path) -> None:
-    async with AsyncClient(ClientTerms(socket=tmp_path / "s", member=MEMBER)) as client:
+    async with AsyncClient(ClientSettings(socket=tmp_path / "s", member=MEMBER)) as client:
         seen = await Watcher(client).look()
     assert seen.stats is None
     assert seen.fault

@@ -26,7 +26,7 @@ from tests.kit.cache.cache_model import HYBRID, PLAIN, fingerprint, make_chain
 from tests.kit.connector.facts import group_facts
 from tests.kit.connector.told_events import take, told
 from tests.kit.server.chains import save_chain
-from tests.kit.server.harness import Server, core_terms
+from tests.kit.server.harness import Server, core_settings
 
 
 @pytest.mark.parametrize("geometry", [PLAIN, HYBRID], ids=["full attention", "with windows and states"])
@@ -43,8 +43,8 @@ def test_a_router_that_counts_leading_blocks_counts_what_the_server_would_find(
     table = GroupTable(groups, hash_block_size=16, alignment=16)
     events = CacheEvents(fingerprint("model"), table)
     chains = [make_chain(prompt, 12) for prompt in range(5)]
-    terms = core_terms(operator_uids=frozenset({0}))
-    with Server(terms=terms, limits=ServerLimits(listed_blocks=7, queued_events=8)) as server:
+    settings = core_settings(operator_uids=frozenset({0}))
+    with Server(settings=settings, limits=ServerLimits(listed_blocks=7, queued_events=8)) as server:
         engine = server.process().join(geometry)
         operator = server.process("operator", uid=0).watch()
         save_chain(server.cache, engine, chains[0], geometry)

@@ -239,7 +239,7 @@ def test_one_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixture) 
 
 def test_a_tenants_tokens_are_not_told() -> None:
     events, tracked = hearing(), saving(range(24))
-    tracked.terms.tenant = "a"
+    tracked.settings.tenant = "a"
     events.note_tokens(tracked, 0, range(2), A + B)
     events.hear(stored(), 2)
     assert [one.token_ids for one in take(events)] == [[], []]

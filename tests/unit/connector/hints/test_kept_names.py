@@ -6,22 +6,22 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.client import HintTerms
+from kvoffload.client import HintRequest
 from kvoffload.connector.hints import kept_names
 from kvoffload.connector.hints.kept_names import LAST_NAMES, KeptNames
 from kvoffload.protocol import HintAction
 
 
 def note(kept: KeptNames, chain: bytes, session: str = "", tenant: str = "") -> None:
-    kept.note(HintTerms(action=HintAction.RETAIN, chain=chain, session=session, tenant=tenant))
+    kept.note(HintRequest(action=HintAction.RETAIN, chain=chain, session=session, tenant=tenant))
 
 
 def lost(kept: KeptNames) -> list[tuple[str, bytes]]:
     found = []
     while kept:
-        terms = kept.take()
-        assert (terms.action, terms.session) == (HintAction.RELEASE, "")
-        found.append((terms.tenant, bytes(terms.chain)))
+        settings = kept.take()
+        assert (settings.action, settings.session) == (HintAction.RELEASE, "")
+        found.append((settings.tenant, bytes(settings.chain)))
     return found
 
 

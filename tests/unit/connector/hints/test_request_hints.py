@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.client import HintTerms
-from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.client import HintRequest
+from kvoffload.connector.common.request_wishes import RequestWishes
 from kvoffload.connector.common.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.connector.hints import request_hints
 from kvoffload.protocol import HintAction, Hinted, HintOutcome
@@ -37,7 +37,7 @@ def end(engine: ScriptedEngine, request_id: str, tokens: range = PROMPT, **wishe
     return plan
 
 
-def sent(engine: ScriptedEngine) -> list[HintTerms]:
+def sent(engine: ScriptedEngine) -> list[HintRequest]:
     hints, engine.cache.hints = engine.cache.hints, []
     return hints
 
@@ -189,7 +189,7 @@ def test_the_last_turn_lets_its_own_session_go() -> None:
 def test_vllms_own_envelope_and_session_count_where_it_has_them() -> None:
     engine = make_engine()
     request = engine.arrive("a", PROMPT, session_ttl_s=60)
-    assert engine.side.requests["a"].terms.session == "", "it has no name"
+    assert engine.side.requests["a"].settings.session == "", "it has no name"
     engine.finish(request)
     for name in ("kv_hints", "session_id"):
         if not hasattr(request, name):
@@ -198,7 +198,7 @@ def test_vllms_own_envelope_and_session_count_where_it_has_them() -> None:
     request.kv_hints = hints_of(("prefetch", {}))
     engine.requests["a"] = request
     engine.connector.on_new_request(request)
-    assert engine.side.requests["a"].terms.session == "own"
+    assert engine.side.requests["a"].settings.session == "own"
     assert [one.action for one in sent(engine)] == [HintAction.PREFETCH]
 
 
@@ -237,7 +237,7 @@ def test_a_reset_lets_go_of_what_waits() -> None:
     engine.assert_at_rest()
 
 
-def retain(engine: ScriptedEngine, name: str, tokens: range = PROMPT, **wishes: Any) -> HintTerms:
+def retain(engine: ScriptedEngine, name: str, tokens: range = PROMPT, **wishes: Any) -> HintRequest:
     """A request that has ended and whose prefix the server was told to retain."""
     engine.report(end(engine, name, tokens, **wishes))
     for _ in range(2):
@@ -349,7 +349,7 @@ def test_a_wrong_envelope_is_said_once_a_minute(caplog: pytest.LogCaptureFixture
     assert counted(engine) == {"other,wrong": 4}
 
 
-def test_terms_are_wishes_too() -> None:
+def test_settings_are_wishes_too() -> None:
     hints = make_engine().parts.hints
-    assert hints.read(None, RequestTerms(session="a")) == ()
-    assert [one.ttl_s for one in hints.read(None, RequestTerms(pin_s=3, session="a", session_ttl_s=4))] == [3, 4]
+    assert hints.read(None, RequestWishes(session="a")) == ()
+    assert [one.ttl_s for one in hints.read(None, RequestWishes(pin_s=3, session="a", session_ttl_s=4))] == [3, 4]

@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.connector.common.step_plan import GroupFacts, Place, WeightDigests
 from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.identity.agreement import (
-    SharingTerms,
+    BlockDivision,
     add_report,
     agree,
     describe_parts,
@@ -29,16 +29,16 @@ from kvoffload.protocol.limits import MAX_REPORT
 from kvoffload.types import ReuseRule
 
 
-def terms(**changes: Any) -> SharingTerms:
+def settings(**changes: Any) -> BlockDivision:
     given = {"hash_block_size": 4, "hash_algorithm": "sha256", "hash_seed": "7", "tensor_ranks": 1}
-    return SharingTerms(**{**given, **changes})
+    return BlockDivision(**{**given, **changes})
 
 
 def halved(*replicas: int) -> tuple[GroupFacts, ...]:
     return tuple(replace(group, replicas=count) for group, count in zip(GROUPS, replicas, strict=True))
 
 
-def rows_of(sharing: SharingTerms, groups: tuple[GroupFacts, ...]) -> list[list[int]]:
+def rows_of(sharing: BlockDivision, groups: tuple[GroupFacts, ...]) -> list[list[int]]:
     """The shards that each rank holds of its stage's first group, among those of all servers."""
     found = []
     for rank in range(sharing.ranks):
@@ -71,7 +71,7 @@ def rows_of(sharing: SharingTerms, groups: tuple[GroupFacts, ...]) -> list[list[
 def test_each_stage_divides_a_block_among_its_ranks_and_each_machine_keeps_its_own(
     tensor: int, pipeline: int, nodes: int, replicas: int, held: list[int]
 ) -> None:
-    sharing = terms(tensor_ranks=tensor, pipeline_ranks=pipeline, nodes=nodes)
+    sharing = settings(tensor_ranks=tensor, pipeline_ranks=pipeline, nodes=nodes)
     stages = range(max(pipeline // nodes, 1))
     groups = tuple(replace(GROUPS[0], replicas=replicas, stage=stage) for stage in stages)
     assert rows_of(sharing, groups) == [[shard] for shard in held]
@@ -80,10 +80,10 @@ def test_each_stage_divides_a_block_among_its_ranks_and_each_machine_keeps_its_o
 
 
 def test_stages_and_machines_are_counted_from_the_first_rank() -> None:
-    sharing = terms(tensor_ranks=2, pipeline_ranks=4, nodes=2)
+    sharing = settings(tensor_ranks=2, pipeline_ranks=4, nodes=2)
     assert [sharing.node_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [sharing.stage_of(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
-    parted = terms(tensor_ranks=4, pipeline_ranks=2, nodes=4)
+    parted = settings(tensor_ranks=4, pipeline_ranks=2, nodes=4)
     assert [parted.node_of(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert {parted.stage_of(rank) for rank in range(8)} == {0}
 
@@ -99,7 +99,7 @@ def test_stages_and_machines_are_counted_from_the_first_rank() -> None:
 )
 def test_units_are_the_shards_of_engines_of_every_size(heads: int, tensor: int, shards: list[list[int]]) -> None:
     units = HeadUnits(heads=heads, ranks=tensor)
-    sharing, groups = terms(tensor_ranks=tensor, units=units), halved(units.replicas, units.replicas)
+    sharing, groups = settings(tensor_ranks=tensor, units=units), halved(units.replicas, units.replicas)
     assert rows_of(sharing, groups) == shards
     register = make_register(b"f" * 32, groups, sharing)
     assert (sharing.count_rows(groups), register.ranks) == (heads, tensor)
@@ -116,37 +116,37 @@ def test_units_are_the_shards_of_engines_of_every_size(heads: int, tensor: int, 
 def test_ranks_store_apart_where_nobody_else_divides_blocks_as_they_did(
     changes: dict[str, Any], may_part: bool
 ) -> None:
-    assert terms(tensor_ranks=2, **changes).may_part == may_part
+    assert settings(tensor_ranks=2, **changes).may_part == may_part
 
 
 # ---- agreement ----
 
 
 def test_one_rank_is_an_engine() -> None:
-    engine = agree({(0, 0): facts()}, terms())
+    engine = agree({(0, 0): facts()}, settings())
     assert (engine.fingerprint, engine.groups, engine.num_blocks, engine.cache_bytes) == (b"f" * 32, GROUPS, 8, 1000)
 
 
 def test_a_missing_rank_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="1 of 2 ranks"):
-        agree({(0, 0): facts()}, terms(tensor_ranks=2))
+        agree({(0, 0): facts()}, settings(tensor_ranks=2))
 
 
 def test_ranks_of_different_identity_are_refused_by_the_field_they_differ_in() -> None:
     other = facts(1, fingerprint=b"g" * 32, description={"model": "acme/other"})
     with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\).*model: 'acme/tiny' here, 'acme/other' there"):
-        agree({(0, 0): facts(), (0, 1): other}, terms(tensor_ranks=2))
+        agree({(0, 0): facts(), (0, 1): other}, settings(tensor_ranks=2))
 
 
 @pytest.mark.parametrize("groups", [tuple(reversed(GROUPS)), GROUPS[:1], (GROUPS[0], replace(GROUPS[1], index=3))])
 def test_ranks_with_different_groups_are_refused(groups: Any) -> None:
     with pytest.raises(IdentityError, match="different KV cache groups"):
-        agree({(0, 0): facts(), (0, 1): facts(1, groups=groups)}, terms(tensor_ranks=2))
+        agree({(0, 0): facts(), (0, 1): facts(1, groups=groups)}, settings(tensor_ranks=2))
 
 
 def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
     """Each has layers of its own; all that they hold together has one name, whatever order they came in."""
-    sharing = terms(tensor_ranks=2, pipeline_ranks=2)
+    sharing = settings(tensor_ranks=2, pipeline_ranks=2)
     larger = (replace(GROUPS[0], record_bytes=100),)
     ranks = {
         (stage, rank): facts(
@@ -166,7 +166,7 @@ def test_ranks_of_a_pipeline_differ_and_the_ranks_of_a_stage_do_not() -> None:
 
 
 def test_ranks_of_which_some_hold_the_same_bytes_are_another_engine_than_ranks_that_store_apart() -> None:
-    sharing = terms(tensor_ranks=2)
+    sharing = settings(tensor_ranks=2)
     engines = [
         agree({(0, rank): facts(rank, groups=halved(*replicas)) for rank in range(2)}, sharing)
         for replicas in ((1, 1), (2, 1), (1, 2), (2, 2))
@@ -180,11 +180,11 @@ def test_ranks_of_which_some_hold_the_same_bytes_are_another_engine_than_ranks_t
 def test_ranks_that_do_not_agree_on_what_they_have_in_common_are_refused() -> None:
     ranks = {(0, 0): facts(groups=halved(2, 1)), (0, 1): facts(1, groups=halved(1, 1))}
     with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\) have different KV cache groups"):
-        agree(ranks, terms(tensor_ranks=2))
+        agree(ranks, settings(tensor_ranks=2))
 
 
 def test_each_stage_has_equal_ranks_of_its_own() -> None:
-    sharing = terms(tensor_ranks=4, pipeline_ranks=2)
+    sharing = settings(tensor_ranks=4, pipeline_ranks=2)
     ranks = {
         (stage, rank): facts(4 * stage + rank, groups=(halved(4, 2), halved(2, 1))[stage])
         for stage in range(2)
@@ -203,11 +203,11 @@ def test_each_stage_has_equal_ranks_of_its_own() -> None:
 def test_ranks_of_a_stage_with_records_of_other_sizes_are_refused() -> None:
     other = facts(1, groups=(GROUPS[0], replace(GROUPS[1], record_bytes=65)))
     with pytest.raises(IdentityError, match=r"\(0, 0\) and \(0, 1\) have different KV cache groups"):
-        agree({(0, 0): facts(), (0, 1): other}, terms(tensor_ranks=2))
+        agree({(0, 0): facts(), (0, 1): other}, settings(tensor_ranks=2))
 
 
 def test_another_division_of_the_same_layers_is_another_engine() -> None:
-    sharing = terms(pipeline_ranks=2)
+    sharing = settings(pipeline_ranks=2)
     one, other = ((b"f", b"g"), (b"g", b"f"))
     engines = [
         agree({(stage, 0): facts(stage, fingerprint=name * 32) for stage, name in enumerate(names)}, sharing)
@@ -217,7 +217,7 @@ def test_another_division_of_the_same_layers_is_another_engine() -> None:
 
 
 def test_ranks_that_know_their_weights_are_an_engine_of_these_weights() -> None:
-    sharing = terms(tensor_ranks=2)
+    sharing = settings(tensor_ranks=2)
     plain = agree({(0, rank): facts(rank) for rank in range(2)}, sharing)
     ranks = {(0, rank): facts(rank, weights=WeightDigests(b"vw"[rank : rank + 1] * 32, b"")) for rank in range(2)}
     engine = agree(ranks, sharing)
@@ -234,7 +234,7 @@ def test_ranks_that_know_their_weights_are_an_engine_of_these_weights() -> None:
 
 
 def test_a_server_is_told_every_rule_and_never_the_seed() -> None:
-    register = make_register(b"f" * 32, halved(2, 1), terms(tensor_ranks=4), rank=3, tenant="acme")
+    register = make_register(b"f" * 32, halved(2, 1), settings(tensor_ranks=4), rank=3, tenant="acme")
     assert register.fingerprint == b"f" * 32
     assert (register.rank, register.ranks, register.tenant) == (3, 4, "acme")
     assert (register.hash_block_size, register.hash_algorithm) == (4, "sha256")
@@ -247,7 +247,7 @@ def test_a_server_is_told_every_rule_and_never_the_seed() -> None:
 
 
 def test_of_a_pipeline_the_first_stage_and_the_number_of_stages_are_described() -> None:
-    sharing = terms(pipeline_ranks=2)
+    sharing = settings(pipeline_ranks=2)
     engine = agree(
         {(stage, 0): facts(stage, description={"model": "acme/tiny", "layers": f"of {stage}"}) for stage in range(2)},
         sharing,
@@ -263,7 +263,7 @@ def test_of_a_pipeline_the_first_stage_and_the_number_of_stages_are_described() 
 
 def test_all_processes_of_an_engine_tell_the_same_but_their_rank() -> None:
     """Any other difference would be refused."""
-    sharing = terms(tensor_ranks=2)
+    sharing = settings(tensor_ranks=2)
     engine = agree({(0, rank): facts(rank) for rank in range(2)}, sharing)
     of_scheduler = make_register(engine.fingerprint, engine.groups, sharing)
     for rank in range(2):
@@ -272,7 +272,7 @@ def test_all_processes_of_an_engine_tell_the_same_but_their_rank() -> None:
 
 
 def test_a_report_goes_with_it_as_far_as_it_fits() -> None:
-    register = make_register(b"f" * 32, GROUPS, terms(tensor_ranks=2))
+    register = make_register(b"f" * 32, GROUPS, settings(tensor_ranks=2))
     rows = tuple((f"model.layers.{at}.self_attn", 64) for at in range(3000))
     allocation = AllocationReport(
         name="kv",
@@ -300,7 +300,7 @@ def on(*memories: int) -> dict[str, Any]:
 
 
 def test_ranks_of_one_machine_must_have_a_server_in_common() -> None:
-    sharing = terms(tensor_ranks=4, nodes=2)
+    sharing = settings(tensor_ranks=4, nodes=2)
     ranks = {(0, rank): facts(rank, **on(memory)) for rank, memory in enumerate((5, 5, 6, 6))}
     assert agree(ranks, sharing).fingerprint == b"f" * 32
     ranks[0, 3] = facts(3, **on(7))
@@ -318,7 +318,7 @@ def test_what_each_machine_keeps_has_a_name_of_its_own() -> None:
 
 
 def test_a_machine_registers_its_own_shards() -> None:
-    sharing = terms(tensor_ranks=2, pipeline_ranks=2, nodes=2)
+    sharing = settings(tensor_ranks=2, pipeline_ranks=2, nodes=2)
     assert [group.shards for group in make_register(b"f" * 32, GROUPS, sharing).groups] == [2, 2]
 
 
@@ -333,7 +333,7 @@ def on_machines(*groups: tuple[GroupFacts, ...]) -> dict[tuple[int, int], Any]:
 
 def test_machines_have_records_of_their_own_stages() -> None:
     larger = tuple(replace(group, record_bytes=100) for group in GROUPS)
-    sharing = terms(tensor_ranks=2, pipeline_ranks=4, nodes=2)
+    sharing = settings(tensor_ranks=2, pipeline_ranks=4, nodes=2)
     engine = agree(on_machines(GROUPS, larger, larger, larger), sharing)
     assert [(group.index, group.stage, group.record_bytes) for group in engine.groups] == [
         (0, 0, 64),
@@ -346,7 +346,7 @@ def test_machines_have_records_of_their_own_stages() -> None:
 
 def test_a_stage_on_two_machines_has_the_same_records_on_both() -> None:
     ranks = {(0, rank): facts(rank) for rank in range(4)}
-    engine = agree(ranks, terms(tensor_ranks=4, nodes=2))
+    engine = agree(ranks, settings(tensor_ranks=4, nodes=2))
     assert (engine.groups, engine.node_bytes) == (GROUPS, ((64, 64), (64, 64)))
 
 
@@ -356,7 +356,7 @@ def test_a_stage_on_two_machines_has_the_same_records_on_both() -> None:
     ids=["missing", "index", "replicas"],
 )
 def test_machines_whose_stages_have_layers_of_other_kinds_are_refused(other: tuple[GroupFacts, ...]) -> None:
-    sharing = terms(tensor_ranks=2, pipeline_ranks=2, nodes=2)
+    sharing = settings(tensor_ranks=2, pipeline_ranks=2, nodes=2)
     with pytest.raises(IdentityError, match="machines 0 and 1 of this engine are of different KV cache groups"):
         agree(on_machines(GROUPS, other), sharing)
 

@@ -48,7 +48,7 @@ def hold(block: KVCacheBlock, name: BlockHashWithGroupId | None, tokens: int | N
 
 def know_adapters(engine: ScriptedEngine) -> None:
     """Makes every adapter one that has not changed since its request came."""
-    engine.side.masks.find = lambda request, terms: engine.side.masks.generation
+    engine.side.masks.find = lambda request, settings: engine.side.masks.generation
 
 
 def take_bare(engine: ScriptedEngine) -> Sequence[KVCacheBlock]:

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.cache import Publication
 from kvoffload.connector.common.step_plan import ONLY_A_FORWARD
 from kvoffload.connector.saves.saves import MAX_STEPS_WAITED
-from kvoffload.connector.saves.terms import REPORT_WAIT_S
+from kvoffload.connector.saves.settings import REPORT_WAIT_S
 from tests.kit.connector.engine_configs import window
 from tests.kit.connector.local_client import MEMORY
 from tests.kit.connector.scripted import STEP_S, Admission, Move, list_moves

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.common.block_chain import BlockChain
 from kvoffload.connector.common.group_table import GroupTable
-from kvoffload.connector.common.request_terms import RequestTerms
+from kvoffload.connector.common.request_wishes import RequestWishes
 from kvoffload.connector.common.tracked_request import NEVER, TrackedRequest
 from kvoffload.connector.saves.worth import Candidates, SaveWorth
 from kvoffload.kvspec import ReuseRule
@@ -28,13 +28,15 @@ TABLES = tuple([100 * (group + 1) + at for at in range(40)] for group in range(3
 class Way:
     """One request, as far as it has come."""
 
-    def __init__(self, *groups: Any, prompt: int = 30, branch: int = 0, limit: int | None = None, **terms: Any) -> None:
+    def __init__(
+        self, *groups: Any, prompt: int = 30, branch: int = 0, limit: int | None = None, **settings: Any
+    ) -> None:
         self.table = GroupTable(groups, hash_block_size=4, alignment=4)
-        self.worth = SaveWorth(self.table, **terms)
+        self.worth = SaveWorth(self.table, **settings)
         self.tracked = TrackedRequest(
             SimpleNamespace(request_id="a"),  # type: ignore[arg-type]
             BlockChain(self.table),
-            RequestTerms(),
+            RequestWishes(),
             self.worth.begin(prompt_tokens=prompt, branch=branch, limit=limit),
         )
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import Ask
-from kvoffload.client import FarTerms
+from kvoffload.client import TierWait
 from kvoffload.connector.secondary import lookups as tier_lookups
 from kvoffload.connector.secondary.lookups import TierLookups
-from kvoffload.connector.secondary.transfers import TransferTerms
+from kvoffload.connector.secondary.transfers import TransferSettings
 from tests.kit.connector.tiers import TOKENS, names_of
 
 FULL, WINDOW = 0, 1
@@ -26,14 +26,14 @@ class TieredCache:
     def __init__(self) -> None:
         self.memory: set[bytes] = set()
         self.asked: list[list[bytes]] = []
-        self.far: list[FarTerms | None] = []
+        self.far: list[TierWait | None] = []
         self.answered: set[int] = set()
         self.cancelled: list[int] = []
 
     def lookup(self, group: int, hashes: bytes) -> Any:
         return np.array([hashes[at : at + 32] in self.memory for at in range(0, len(hashes), 32)])
 
-    def start_acquire(self, ask: Ask, *, far: FarTerms | None) -> int:
+    def start_acquire(self, ask: Ask, *, far: TierWait | None) -> int:
         chain = bytes(ask.chain)
         assert ask.limit == len(chain) // 32 * TOKENS
         self.asked.append([chain[at : at + 32] for at in range(0, len(chain), 32)])
@@ -53,8 +53,8 @@ def cache() -> TieredCache:
 
 
 def make_lookups(cache: Any, *, wait_s: float = 1.5) -> TierLookups:
-    terms = TransferTerms(fingerprint=bytes(32), record_bytes=64, block_tokens=TOKENS, promote_wait_s=wait_s)
-    return TierLookups(cache, terms, prefix_groups={FULL})
+    settings = TransferSettings(fingerprint=bytes(32), record_bytes=64, block_tokens=TOKENS, promote_wait_s=wait_s)
+    return TierLookups(cache, settings, prefix_groups={FULL})
 
 
 def step(lookups: TierLookups, request: str, names: list[bytes], *, group: int = FULL) -> list[bool | None]:
@@ -83,7 +83,7 @@ def test_what_lies_below_is_asked_for_once_and_found_when_it_came_up(cache: Tier
     assert step(lookups, "r", names) == [None] * 4
     assert step(lookups, "r", names) == [None] * 4
     assert cache.asked == [names]
-    assert cache.far == [FarTerms(wait_s=1.5)]
+    assert cache.far == [TierWait(wait_s=1.5)]
     cache.memory.update(names[:3])
     cache.answered.add(0)
     assert step(lookups, "r", names) == [True, True, True, False]

@@ -12,7 +12,7 @@ import pytest
 
 from kvoffload.cache import Ask
 from kvoffload.connector.secondary import transfers as tier_transfers
-from kvoffload.connector.secondary.transfers import JOB_LIMIT, ROWS, TierTransfers, TransferTerms, map_rows
+from kvoffload.connector.secondary.transfers import JOB_LIMIT, ROWS, TierTransfers, TransferSettings, map_rows
 from kvoffload.transfer.host_engine import HostEngine
 from tests.kit.children import child
 from tests.kit.connector.tiers import ROW_BYTES, ROW_COUNT, TOKENS, WAIT_S, SmallTier, names_of, open_tier, wait_for
@@ -174,7 +174,7 @@ class SilentCache:
     def take(self, group: int, count: int) -> list[int]:
         return []
 
-    def start_acquire(self, ask: Ask, **terms: object) -> object:
+    def start_acquire(self, ask: Ask, **settings: object) -> object:
         return object()
 
     def poll(self, pending: object) -> None:
@@ -189,8 +189,8 @@ def silent() -> Iterator[SimpleNamespace]:
     rows, now = np.zeros((ROW_COUNT, ROW_BYTES), np.uint8), [0.0]
     cache: Any = SilentCache()
     engine = HostEngine(map_rows(rows=ROW_COUNT, row_bytes=ROW_BYTES), {ROWS: rows.ctypes.data}, threads=1)
-    terms = TransferTerms(fingerprint=bytes(32), record_bytes=ROW_BYTES, block_tokens=TOKENS)
-    transfers = TierTransfers(cache, engine, terms, clock=lambda: now[0])
+    settings = TransferSettings(fingerprint=bytes(32), record_bytes=ROW_BYTES, block_tokens=TOKENS)
+    transfers = TierTransfers(cache, engine, settings, clock=lambda: now[0])
     yield SimpleNamespace(cache=cache, transfers=transfers, now=now)
     transfers.close()
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 import zmq
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError, ProtocolError
 from kvoffload.key_files import KeyPair
@@ -31,7 +31,7 @@ from kvoffload.protocol import (
     Subscribed,
 )
 from kvoffload.protocol.survey import BlocksFound, FindBlocks
-from kvoffload.server import DomainTerms, Guest
+from kvoffload.server import DomainSettings, Guest
 from kvoffload.server.channels.remote_control import (
     ANSWER_BYTES,
     DROPPED_AT_ONCE,
@@ -43,7 +43,7 @@ from kvoffload.server.channels.remote_control import (
 from kvoffload.server.channels.tcp_gate import MAX_CONNECTIONS, MAX_OF_ONE_HOST, MAX_UNPROVEN
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators.survey import GUEST_BLOCKS
-from kvoffload.server.sessions.terms import RemoteTerms
+from kvoffload.server.sessions.settings import TcpSettings
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, fingerprint
 from tests.kit.server.blocks import hashes_of, register_of, save
@@ -52,9 +52,9 @@ from tests.kit.server.raw_client import RawClient
 from tests.kit.server.remote_client import RemoteClient, make_keys
 
 LOOPBACK = TcpAddress("127.0.0.1", 0)
-MEMORY = CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
+MEMORY = CacheSettings(memory_bytes=64 * MIB, segment_bytes=64 * MIB)
 SERVER, RED, BLUE, CHIEF, UNKNOWN = (make_keys() for _ in range(5))
-TERMS = RemoteTerms(
+SETTINGS = TcpSettings(
     address=LOOPBACK,
     keys=SERVER,
     guests={
@@ -70,8 +70,8 @@ def server(tmp_path: Path) -> Iterator[CacheServer]:
     plan = ServerPlan(
         socket=tmp_path / "s",
         memory={"red": MEMORY, "blue": MEMORY},
-        domains=(DomainTerms(name="red"), DomainTerms(name="blue")),
-        remote=TERMS,
+        domains=(DomainSettings(name="red"), DomainSettings(name="blue")),
+        remote=SETTINGS,
     )
     server = CacheServer(plan)
     yield server
@@ -205,7 +205,7 @@ class Announced(dict[str, Guest]):
 
 def test_who_is_taken_away_is_heard_no_more_and_ends_nothing(connect: Connect, tmp_path: Path) -> None:
     guests = Announced(RED, BLUE)
-    remote = RemoteTerms(address=LOOPBACK, keys=SERVER, guests=guests)
+    remote = TcpSettings(address=LOOPBACK, keys=SERVER, guests=guests)
     server = CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
     red, blue = connect(server, RED), connect(server, BLUE)
     red.hello()
@@ -222,7 +222,7 @@ def test_frames_of_nobody_take_one_turn_of_the_loop_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their key was taken away while they were connected."""
-    remote = RemoteControl(RemoteTerms(address=LOOPBACK, keys=SERVER, guests={}), tmp_path / "inner", Loop())
+    remote = RemoteControl(TcpSettings(address=LOOPBACK, keys=SERVER, guests={}), tmp_path / "inner", Loop())
     frames = iter(range(DROPPED_AT_ONCE))
     router, _ = remote.sockets
     sender = {"User-Id": RED.public.decode()}
@@ -274,7 +274,7 @@ def test_a_frame_that_is_too_long_ends_its_connection_alone(server: CacheServer,
 
 def test_beyond_loopback_it_binds_with_keys(tmp_path: Path) -> None:
     remote = RemoteControl(
-        RemoteTerms(address=TcpAddress("0.0.0.0", 0), keys=SERVER, guests={}), tmp_path / "inner", Loop()
+        TcpSettings(address=TcpAddress("0.0.0.0", 0), keys=SERVER, guests={}), tmp_path / "inner", Loop()
     )
     assert remote.endpoint.startswith("tcp://0.0.0.0:")
     remote.close()
@@ -284,7 +284,7 @@ def test_beyond_loopback_it_binds_with_keys(tmp_path: Path) -> None:
 def test_an_address_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = TcpAddress("127.0.0.1", taken.getsockname()[1])
-        remote = RemoteTerms(address=address, keys=SERVER, guests={})
+        remote = TcpSettings(address=address, keys=SERVER, guests={})
         with pytest.raises(ConfigError, match="Address already in use"):
             CacheServer(ServerPlan(socket=tmp_path / "s", memory={"": MEMORY}, remote=remote))
     assert list(tmp_path.iterdir()) == []

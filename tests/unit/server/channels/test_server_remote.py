@@ -24,7 +24,7 @@ from tests.kit.cache.offload_contract import (
 )
 from tests.kit.server.shared_stores import SHARED, SharedStore
 from tests.kit.server.tiers import FAR, NAME, PAYING, WAIT_S, Settled, await_that, counts_of, disk_below, serving
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 BLOCKS = 16 + 8 + 4
 RECORDS = BLOCKS + 16
@@ -43,7 +43,7 @@ def _nothing_is_there_at_first(store: SharedStore) -> None:
 
 
 def make_client(socket: Path) -> AsyncClient:
-    return AsyncClient(make_terms(socket, name=NAME))
+    return AsyncClient(make_settings(socket, name=NAME))
 
 
 async def test_what_one_machine_has_computed_another_one_has(tmp_path: Path, store: SharedStore) -> None:
@@ -129,7 +129,7 @@ class TestClientOverAStore(OffloadCacheContract):
     def cache(self, tmp_path: Path, store: SharedStore) -> Iterator[Any]:
         with (
             serving(tmp_path / "s", tiers={"": [store.below()]}, domains=PAYING) as server,
-            Client(make_terms(tmp_path / "s")) as client,
+            Client(make_settings(tmp_path / "s")) as client,
         ):
             assert client.wait_until_served(WAIT_S)
             yield Settled(client, server)

@@ -16,7 +16,7 @@ from tests.kit.server.chains import save_chain
 from tests.kit.server.explained import store
 from tests.kit.server.harness import UID, Client, Server, code_of, greeted, register_of
 from tests.kit.server.held_writer import held_writer
-from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, try_hint, watch
+from tests.kit.server.hinted import SETTINGS, counts, hint, list_retained, pass_time, try_hint, watch
 
 RETAIN, RELEASE, PRIORITISE = HintAction.RETAIN, HintAction.RELEASE, HintAction.PRIORITISE
 BLOCKS = 256
@@ -39,7 +39,7 @@ def has(engine: Client, chain: bytes, geometry: CacheGeometry = PLAIN) -> bool:
 
 
 def test_what_is_retained_is_not_evicted_until_it_ends() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, chain = server.process("first").join(PLAIN), make_chain(1, 4)
         store(engine, chain)
         told = hint(engine, RETAIN, chain + bytes(32), session="s", ttl_ms=5000)
@@ -59,7 +59,7 @@ def test_what_is_retained_is_not_evicted_until_it_ends() -> None:
 
 def test_of_a_hybrid_model_all_groups_are_retained() -> None:
     chain = make_chain(1, 8)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(HYBRID)
         save_chain(server.cache, engine, chain)
         assert hint(engine, RETAIN, chain).tokens == 128
@@ -78,7 +78,7 @@ def test_of_a_hybrid_model_all_groups_are_retained() -> None:
 
 def test_a_turn_replaces_the_one_before() -> None:
     chain = make_chain(1, 8)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         store(engine, chain)
         hint(engine, RETAIN, chain[: 4 * 32], session="s")
@@ -102,7 +102,7 @@ def test_a_turn_replaces_the_one_before() -> None:
 
 def test_a_turn_that_is_replaced_is_not_unused_and_what_is_used_is_counted_once() -> None:
     chain = make_chain(1, 8)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         store(engine, chain)
         for _ in range(3):
@@ -118,7 +118,7 @@ def test_a_turn_that_is_replaced_is_not_unused_and_what_is_used_is_counted_once(
 
 @pytest.mark.parametrize("action", [PRIORITISE, RELEASE])
 def test_a_chain_of_any_length_is_compared_without_a_loop_over_its_names(action: HintAction) -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(PLAIN)
         store(engine, make_chain(1, 4))
         assert hint(engine, RETAIN, make_chain(1, 4)).outcome is HintOutcome.DONE
@@ -130,7 +130,7 @@ def test_a_chain_of_any_length_is_compared_without_a_loop_over_its_names(action:
 
 
 def test_without_a_session_a_prefix_is_its_own_name() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         first, second = make_chain(1, 4), make_chain(2, 4)
         store(engine, first)
@@ -147,7 +147,7 @@ def test_without_a_session_a_prefix_is_its_own_name() -> None:
 
 def test_names_alone_let_go_of_prefixes_of_sessions_too() -> None:
     """An engine that remembers only the last names of each prefix sends such a hint."""
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         first, second = make_chain(1, 4), make_chain(2, 4)
         for chain in (first, second):
@@ -167,7 +167,7 @@ def hint_done(tokens: int) -> Hinted:
 
 def test_a_session_is_released_and_its_priority_changed() -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         store(engine, chain)
         assert hint(engine, PRIORITISE, session="s", priority=1).outcome is HintOutcome.NOTHING
@@ -183,7 +183,7 @@ def test_a_session_is_released_and_its_priority_changed() -> None:
 
 def test_another_user_cannot_touch_a_session() -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         stranger = server.process("first", uid=UID + 1).join(PLAIN)
         store(engine, chain)
@@ -198,7 +198,7 @@ def test_another_user_cannot_touch_a_session() -> None:
 
 def test_another_engine_of_the_user_takes_a_session_over() -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         first, second, operator = server.process("a").join(PLAIN), server.process("b").join(PLAIN), watch(server)
         store(first, chain)
         hint(first, RETAIN, chain, session="s", priority=2, ttl_ms=8000)
@@ -216,7 +216,7 @@ def test_another_engine_of_the_user_takes_a_session_over() -> None:
 
 def test_engines_speak_of_their_own_blocks_and_operators_of_all() -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, other = server.process("a").join(PLAIN, name="one"), server.process("b").join(PLAIN, name="two")
         store(engine, chain)
         observer, operator = server.process("top", uid=77).watch(), watch(server)
@@ -240,7 +240,7 @@ def test_engines_speak_of_their_own_blocks_and_operators_of_all() -> None:
 
 @pytest.mark.parametrize("action", list(HintAction))
 def test_a_hint_of_nothing_is_refused_in_one_line(action: HintAction) -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("a").join(PLAIN)
         answer = try_hint(engine, action)
         assert code_of(answer) is ErrorCode.MALFORMED
@@ -250,7 +250,7 @@ def test_a_hint_of_nothing_is_refused_in_one_line(action: HintAction) -> None:
 def test_what_is_to_go_is_not_retained() -> None:
     """Cleared memory, and a server that ends."""
     chain = make_chain(1, 4)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("a").join(PLAIN), watch(server)
         store(engine, chain)
         hint(engine, RETAIN, chain)
@@ -266,7 +266,7 @@ def test_what_is_to_go_is_not_retained() -> None:
 
 def test_what_is_retained_while_memory_is_cleared_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("a").join(PLAIN), watch(server)
         store(engine, chain)
         clear = server.cache.clear
@@ -283,7 +283,7 @@ def test_what_is_retained_while_memory_is_cleared_is_let_go(monkeypatch: pytest.
 
 def test_of_several_sessions_of_a_name_an_operator_can_release_all_and_change_none() -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("a").join(PLAIN), watch(server)
         other = server.process("b", uid=UID + 1).join(PLAIN)
         store(engine, chain)
@@ -299,7 +299,7 @@ def test_of_several_sessions_of_a_name_an_operator_can_release_all_and_change_no
 
 
 def test_what_is_refused_is_not_handed_over() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         first, second, operator = server.process("a").join(PLAIN), server.process("b").join(PLAIN), watch(server)
         chain = make_chain(1, 120)
         store(first, chain)
@@ -311,11 +311,11 @@ def test_what_is_refused_is_not_handed_over() -> None:
 
 
 def test_before_there_is_memory_and_without_tiers() -> None:
-    with Server(terms=TERMS, memory=None) as server:
+    with Server(settings=SETTINGS, memory=None) as server:
         operator = watch(server)
         assert code_of(try_hint(operator, RETAIN, bytes(32), name_space=0)) is ErrorCode.NOT_FOUND
         assert list_retained(operator) == []
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, chain = server.process("a").join(PLAIN), make_chain(1, 4)
         store(engine, chain[:64])
         told = hint(engine, HintAction.PREFETCH, chain)
@@ -326,7 +326,7 @@ def test_before_there_is_memory_and_without_tiers() -> None:
 
 def test_an_identity_gives_its_place_to_others_with_what_is_retained_of_it() -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS, limits=ServerLimits(namespaces=1)) as server:
+    with Server(settings=SETTINGS, limits=ServerLimits(namespaces=1)) as server:
         engine = server.process("a").join(PLAIN, name="one")
         store(engine, chain)
         hint(engine, RETAIN, chain, session="s")
@@ -338,7 +338,7 @@ def test_an_identity_gives_its_place_to_others_with_what_is_retained_of_it() -> 
 
 def test_where_no_identity_can_give_way_yet_nothing_is_let_go() -> None:
     chain = make_chain(1, 4)
-    with Server(terms=TERMS, limits=ServerLimits(namespaces=1)) as server:
+    with Server(settings=SETTINGS, limits=ServerLimits(namespaces=1)) as server:
         engine = server.process("a").join(PLAIN, name="one")
         store(engine, chain)
         hint(engine, RETAIN, chain, session="s")

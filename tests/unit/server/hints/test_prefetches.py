@@ -13,12 +13,12 @@ from kvoffload.server import ServerLimits
 from kvoffload.server.hints import prefetches
 from kvoffload.server.hints.prefix_blocks import PrefixBlocks
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.terms import TierSpace, TierTerms
+from kvoffload.server.tiering.settings import TierSettings, TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
 from tests.kit.cache.cache_model import KIB, PLAIN, make_chain
 from tests.kit.server.explained import store
 from tests.kit.server.harness import UID, Client, Server
-from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, watch
+from tests.kit.server.hinted import SETTINGS, counts, hint, list_retained, pass_time, watch
 from tests.kit.tiers.memory_tier import MemoryTier
 
 PREFETCH = HintAction.PREFETCH
@@ -26,8 +26,8 @@ PREFETCH = HintAction.PREFETCH
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    tier = TierTraffic(MemoryTier(), TierTerms(name="disk"), open_pidfd=lambda: 1_000_000)
-    with Server(terms=TERMS, tiers={"main": TierChain([tier])}) as made:
+    tier = TierTraffic(MemoryTier(), TierSettings(name="disk"), open_pidfd=lambda: 1_000_000)
+    with Server(settings=SETTINGS, tiers={"main": TierChain([tier])}) as made:
         yield made
 
 
@@ -177,9 +177,9 @@ def test_what_has_come_and_may_not_be_retained_is_counted(
 
 def test_what_came_for_an_identity_that_is_forgotten_is_forgotten_too() -> None:
     chain = make_chain(1, 8)
-    tier = TierTraffic(MemoryTier(), TierTerms(name="disk"), open_pidfd=lambda: 1_000_000)
+    tier = TierTraffic(MemoryTier(), TierSettings(name="disk"), open_pidfd=lambda: 1_000_000)
     limits = ServerLimits(namespaces=1)
-    with Server(terms=TERMS, limits=limits, tiers={"main": TierChain([tier])}) as server:
+    with Server(settings=SETTINGS, limits=limits, tiers={"main": TierChain([tier])}) as server:
         engine = server.process("first").join(PLAIN, name="one")
         bring_down(engine, chain)
         hint(engine, PREFETCH, chain)

@@ -11,7 +11,7 @@ from kvoffload.cache import Ask
 from kvoffload.server.hints import prefix_blocks
 from kvoffload.server.hints.prefix_blocks import Prefix
 from kvoffload.server.tiering import seen
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 from tests.kit.cache.cache_model import HYBRID, PLAIN, block_hashes, fingerprint, make_chain
 from tests.kit.server.explained import store
 from tests.kit.server.harness import Server
@@ -88,9 +88,9 @@ def test_of_a_long_prefix_it_is_estimated_how_much_was_loaded(monkeypatch: pytes
         asked = list[int]()
         find_used = cache.find_used
 
-        def note(name_space: int, group: int, hashes: bytes, **terms: Any) -> Any:
+        def note(name_space: int, group: int, hashes: bytes, **settings: Any) -> Any:
             asked.append(len(hashes) // 32)
-            return find_used(name_space, group, hashes, **terms)
+            return find_used(name_space, group, hashes, **settings)
 
         monkeypatch.setattr(cache, "find_used", note)
         assert blocks.count_used(cache, since=since) == 64

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache import Ask, CacheTerms
+from kvoffload.cache import Ask, CacheSettings
 from kvoffload.protocol import HintAction, HintOutcome
 from kvoffload.protocol.hints import ListRetained
-from kvoffload.server import DomainTerms
+from kvoffload.server import DomainSettings
 from kvoffload.server.hints import retentions
-from kvoffload.server.sessions.domain import TenantTerms
+from kvoffload.server.sessions.domain import TenantSettings
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import KIB, PLAIN, make_chain
 from tests.kit.server.explained import store
 from tests.kit.server.harness import UID, CacheWithoutProcesses, Server
-from tests.kit.server.hinted import TERMS, counts, hint, list_retained, pass_time, watch
+from tests.kit.server.hinted import SETTINGS, counts, hint, list_retained, pass_time, watch
 
 RETAIN, RELEASE = HintAction.RETAIN, HintAction.RELEASE
 BLOCKS = 256
@@ -28,7 +28,7 @@ MOST = 95
 
 def test_where_a_reservation_finds_no_room_the_weakest_give_way_first() -> None:
     """By priority, and among equals by when they end."""
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         for number, (ttl_ms, priority) in enumerate([(9000, 0), (8000, 0), (3000, 5), (9000, 1)]):
             store(engine, make_chain(number, 8))
@@ -54,7 +54,7 @@ def test_where_a_reservation_finds_no_room_the_weakest_give_way_first() -> None:
 
 
 def test_what_was_lacking_before_takes_nothing() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(PLAIN)
         session = server.cache.open_session()
         held = server.cache.reserve(session, engine.name_space, 0, count=BLOCKS + 1)
@@ -66,9 +66,11 @@ def test_what_was_lacking_before_takes_nothing() -> None:
 
 
 def test_while_the_pool_grows_nothing_gives_way() -> None:
-    terms = CacheTerms(memory_bytes=4 * MIB, segment_bytes=2 * MIB, extent_bytes=16 * KIB, step_bytes=MIB, policy="lru")
-    with Server(terms=TERMS, memory=None) as server:
-        server.attach("main", CacheWithoutProcesses.begin(terms))
+    settings = CacheSettings(
+        memory_bytes=4 * MIB, segment_bytes=2 * MIB, extent_bytes=16 * KIB, step_bytes=MIB, policy="lru"
+    )
+    with Server(settings=SETTINGS, memory=None) as server:
+        server.attach("main", CacheWithoutProcesses.begin(settings))
         engine, operator = server.process("first").join(PLAIN), watch(server)
         store(engine, make_chain(1, 8))
         hint(engine, RETAIN, make_chain(1, 8), session="s")
@@ -83,7 +85,7 @@ def test_while_the_pool_grows_nothing_gives_way() -> None:
 
 
 def test_a_session_over_its_own_limit_takes_nothing_from_others() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         store(engine, make_chain(1, 8))
         hint(engine, RETAIN, make_chain(1, 8), session="s")
@@ -94,7 +96,7 @@ def test_a_session_over_its_own_limit_takes_nothing_from_others() -> None:
 
 
 def test_one_alone_retains_a_part_and_its_weaker_ones_give_way_to_its_stronger() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         for number in range(3):
             store(engine, make_chain(number, 40))
@@ -114,9 +116,9 @@ def test_one_alone_retains_a_part_and_its_weaker_ones_give_way_to_its_stronger()
 
 def test_what_is_retained_is_not_read() -> None:
     """The engine that loads the bytes checks them, not the server's loop."""
-    terms = CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, policy="lru", verify="always")
-    with Server(terms=TERMS, memory=None) as server:
-        server.attach("main", CacheWithoutProcesses.begin(terms))
+    settings = CacheSettings(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=16 * KIB, policy="lru", verify="always")
+    with Server(settings=SETTINGS, memory=None) as server:
+        server.attach("main", CacheWithoutProcesses.begin(settings))
         engine, chain = server.process("first").join(PLAIN), make_chain(1, 4)
         store(engine, chain)
         session = server.cache.open_session()
@@ -132,7 +134,7 @@ def test_what_is_retained_is_not_read() -> None:
 def test_what_cannot_be_found_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are looked for at a time."""
     monkeypatch.setattr(retentions, "CHECKED_BLOCKS", 1)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         for number in range(3):
             store(engine, make_chain(number, 4))
@@ -149,7 +151,7 @@ def test_what_cannot_be_found_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch
 
 def test_while_all_blocks_are_there_none_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has other things to do, and a retained block that is gone is counted as quarantined."""
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator, chain = server.process("first").join(PLAIN), watch(server), make_chain(1, 4)
         store(engine, chain)
         hint(engine, RETAIN, chain, session="s")
@@ -170,14 +172,14 @@ def test_while_all_blocks_are_there_none_is_looked_up(monkeypatch: pytest.Monkey
 
 
 def test_of_a_prefix_whose_end_has_just_gone_the_rest_is_retained(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, chain = server.process("first").join(PLAIN), make_chain(1, 4)
         store(engine, chain)
         acquire = server.cache.acquire_entries
 
-        def lose_the_last(*asked: Any, **terms: Any) -> Any:
+        def lose_the_last(*asked: Any, **settings: Any) -> Any:
             server.cache.invalidate(engine.name_space, 0, chain[96:])
-            return acquire(*asked, **terms)
+            return acquire(*asked, **settings)
 
         monkeypatch.setattr(server.cache, "acquire_entries", lose_the_last)
         told = hint(engine, RETAIN, chain, session="s")
@@ -185,7 +187,7 @@ def test_of_a_prefix_whose_end_has_just_gone_the_rest_is_retained(monkeypatch: p
 
 
 def test_a_prefix_that_is_too_long_is_not_retained() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(PLAIN)
         store(engine, make_chain(0, MOST + 1))
         assert hint(engine, RETAIN, make_chain(0, MOST + 1)).outcome is HintOutcome.OVER_LIMIT
@@ -194,7 +196,7 @@ def test_a_prefix_that_is_too_long_is_not_retained() -> None:
 
 def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retentions, "MAX_RETAINED", 8)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         store(engine, make_chain(0, 16))
         for end in range(16):
@@ -205,8 +207,8 @@ def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tenant_retains_no_more_than_half_its_quota() -> None:
-    tenants = (TenantTerms(name="small", quota_bytes=16 * 4 * KIB), TenantTerms(name="other"))
-    with Server(terms=TERMS, domains=[DomainTerms(name="main", tenants=tenants)]) as server:
+    tenants = (TenantSettings(name="small", quota_bytes=16 * 4 * KIB), TenantSettings(name="other"))
+    with Server(settings=SETTINGS, domains=[DomainSettings(name="main", tenants=tenants)]) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         # The tenant may save more than its quota, but not at once.
         store(engine, make_chain(0, 16))
@@ -221,7 +223,7 @@ def test_a_tenant_retains_no_more_than_half_its_quota() -> None:
 
 
 def test_nobody_takes_the_rest_and_a_newcomer_has_a_part() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         first = server.process("first").join(PLAIN)
         second = server.process("second", uid=UID + 1).join(PLAIN)
         store(first, make_chain(0, MOST))
@@ -232,7 +234,7 @@ def test_nobody_takes_the_rest_and_a_newcomer_has_a_part() -> None:
 
 
 def test_when_the_index_has_no_room_for_a_lease_it_is_said() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, chain = server.process("a").join(PLAIN), make_chain(1, 4)
         store(engine, chain)
         sessions = []
@@ -248,7 +250,7 @@ def test_when_the_index_has_no_room_for_a_lease_it_is_said() -> None:
 def test_of_many_blocks_that_are_released_some_end_at_once_and_the_others_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop serves other messages before all have ended."""
     monkeypatch.setattr(retentions, "ENDED_BLOCKS", 8)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator, chain = server.process("first").join(PLAIN), watch(server), make_chain(1, 24)
         store(engine, chain)
         for blocks in range(4, 24, 4):
@@ -265,7 +267,7 @@ def test_of_many_blocks_that_are_released_some_end_at_once_and_the_others_soon(m
 def test_the_names_that_are_kept_for_retentions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where many prefixes have the same blocks; weaker ones give way."""
     monkeypatch.setattr(retentions, "MAX_RETAINED_BLOCKS", 12)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine, operator = server.process("first").join(PLAIN), watch(server)
         store(engine, make_chain(1, 8))
         for session, priority, outcome in (

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import Ask
-from kvoffload.client import AsyncClient, Client, HintTerms
+from kvoffload.client import AsyncClient, Client, HintRequest
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Hint, HintAction, Hinted, HintOutcome, Role
 from kvoffload.protocol.hints import ListRetained, Retained
 from kvoffload.server.loop import CacheServer
-from kvoffload.server.tiering.terms import TierPlan
+from kvoffload.server.tiering.settings import TierPlan
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, save
 from tests.kit.children import child
 from tests.kit.server.fleets import Fleet
 from tests.kit.server.shared_stores import share_valkey
 from tests.kit.server.tiers import MEMORY, NAME, WAIT_S, await_that, counts_of, disk_below, serving, traffic_of
-from tests.unit.client.conftest import SERVER, make_terms
+from tests.unit.client.conftest import SERVER, make_settings
 
 RECORDS = 16 + 8 + 4
-PREFETCH = HintTerms(action=HintAction.PREFETCH, chain=CHAIN)
-RETAIN = HintTerms(action=HintAction.RETAIN, chain=CHAIN, session="s")
+PREFETCH = HintRequest(action=HintAction.PREFETCH, chain=CHAIN)
+RETAIN = HintRequest(action=HintAction.RETAIN, chain=CHAIN, session="s")
 
 
 @contextmanager
@@ -53,7 +53,7 @@ async def test_a_prefix_comes_up_before_its_request(
     tmp_path: Path, tier: Callable[[Path], AbstractContextManager[TierPlan]]
 ) -> None:
     with tier(tmp_path / "tier") as plan, serving(tmp_path / "s", tiers={"": [plan]}) as server:
-        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
             await_that(lambda: counts_of(server)["written"] == RECORDS)
@@ -81,20 +81,20 @@ async def test_a_session_that_another_server_keeps_comes_from_there(tmp_path: Pa
         await fleet.save_at("a", servers["a"])
         async with fleet.client("b") as client:
             assert await client.wait_until_served(WAIT_S)
-            wanted = HintTerms(action=HintAction.HAND_OVER, chain=CHAIN, session="s", ttl_s=60)
+            wanted = HintRequest(action=HintAction.HAND_OVER, chain=CHAIN, session="s", ttl_s=60)
             told = await client.hint(wanted)
             assert (told.outcome, told.tokens) == (HintOutcome.DONE, TOKENS)
             await_that(lambda: client.find_boundary(Ask(CHAIN)) == TOKENS)
             async with asyncio.timeout(WAIT_S):
                 while (await client.insight()).retained != 1:
                     await asyncio.sleep(0.01)
-            assert (await client.hint(HintTerms(action=HintAction.RELEASE, session="s"))).tokens == TOKENS
+            assert (await client.hint(HintRequest(action=HintAction.RELEASE, session="s"))).tokens == TOKENS
 
 
 async def test_after_a_restart_the_blocks_are_there_and_nothing_is_retained(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
-        client = await AsyncClient(make_terms(path)).start()
+        client = await AsyncClient(make_settings(path)).start()
         assert await client.wait_until_served(WAIT_S)
         await save(client)
         assert (await client.hint(RETAIN)).outcome is HintOutcome.DONE
@@ -112,7 +112,7 @@ async def test_after_a_restart_the_blocks_are_there_and_nothing_is_retained(tmp_
         async with asyncio.timeout(WAIT_S):
             while (await client.stats()).leases:
                 await asyncio.sleep(0.01)
-        assert (await client.hint(HintTerms(action=HintAction.RELEASE, session="s"))).outcome is HintOutcome.NOTHING
+        assert (await client.hint(HintRequest(action=HintAction.RELEASE, session="s"))).outcome is HintOutcome.NOTHING
         assert (await client.hint(RETAIN)).outcome is HintOutcome.DONE
         await client.close()
 
@@ -120,7 +120,7 @@ async def test_after_a_restart_the_blocks_are_there_and_nothing_is_retained(tmp_
 async def test_a_save_that_finds_no_room_gets_it_when_a_retention_has_given_way(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with serving(path) as server:
-        async with AsyncClient(make_terms(path)) as client:
+        async with AsyncClient(make_settings(path)) as client:
             assert await client.wait_until_served(WAIT_S)
             await_that(lambda: server.ready_bytes == MEMORY.memory_bytes)
             await save(client)
@@ -137,7 +137,7 @@ async def test_a_save_that_finds_no_room_gets_it_when_a_retention_has_given_way(
 def test_a_hint_of_a_thread_waits_for_nobody(tmp_path: Path) -> None:
     path = tmp_path / "s"
     told: queue.Queue[Hinted | None] = queue.Queue()
-    with Client(make_terms(path)) as client:
+    with Client(make_settings(path)) as client:
         pending = client.start_hint(RETAIN, on_answer=told.put)
         assert (pending.is_over, told.get_nowait()) == (True, None)
         with serving(path):
@@ -146,7 +146,7 @@ def test_a_hint_of_a_thread_waits_for_nobody(tmp_path: Path) -> None:
             found = told.get(timeout=WAIT_S)
             assert found is not None
             assert (found.outcome, pending.answer) == (HintOutcome.NOTHING, found)
-            with Client(make_terms(path, role=Role.OBSERVER)) as operator:
+            with Client(make_settings(path, role=Role.OBSERVER)) as operator:
                 assert operator.wait_until_served(WAIT_S)
                 listed = operator.look_into(ListRetained())
                 assert isinstance(listed, Retained)

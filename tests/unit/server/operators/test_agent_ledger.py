@@ -13,7 +13,7 @@ from kvoffload.server.operators import agent_ledger
 from kvoffload.server.operators.agent_ledger import AgentLedger
 from tests.kit.cache.cache_model import PLAIN, make_chain
 from tests.kit.server.explained import explain
-from tests.kit.server.harness import UID, Server, code_of, core_terms
+from tests.kit.server.harness import UID, Server, code_of, core_settings
 
 
 def turn(session: str, **changes: Any) -> Query:
@@ -74,13 +74,13 @@ def test_whatever_an_engine_says_fits_an_answer() -> None:
 
 
 def test_a_server_tells_its_operators_alone() -> None:
-    with Server(terms=core_terms(operator_uids=frozenset({UID}))) as server:
+    with Server(settings=core_settings(operator_uids=frozenset({UID}))) as server:
         engine = server.process().join(PLAIN)
         explain(engine, make_chain(1, 1), session="a", promised=16)
         explain(engine, make_chain(1, 1))
         told = server.process("inspect").watch().ask(ListAgentSessions())
         assert isinstance(told, AgentSessions)
         assert [(one.name, one.turns, one.promised) for one in told.sessions] == [("a", 1, 16)]
-    with Server(terms=core_terms(operator_token="secret")) as server:
+    with Server(settings=core_settings(operator_token="secret")) as server:
         observer = server.process("top", uid=77).watch()
         assert code_of(observer.ask(ListAgentSessions())) is ErrorCode.NOT_ALLOWED

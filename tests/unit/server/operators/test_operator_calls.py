@@ -23,12 +23,12 @@ from kvoffload.protocol import (
     SetQuota,
     Stats,
 )
-from kvoffload.server import DomainTerms
+from kvoffload.server import DomainSettings
 from kvoffload.server.operators import prompt_ledger
-from kvoffload.server.sessions.domain import TenantTerms
+from kvoffload.server.sessions.domain import TenantSettings
 from tests.kit.cache.cache_model import PLAIN, make_chain
 from tests.kit.server.explained import explain, store
-from tests.kit.server.harness import UID, Server, core_terms, numbers
+from tests.kit.server.harness import UID, Server, core_settings, numbers
 
 BLOCK = 16
 RECORD_BYTES = PLAIN.groups[0].record_bytes
@@ -169,8 +169,8 @@ def test_errors_are_counted_by_code_wherever_they_were_answered() -> None:
 
 @pytest.mark.parametrize("uid", [UID, 77])
 def test_only_operators_are_told_counts_of_all_domains(uid: int) -> None:
-    domains = (DomainTerms(name="main"), DomainTerms(name="other"))
-    with Server(terms=core_terms(operator_uids=frozenset({77})), domains=domains, express=Express()) as server:
+    domains = (DomainSettings(name="main"), DomainSettings(name="other"))
+    with Server(settings=core_settings(operator_uids=frozenset({77})), domains=domains, express=Express()) as server:
         assert isinstance(server.process(domain="no such").greet(), Error)
         insight = server.process("top", uid=uid).watch().ask(Inspect())
         assert any(one.name == "mismatch" for one in insight.errors) is (uid == 77)
@@ -179,8 +179,8 @@ def test_only_operators_are_told_counts_of_all_domains(uid: int) -> None:
 
 
 def test_an_observer_is_told_the_errors_of_its_own_domain_only() -> None:
-    domains = (DomainTerms(name="main"), DomainTerms(name="other"))
-    with Server(terms=core_terms(operator_uids=frozenset({77})), domains=domains, express=Express()) as server:
+    domains = (DomainSettings(name="main"), DomainSettings(name="other"))
+    with Server(settings=core_settings(operator_uids=frozenset({77})), domains=domains, express=Express()) as server:
         for domain, times in (("main", 1), ("other", 3)):
             engine = server.process(domain=domain).join(PLAIN)
             for _ in range(times):
@@ -207,8 +207,8 @@ def test_only_operators_change_anything(message: Any) -> None:
 
 @pytest.mark.parametrize("how", ["uid", "token"])
 def test_an_operator_clears_all_that_memory_has(how: str) -> None:
-    terms = core_terms(operator_token="secret", operator_uids=frozenset({77}))
-    with Server(terms=terms) as server:
+    settings = core_settings(operator_token="secret", operator_uids=frozenset({77}))
+    with Server(settings=settings) as server:
         engine = server.process().join(PLAIN)
         store(engine, make_chain(1, 3))
         operator = server.process("top", uid=77 if how == "uid" else UID).watch()
@@ -219,9 +219,9 @@ def test_an_operator_clears_all_that_memory_has(how: str) -> None:
 
 
 def test_an_operator_changes_a_quota_and_gives_none_to_others() -> None:
-    tenants = (TenantTerms(name="bounded", quota_bytes=1000), TenantTerms(name="free"))
-    terms = core_terms(operator_uids=frozenset({UID}))
-    with Server(terms=terms, domains=(DomainTerms(name="main", tenants=tenants),)) as server:
+    tenants = (TenantSettings(name="bounded", quota_bytes=1000), TenantSettings(name="free"))
+    settings = core_settings(operator_uids=frozenset({UID}))
+    with Server(settings=settings, domains=(DomainSettings(name="main", tenants=tenants),)) as server:
         operator = server.process("top").watch()
         assert operator.ask(SetQuota(tenant="bounded", quota_bytes=5000)) == Done()
         quotas = {one.name: one.quota_bytes for one in operator.ask(Stats()).tenants}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.cache import Ask, CommitOutcome, LocalCache, SessionId
-from kvoffload.protocol import Call, Clear, ErrorCode, GroupTerms, Hello, IdentityField, Invalidate, Registered, Role
+from kvoffload.protocol import Call, Clear, ErrorCode, GroupSettings, Hello, IdentityField, Invalidate, Registered, Role
 from kvoffload.protocol.survey import (
     NOT_ASKED,
     UNKNOWN_S,
@@ -28,24 +28,24 @@ from kvoffload.protocol.survey import (
     ReadReport,
     ReportRead,
 )
-from kvoffload.server import DomainTerms
+from kvoffload.server import DomainSettings
 from kvoffload.server.operators import survey
 from kvoffload.server.operators.survey import LOOKED_AT
-from kvoffload.server.sessions.domain import TenantTerms
+from kvoffload.server.sessions.domain import TenantSettings
 from kvoffload.server.sessions.outbox import Later
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.settings import TierSettings
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordNames, RecordOutcome
 from tests.kit.cache.cache_model import HYBRID, PLAIN, block_hashes, fingerprint, make_chain
 from tests.kit.server.explained import store
-from tests.kit.server.harness import UID, Client, Server, code_of, core_terms, numbers, register_of
+from tests.kit.server.harness import UID, Client, Server, code_of, core_settings, numbers, register_of
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.memory_tier import MemoryTier
 from tests.kit.tiers.tier_contract import finish
 
-TERMS = core_terms(operator_uids=frozenset({UID}))
+SETTINGS = core_settings(operator_uids=frozenset({UID}))
 
 
 def find(operator: Client, message: FindBlocks) -> BlocksFound:
@@ -68,10 +68,10 @@ def follow(operator: Client, engine: Client, block_hash: bytes) -> BlockPlaces:
 
 def save_all(cache: LocalCache, session: SessionId, name_space: int, chain: bytes) -> None:
     """The blocks of all groups."""
-    for group, terms in enumerate(HYBRID.groups):
+    for group, settings in enumerate(HYBRID.groups):
         hashes = b"".join(block_hashes(chain, HYBRID, group))
         tickets = cache.reserve(session, name_space, group, hashes=hashes).tickets
-        for shard in range(terms.shards):
+        for shard in range(settings.shards):
             outcomes = cache.commit(session, name_space, group, tickets, hashes=hashes, shard=shard)
         assert set(outcomes) == {CommitOutcome.READABLE}
 
@@ -89,14 +89,14 @@ def save_all(cache: LocalCache, session: SessionId, name_space: int, chain: byte
     ids=lambda message: type(message).__name__,
 )
 def test_only_operators_are_told(message: Any) -> None:
-    with Server(terms=core_terms(operator_token="secret")) as server:
+    with Server(settings=core_settings(operator_token="secret")) as server:
         observer = server.process("top", uid=77).watch()
         assert code_of(observer.ask(message)) is ErrorCode.NOT_ALLOWED
 
 
 def test_all_processes_and_what_their_sessions_hold() -> None:
-    tenants = (TenantTerms(name="own"), TenantTerms(name="other"))
-    with Server(terms=TERMS, domains=[DomainTerms(name="main", tenants=tenants)]) as server:
+    tenants = (TenantSettings(name="own"), TenantSettings(name="other"))
+    with Server(settings=SETTINGS, domains=[DomainSettings(name="main", tenants=tenants)]) as server:
         engine = server.process("first").join(PLAIN, tenant="other")
         worker = server.process("first", role=Role.WORKER).join(PLAIN, tenant="other", report=b"all of it")
         store(engine, make_chain(1, 3))
@@ -116,14 +116,14 @@ def test_all_processes_and_what_their_sessions_hold() -> None:
 
 
 def test_an_engine_of_one_process_tells_itself() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         server.process("alone").join(PLAIN, report=b"all of it")
         [engine, _] = server.process("inspect").watch().ask(ListJoined()).processes
         assert (engine.role, engine.has_report) == (Role.SCHEDULER, True)
 
 
 def test_who_comes_over_tcp_is_listed_too() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         hello = Call(message=Hello(protocol_min=1, protocol_max=1), number=1, session=0, expires_ns=0)
         server.core.handle_guest(b"guest", hello, Guest(domain="main", name="far"), server.now_ns)
         told = server.process("inspect").watch().ask(ListJoined())
@@ -132,7 +132,7 @@ def test_who_comes_over_tcp_is_listed_too() -> None:
 
 
 def test_what_a_worker_registered_is_read_by_its_rank() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         for rank in range(2):
             server.process("first", role=Role.WORKER).join(PLAIN, rank=rank, ranks=2, report=b"rank %d" % rank)
         operator = server.process("inspect").watch()
@@ -143,7 +143,7 @@ def test_what_a_worker_registered_is_read_by_its_rank() -> None:
 
 def test_reports_are_bounded_and_the_oldest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "MAX_REPORT_BYTES", 100)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         for name in ("a", "b", "c"):
             server.process(name, role=Role.WORKER).join(PLAIN, report=name.encode() * 40)
         operator = server.process("inspect").watch()
@@ -153,7 +153,7 @@ def test_reports_are_bounded_and_the_oldest_gives_way(monkeypatch: pytest.Monkey
 
 def test_identities_are_told_with_their_geometry() -> None:
     made_of = (IdentityField(name="model", value="made-up"),)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         operator = server.process("inspect").watch()
         assert operator.ask(ReadIdentity(place=0)) == IdentityRead(total=0)
         engine = server.process("first").join(PLAIN, name="one", identity=made_of)
@@ -163,11 +163,11 @@ def test_identities_are_told_with_their_geometry() -> None:
         assert (first.total, first.fingerprint, first.identity) == (2, fingerprint("one"), made_of)
         assert first.used_bytes == 3 * PLAIN.groups[0].record_bytes
         assert (second.used_bytes, len(second.groups)) == (0, len(HYBRID.groups))
-        assert all(isinstance(group, GroupTerms) for group in second.groups)
+        assert all(isinstance(group, GroupSettings) for group in second.groups)
 
 
 def test_an_identity_is_found_by_its_model_among_some_at_a_time() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         operator = server.process("inspect").watch()
         for number in range(LOOKED_AT + 2):
             named = (IdentityField(name="model", value=f"model {number}"),)
@@ -181,7 +181,7 @@ def test_an_identity_is_found_by_its_model_among_some_at_a_time() -> None:
 
 
 def test_blocks_are_found_by_the_beginning_of_their_names() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(PLAIN)
         chain = make_chain(1, 5)
         store(engine, chain)
@@ -198,7 +198,7 @@ def test_blocks_are_found_by_the_beginning_of_their_names() -> None:
 
 
 def test_a_block_is_followed_out_of_memory() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(PLAIN)
         chain = make_chain(1, 3)
         block = chain[:32]
@@ -219,13 +219,13 @@ def test_a_block_is_followed_out_of_memory() -> None:
 
 
 def test_a_block_of_nobody_is_not_found() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         operator = server.process("inspect").watch()
         assert code_of(operator.ask(FollowBlock(name_space=7, block_hash=bytes(32)))) is ErrorCode.NOT_FOUND
 
 
 def test_before_there_is_memory() -> None:
-    with Server(terms=TERMS, memory=None) as server:
+    with Server(settings=SETTINGS, memory=None) as server:
         operator = server.process("inspect").watch()
         assert operator.ask(ReadIdentity(place=0)) == IdentityRead(total=0)
         assert operator.ask(ListJoined()).total == 1
@@ -235,7 +235,7 @@ def test_before_there_is_memory() -> None:
 
 
 def test_of_a_prompt_the_leading_blocks_count() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(PLAIN)
         chain = make_chain(1, 6)
         store(engine, chain[:64] + chain[96:])
@@ -255,7 +255,7 @@ def test_of_a_hybrid_model_only_boundaries_of_all_groups_count() -> None:
     """The answer is the boundary that an acquire of the same prompt finds, whatever is missing."""
     blocks = 16
     chain = make_chain(1, blocks)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(HYBRID)
         operator = server.process("inspect").watch()
         session = server.cache.open_session()
@@ -273,7 +273,7 @@ def test_of_a_hybrid_model_only_boundaries_of_all_groups_count() -> None:
 
 
 def test_a_question_is_no_use() -> None:
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         engine = server.process("first").join(PLAIN)
         old, new = make_chain(1, 3), make_chain(2, 3)
         store(engine, old)
@@ -291,9 +291,9 @@ def test_a_question_is_no_use() -> None:
 
 
 def test_nobody_hears_of_another_domain() -> None:
-    domains = [DomainTerms(name="one", uids=frozenset({UID})), DomainTerms(name="two", uids=frozenset({UID + 1}))]
-    terms = core_terms(operator_uids=frozenset({UID, UID + 1}))
-    with Server(terms=terms, domains=domains) as server:
+    domains = [DomainSettings(name="one", uids=frozenset({UID})), DomainSettings(name="two", uids=frozenset({UID + 1}))]
+    settings = core_settings(operator_uids=frozenset({UID, UID + 1}))
+    with Server(settings=settings, domains=domains) as server:
         engine = server.process("first").join(PLAIN)
         chain = make_chain(1, 3)
         store(engine, chain)
@@ -332,10 +332,10 @@ def test_tiers_add_to_what_memory_has() -> None:
     chain = make_chain(1, 6)
     near, far = FaultyTier(MemoryTier()), FaultyTier(FarTier())
     tiers = [
-        TierTraffic(tier, TierTerms(name=name), open_pidfd=lambda: 1_000_000)
+        TierTraffic(tier, TierSettings(name=name), open_pidfd=lambda: 1_000_000)
         for name, tier in (("disk", near), ("valkey", far))
     ]
-    with Server(terms=TERMS, tiers={"main": TierChain(tiers)}) as server:
+    with Server(settings=SETTINGS, tiers={"main": TierChain(tiers)}) as server:
         engine = server.process("first").join(PLAIN)
         store(engine, chain)
         for _ in range(8):
@@ -364,7 +364,7 @@ def test_tiers_add_to_what_memory_has() -> None:
 def test_reports_are_bounded_in_number_and_end_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ranks an engine says that it has, and however many reports ended sessions had."""
     monkeypatch.setattr(survey, "MAX_REPORTS", 8)
-    with Server(terms=TERMS) as server:
+    with Server(settings=SETTINGS) as server:
         operator = server.process("inspect").watch()
 
         def bring(name: str, count: int) -> Client:

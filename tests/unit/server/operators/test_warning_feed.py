@@ -15,7 +15,7 @@ from kvoffload.protocol import Warned
 from kvoffload.protocol.limits import LINE_BYTES
 from kvoffload.server.operators.warning_feed import KEPT, WarningFeed
 from tests.kit.server.tiers import await_that, disk_below, serving
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 SERVER = logging.getLogger("kvoffload.server.anything")
 WAIT_S = 30.0
@@ -104,9 +104,9 @@ def test_a_bad_disk_is_told_to_an_engine_that_comes_after_it(tmp_path: Path, cap
 
     with serving(tmp_path / "s", tiers={"": [disk_below(tmp_path / "no-folder")]}):
         await_that(lambda: any(line.startswith("disk tier") for line in caplog.messages))
-        with Client(make_terms(tmp_path / "s")) as client:
+        with Client(make_settings(tmp_path / "s")) as client:
             await_that(lambda: bool(told()))
             assert client.warnings == 1
-        with Client(make_terms(tmp_path / "s", name="another")) as client:
+        with Client(make_settings(tmp_path / "s", name="another")) as client:
             await_that(lambda: len(told()) == 2)
     assert str(tmp_path / "no-folder") in told()[0]

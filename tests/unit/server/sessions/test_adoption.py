@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload.protocol import Adopt, AdoptVerdict, Error, ErrorCode
-from kvoffload.server import DomainTerms
+from kvoffload.server import DomainSettings
 from tests.kit.cache.cache_model import SMALL
 from tests.kit.server.harness import UID, CacheWithoutProcesses, Client, Server
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_memory_is_not_usable(server: Server, message: Adopt) -> 
 
 
 def test_memory_of_another_size_is_not_usable() -> None:
-    with Server(memory=None, domains=[DomainTerms(name="main", memory_bytes=2 << 20)]) as server:
+    with Server(memory=None, domains=[DomainSettings(name="main", memory_bytes=2 << 20)]) as server:
         process = holder(server, "a")
         assert verdict(process, offer(sizes=(1 << 20,))) is AdoptVerdict.NOT_USABLE
         assert verdict(process, offer()) is AdoptVerdict.WANTED

@@ -6,13 +6,13 @@ import pytest
 
 from kvoffload.cache import CacheGeometry
 from kvoffload.protocol import Error, ErrorCode, Welcome
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server import DomainSettings, TenantSettings
 from tests.kit.cache.cache_model import HYBRID, PLAIN
 from tests.kit.server.harness import Server, register_of
 
 DOMAINS = (
-    DomainTerms(name="red", uids=frozenset({1, 3})),
-    DomainTerms(name="blue", uids=frozenset({2, 3})),
+    DomainSettings(name="red", uids=frozenset({1, 3})),
+    DomainSettings(name="blue", uids=frozenset({2, 3})),
 )
 
 
@@ -45,9 +45,9 @@ def test_a_user_gets_its_own_domain_or_none(uid: int, asked: str, found: str | E
 
 
 TENANTS = (
-    TenantTerms(name="ours", uids=frozenset({1})),
-    TenantTerms(name="theirs", quota_bytes=4096, uids=frozenset({2})),
-    TenantTerms(name="anybodys"),
+    TenantSettings(name="ours", uids=frozenset({1})),
+    TenantSettings(name="theirs", quota_bytes=4096, uids=frozenset({2})),
+    TenantSettings(name="anybodys"),
 )
 
 
@@ -63,7 +63,7 @@ TENANTS = (
     ],
 )
 def test_a_user_names_a_tenant_of_its_own(uid: int, asked: str, paying: str | None) -> None:
-    with Server(domains=[DomainTerms(name="main", tenants=TENANTS)]) as server:
+    with Server(domains=[DomainSettings(name="main", tenants=TENANTS)]) as server:
         process = server.process(uid=uid)
         process.greet()
         process.connect()

@@ -21,7 +21,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.server.sessions.drain import DrainState
 from tests.kit.cache.cache_model import make_chain
-from tests.kit.server.harness import UID, Server, code_of, core_terms, register_of
+from tests.kit.server.harness import UID, Server, code_of, core_settings, register_of
 
 MS = 1_000_000
 
@@ -50,7 +50,7 @@ def test_a_deadline_only_comes_nearer(
 
 @pytest.fixture
 def operated() -> Iterator[Server]:
-    with Server(terms=core_terms(operator_uids=frozenset({0}), operator_token="secret")) as made:
+    with Server(settings=core_settings(operator_uids=frozenset({0}), operator_token="secret")) as made:
         yield made
 
 
@@ -78,7 +78,7 @@ def test_a_draining_server_takes_nothing_new_and_serves_what_is_held(operated: S
     left = operator.ask(Drain(deadline_ms=1000))
     assert (left.leases, left.reserved, left.sessions) == (0, 2, 2)
     (told,) = operated.told[engine.lifeline]
-    assert told == Closing(reason=ClosingReason.REPLACED, retry_after_ms=operated.terms.successor_after_ms)
+    assert told == Closing(reason=ClosingReason.REPLACED, retry_after_ms=operated.settings.successor_after_ms)
     for message in (
         Acquire(name_space=engine.name_space, chain=chain),
         AcquireEntries(name_space=engine.name_space, group=0, hashes=chain),
@@ -103,7 +103,7 @@ def test_who_has_lost_its_lifeline_comes_back_to_a_draining_server(operated: Ser
     operated.deliver(operated.core.start_drain(0))
     session, former = engine.session, engine.lifeline
     operated.core.close_lifeline(engine.lifeline)
-    welcome = engine.greet(former_session=session, former_boot_id=operated.terms.boot_id)
+    welcome = engine.greet(former_session=session, former_boot_id=operated.settings.boot_id)
     assert isinstance(welcome, Welcome)
     assert welcome.is_reopened
     assert operated.told[engine.lifeline] == operated.told[former] != []

@@ -26,13 +26,13 @@ from kvoffload.protocol import (
     Subscribed,
 )
 from kvoffload.protocol.message import Event
-from kvoffload.server import DomainTerms, ServerCore, ServerLimits
+from kvoffload.server import DomainSettings, ServerCore, ServerLimits
 from kvoffload.server.core import LISTINGS_AT_ONCE
 from kvoffload.server.sessions.event_feed import EVENT_BLOCKS, EventFeed, Space
 from kvoffload.server.sessions.outbox import ToConnection
 from tests.kit.cache.cache_model import MIB, PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.chains import save_chain
-from tests.kit.server.harness import CacheWithoutProcesses, Client, Server, core_terms
+from tests.kit.server.harness import CacheWithoutProcesses, Client, Server, core_settings
 
 
 @pytest.fixture
@@ -477,7 +477,7 @@ def test_subscribers_are_bounded() -> None:
 
 
 def test_no_user_and_no_domain_gets_all_subscriptions() -> None:
-    domains = tuple(DomainTerms(name=name) for name in ("red", "blue"))
+    domains = tuple(DomainSettings(name=name) for name in ("red", "blue"))
     with Server(domains=domains, limits=ServerLimits(subscribers=8)) as server:
 
         def subscribe(uid: int, domain: str) -> bool:
@@ -513,7 +513,7 @@ def test_it_is_told_whether_anybody_hears() -> None:
 
 def test_a_server_is_told_with_a_subscription_and_its_end() -> None:
     heard: list[bool] = []
-    core = ServerCore(core_terms(), (DomainTerms(name="main"),), draw=lambda: 1, on_heard=heard.append)
+    core = ServerCore(core_settings(), (DomainSettings(name="main"),), draw=lambda: 1, on_heard=heard.append)
     with Server() as server:
         server.core = core
         router = server.process("router").watch()

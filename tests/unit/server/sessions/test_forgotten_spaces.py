@@ -10,7 +10,7 @@ import pytest
 from kvoffload.cache import StoredBlocks
 from kvoffload.peers import SpaceTable
 from kvoffload.protocol import Promoted, PromotionOutcome
-from kvoffload.server.tiering.terms import WriteRule
+from kvoffload.server.tiering.settings import WriteRule
 from tests.kit.cache.cache_model import HYBRID, PLAIN, fingerprint
 from tests.kit.server.disk_traffic import STEP_S, await_, bring_down, bring_up
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting

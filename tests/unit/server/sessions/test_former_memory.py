@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from kvoffload import server as server_package
-from kvoffload.cache import Ask, CacheTerms, LocalCache, Publication
-from kvoffload.client import Client, ClientTerms, LinkTerms, Member
+from kvoffload.cache import Ask, CacheSettings, LocalCache, Publication
+from kvoffload.client import Client, ClientSettings, LinkSettings, Member
 from kvoffload.protocol import FormerMemory, Holding, Retire, Role
-from kvoffload.server import DomainTerms
+from kvoffload.server import DomainSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, make_chain
@@ -27,8 +27,8 @@ from tests.kit.server.harness import Server, register_of
 WAIT_S = 60.0
 OWN, OLD, OLDER = 7, 8, 9
 CHAIN = make_chain(1, 1)
-PATIENT = LinkTerms(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)
-POOL = CacheTerms(
+PATIENT = LinkSettings(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)
+POOL = CacheSettings(
     memory_bytes=64 * MIB, segment_bytes=32 * MIB, extent_bytes=MIB, entry_limit=4096, step_bytes=8 * MIB, threads=1
 )
 
@@ -172,7 +172,7 @@ def serving(plan: ServerPlan, clock_ns: Callable[[], int] = time.monotonic_ns) -
 @contextmanager
 def joined(path: Path, role: Role) -> Iterator[Client]:
     member = Member(engine="engine", role=role)
-    with Client(ClientTerms(socket=path, member=member, register=register_of(PLAIN), link=PATIENT)) as client:
+    with Client(ClientSettings(socket=path, member=member, register=register_of(PLAIN), link=PATIENT)) as client:
         assert client.wait_until_served(WAIT_S)
         yield client
 
@@ -213,7 +213,7 @@ def test_a_server_with_new_memory_does_not_double_what_its_engines_have(
             socket=path,
             memory={"": POOL},
             # Memory of this size is never adopted.
-            domains=(DomainTerms(name="", memory_bytes=1),),
+            domains=(DomainSettings(name="", memory_bytes=1),),
             adopt_wait_s=3600.0,
         )
         later_s = [0]

@@ -24,12 +24,12 @@ from kvoffload.protocol import (
     Subscribed,
 )
 from kvoffload.protocol.shape import Shape
-from kvoffload.server import DomainTerms, ServerLimits
+from kvoffload.server import DomainSettings, ServerLimits
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.protocol.examples import make_example
 from tests.kit.server.chains import save_chain
 from tests.kit.server.guests import HELLO, Visitor
-from tests.kit.server.harness import Client, Server, code_of, core_terms, register_of
+from tests.kit.server.harness import Client, Server, code_of, core_settings, register_of
 
 PREFETCH = Prefetch(name_space=0, chain=b"")
 
@@ -105,7 +105,7 @@ def test_another_machines_clock_says_nothing(server: Server) -> None:
 )
 def test_a_guest_drains_by_its_key_or_a_token(is_operator: bool, token: str, is_allowed: bool) -> None:
     # A guest has no user: it is not mistaken for one that may.
-    with Server(terms=core_terms(operator_uids=frozenset({0, -1}), operator_token="secret")) as server:
+    with Server(settings=core_settings(operator_uids=frozenset({0, -1}), operator_token="secret")) as server:
         visitor = Visitor(server, is_operator=is_operator)
         visitor.ask(HELLO)
         answer = visitor.ask(Drain(token=token))
@@ -117,7 +117,7 @@ def test_a_guest_drains_by_its_key_or_a_token(is_operator: bool, token: str, is_
 
 
 def test_guests_see_their_own_domain_only() -> None:
-    with Server(domains=[DomainTerms(name="red"), DomainTerms(name="blue")]) as server:
+    with Server(domains=[DomainSettings(name="red"), DomainSettings(name="blue")]) as server:
         red = server.process(uid=1).join()
         visitors = {name: Visitor(server, name) for name in ("red", "blue")}
         for visitor in visitors.values():

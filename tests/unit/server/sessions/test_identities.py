@@ -35,7 +35,7 @@ from tests.kit.server.harness import UID, Client, Server, code_of, greeted, regi
 from tests.kit.server.held_writer import held_writer
 from tests.kit.server.tiers import FAR, MEMORY, WAIT_S, await_that, disk_below, serving, traffic_of
 from tests.kit.web.vllm_blocks import WIDE
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 FEW = ServerLimits(namespaces=16, user_namespaces=12)
 CHAIN = make_chain(1, 4)
@@ -101,7 +101,7 @@ def test_a_session_in_quarantine_keeps_its_identity() -> None:
         server.core.close_lifeline(engine.lifeline)
         for at in range(100):
             come_and_go(server, f"other {at}")
-        engine.greet(former_session=engine.session, former_boot_id=server.terms.boot_id)
+        engine.greet(former_session=engine.session, former_boot_id=server.settings.boot_id)
         engine.connect()
         assert engine.ask(plain("model")).name_space == engine.name_space
 
@@ -311,13 +311,13 @@ async def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, 
     tiers = {"": [disk_below(tmp_path / "disk")]} if has_disk else {}
     limits = ServerLimits(namespaces=96, user_namespaces=96)
     with serving(tmp_path / "s", replace(MEMORY, policy="lru"), limits=limits, tiers=tiers) as server:
-        async with AsyncClient(make_terms(tmp_path / "s", name="kept")) as kept:
+        async with AsyncClient(make_settings(tmp_path / "s", name="kept")) as kept:
             assert await kept.wait_until_served(WAIT_S)
             await save(kept)
             found = await kept.acquire(Ask(SAVED))
             assert found.lease is not None
             for at in range(250):
-                async with AsyncClient(make_terms(tmp_path / "s", name=f"model {at}")) as client:
+                async with AsyncClient(make_settings(tmp_path / "s", name=f"model {at}")) as client:
                     assert await client.wait_until_served(WAIT_S), at
                     assert (await client.acquire(Ask(SAVED))).boundary == 0
                     await save(client)
@@ -330,7 +330,7 @@ async def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, 
             assert (await kept.stats()).namespaces <= 96
             if has_disk:
                 await_that(lambda: traffic_of(server, 0).is_idle)
-                async with AsyncClient(make_terms(tmp_path / "s", name="model 249")) as client:
+                async with AsyncClient(make_settings(tmp_path / "s", name="model 249")) as client:
                     assert await client.wait_until_served(WAIT_S)
                     assert (await client.acquire(Ask(SAVED), far=FAR)).boundary == TOKENS
 

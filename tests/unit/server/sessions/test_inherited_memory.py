@@ -16,7 +16,7 @@ import pytest
 
 from kvoffload.client.joining import HeldMemory
 from kvoffload.protocol import Counts, Credits, CreditsGranted, Stats
-from kvoffload.server import DomainTerms
+from kvoffload.server import DomainSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from tests.kit.children import child
 from tests.kit.server.blocks import MEMORY, hashes_of, register_of, save
@@ -26,12 +26,12 @@ RED = 61_001
 SERVER = """
 import sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
-from kvoffload.server import DomainTerms
+from kvoffload.cache import CacheSettings
+from kvoffload.server import DomainSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 _, path, domain, wait_s, *users = sys.argv
-memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
-domains = (DomainTerms(name=domain, uids=frozenset(map(int, users)) or None),)
+memory = CacheSettings(memory_bytes=64 << 20, segment_bytes=64 << 20)
+domains = (DomainSettings(name=domain, uids=frozenset(map(int, users)) or None),)
 plan = ServerPlan(
     socket=Path(path), memory={domain: memory}, domains=domains, mode=0o666, adopt_wait_s=float(wait_s)
 )
@@ -173,9 +173,9 @@ def test_memory_goes_to_a_domain_of_the_same_name_that_admits_all_who_had_it(
     with serving(folder / "old", "red", 0, RED), engine(folder / "old", "his", uid=RED):
         mine = RawClient(folder / "old", register_of())
         save(mine, hashes, 7)
-    terms = DomainTerms(name=domain, uids=None if users is None else frozenset(users))
+    settings = DomainSettings(name=domain, uids=None if users is None else frozenset(users))
     wait_s = find_wait(is_adopted=is_adopted)
-    plan = ServerPlan(socket=folder / "new", memory={domain: MEMORY}, domains=(terms,), adopt_wait_s=wait_s)
+    plan = ServerPlan(socket=folder / "new", memory={domain: MEMORY}, domains=(settings,), adopt_wait_s=wait_s)
     with (
         closing(mine),
         closing(CacheServer(plan)) as successor,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.cache import CacheSettings, LocalCache
 from kvoffload.errors import CacheMemoryError
 from kvoffload.protocol import AdoptVerdict
 from kvoffload.server.sessions.pools import Pools
@@ -51,7 +51,7 @@ def test_each_domain_has_its_own() -> None:
 
 
 def test_memory_that_cannot_be_had_is_said() -> None:
-    pools = Pools({"": CacheTerms(memory_bytes=1 << 50, segment_bytes=1 << 40)})
+    pools = Pools({"": CacheSettings(memory_bytes=1 << 50, segment_bytes=1 << 40)})
     pools.begin()
     with pytest.raises(CacheMemoryError, match="cannot be had"):
         take_all(pools, 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvoffload.protocol import Error, ErrorCode, Register, Registered
-from kvoffload.server import DomainTerms, ServerLimits, TenantTerms
+from kvoffload.server import DomainSettings, ServerLimits, TenantSettings
 from kvoffload.server.sessions.event_feed import Space
 from kvoffload.server.sessions.outbox import OpenExpress
 from tests.kit.cache.cache_model import HYBRID, KIB, MIB, PLAIN, fingerprint
@@ -49,7 +49,7 @@ def test_all_processes_of_a_session_have_one_identity(server: Server) -> None:
 def test_a_session_keeps_its_identity_when_it_comes_back(server: Server) -> None:
     engine = server.process().join()
     server.core.close_lifeline(engine.lifeline)
-    engine.greet(former_session=engine.session, former_boot_id=server.terms.boot_id)
+    engine.greet(former_session=engine.session, former_boot_id=server.settings.boot_id)
     engine.connect()
     answer = engine.ask(register_of(name="another"))
     assert isinstance(answer, Error)
@@ -150,13 +150,13 @@ def test_each_process_of_a_session_that_wants_one_gets_its_own(server: Server) -
 def test_whoever_comes_back_gets_another(server: Server) -> None:
     engine = server.process(wants_express=True).join()
     server.core.close_lifeline(engine.lifeline)
-    engine.greet(former_session=engine.session, former_boot_id=server.terms.boot_id)
+    engine.greet(former_session=engine.session, former_boot_id=server.settings.boot_id)
     assert [wanted.lifeline for wanted in server.opened][1:] == [engine.lifeline]
 
 
 def test_it_speaks_for_its_tenant() -> None:
-    tenants = (TenantTerms(name="one"), TenantTerms(name="two"))
-    with Server(domains=(DomainTerms(name="main", tenants=tenants),)) as server:
+    tenants = (TenantSettings(name="one"), TenantSettings(name="two"))
+    with Server(domains=(DomainSettings(name="main", tenants=tenants),)) as server:
         process = greeted(server, "engine", wants_express=True)
         assert isinstance(process.ask(register_of(tenant="two")), Registered)
         (session,) = server.core.sessions

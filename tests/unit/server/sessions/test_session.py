@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvoffload.protocol import ServerTerms
-from kvoffload.server.sessions.domain import Domain, DomainTerms
+from kvoffload.protocol import HandshakeSettings
+from kvoffload.server.sessions.domain import Domain, DomainSettings
 from kvoffload.server.sessions.session import EngineSession
 
 
 def session(domain: str, uid: int, engine: str) -> EngineSession:
-    made = Domain(DomainTerms(name=domain), ServerTerms(capabilities=frozenset(), domain=""))
+    made = Domain(DomainSettings(name=domain), HandshakeSettings(capabilities=frozenset(), domain=""))
     return EngineSession(number=1, domain=made, engine=engine, uid=uid)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.cache import NO_LIMIT, LocalCache, SessionId
 from kvoffload.protocol import Bye, Credits, Done, Error, ErrorCode, Greeting, Prefetch, Role, Stats, Welcome
-from kvoffload.server import DomainTerms, Peer, ServerLimits
+from kvoffload.server import DomainSettings, Peer, ServerLimits
 from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
 from tests.kit.children import child
 from tests.kit.server.harness import (
@@ -449,7 +449,7 @@ def test_no_user_gets_all_sessions() -> None:
 
 
 def test_no_user_gets_all_sessions_of_a_domain() -> None:
-    domains = (DomainTerms(name="red", uids=frozenset({1, 2})), DomainTerms(name="blue"))
+    domains = (DomainSettings(name="red", uids=frozenset({1, 2})), DomainSettings(name="blue"))
     with Server(domains=domains, limits=ServerLimits(sessions=8)) as server:
         greeted = [server.process(f"engine {at}", uid=1, domain="red").greet() for at in range(9)]
         assert [isinstance(one, Welcome) for one in greeted] == [True] * 6 + [False] * 3
@@ -458,7 +458,7 @@ def test_no_user_gets_all_sessions_of_a_domain() -> None:
 
 
 def test_no_domain_gets_all_sessions() -> None:
-    domains = (DomainTerms(name="red", uids=frozenset(range(20))), DomainTerms(name="blue"))
+    domains = (DomainSettings(name="red", uids=frozenset(range(20))), DomainSettings(name="blue"))
     with Server(domains=domains, limits=ServerLimits(sessions=8)) as server:
         greeted = [server.process(f"engine {uid}", uid=uid, domain="red").greet() for uid in range(9)]
         assert [isinstance(one, Welcome) for one in greeted] == [True] * 7 + [False] * 2

@@ -27,10 +27,10 @@ from kvoffload.protocol import (
     Subscribe,
 )
 from kvoffload.protocol.message import Event
-from kvoffload.server import DomainTerms
+from kvoffload.server import DomainSettings
 from kvoffload.server.sessions.outbox import ToConnection
 from kvoffload.server.tiering.chain import TierChain
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.settings import TierSettings
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordNames, RecordOutcome
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
@@ -76,8 +76,8 @@ def setting() -> Iterator[Setting]:
         return RecordOutcome.MISSING if verb == "get" and place in made.lost else None
 
     tier = FaultyTier(MemoryTier(), decide)
-    traffic = TierChain([TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)])
-    with Server(domains=(DomainTerms(name="main"), DomainTerms(name="plain")), tiers={"main": traffic}) as server:
+    traffic = TierChain([TierTraffic(tier, TierSettings(), open_pidfd=lambda: PIDFD)])
+    with Server(domains=(DomainSettings(name="main"), DomainSettings(name="plain")), tiers={"main": traffic}) as server:
         made = Setting(server, tier)
         yield made
         tier.is_held = False
@@ -258,7 +258,7 @@ def test_adopted_memory_without_a_place_for_a_tier_is_served_without_it(
     full_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = FaultyTier(MemoryTier())
-    traffic = TierChain([TierTraffic(tier, TierTerms(), open_pidfd=lambda: PIDFD)])
+    traffic = TierChain([TierTraffic(tier, TierSettings(), open_pidfd=lambda: PIDFD)])
     with Server(memory=None, tiers={"main": traffic}) as server:
         cache = FullCache.create(SMALL)
         cache.full_at = full_at

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache import CacheTerms
+from kvoffload.cache import CacheSettings
 from kvoffload.protocol import Counts, Stats
-from kvoffload.server import DomainTerms, TenantTerms
+from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.units import MIB
 from tests.kit.children import child
@@ -29,11 +29,11 @@ RED, BLUE, NOBODY = 61_001, 61_002, 61_003
 SERVER = """
 import sys
 from pathlib import Path
-from kvoffload.cache import CacheTerms
-from kvoffload.server import DomainTerms
+from kvoffload.cache import CacheSettings
+from kvoffload.server import DomainSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
-memory = CacheTerms(memory_bytes=64 << 20, segment_bytes=64 << 20)
-domains = (DomainTerms(name="red", uids=frozenset({61001})), DomainTerms(name="blue", uids=frozenset({61002})))
+memory = CacheSettings(memory_bytes=64 << 20, segment_bytes=64 << 20)
+domains = (DomainSettings(name="red", uids=frozenset({61001})), DomainSettings(name="blue", uids=frozenset({61002})))
 plan = ServerPlan(socket=Path(sys.argv[1]), memory={"red": memory, "blue": memory}, domains=domains, mode=0o666)
 server = CacheServer(plan)
 print(server.boot_id, flush=True)
@@ -113,11 +113,11 @@ def test_a_user_of_no_domain_is_told_so_in_one_line(served: tuple[Path, int]) ->
 
 
 def test_a_tenant_over_its_quota_loses_its_own_first(tmp_path: Path) -> None:
-    tenants = (TenantTerms(name="small", quota_bytes=8 * MIB), TenantTerms(name="large", quota_bytes=48 * MIB))
+    tenants = (TenantSettings(name="small", quota_bytes=8 * MIB), TenantSettings(name="large", quota_bytes=48 * MIB))
     plan = ServerPlan(
         socket=tmp_path / "s",
-        memory={"": CacheTerms(memory_bytes=64 * MIB, segment_bytes=64 * MIB)},
-        domains=(DomainTerms(name="", tenants=tenants),),
+        memory={"": CacheSettings(memory_bytes=64 * MIB, segment_bytes=64 * MIB)},
+        domains=(DomainSettings(name="", tenants=tenants),),
     )
     server = CacheServer(plan)
     clients = {

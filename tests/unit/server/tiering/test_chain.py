@@ -18,7 +18,7 @@ from kvoffload.server.tiering import chain as chain_module
 from kvoffload.server.tiering import seen as seen_module
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.seen import Seen
-from kvoffload.server.tiering.terms import TierSpace, TierTerms
+from kvoffload.server.tiering.settings import TierSettings, TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordNames, RecordOutcome
 from tests.kit.cache.cache_model import PLAIN, make_chain
@@ -49,7 +49,7 @@ class ChainSetting(TierSetting):
         self.far_faults: dict[tuple[str, int], Any] = {}
         self.far = FaultyTier(FarTier(), lambda verb, place: self.far_faults.get((verb, place)))
         own = lambda: os.pidfd_open(os.getpid())  # noqa: E731
-        self.far_traffic = TierTraffic(self.far, TierTerms(name="far"), open_pidfd=own)
+        self.far_traffic = TierTraffic(self.far, TierSettings(name="far"), open_pidfd=own)
         return [self.far_traffic]
 
     @property
@@ -325,9 +325,9 @@ def test_what_is_not_lacking_is_not_there(setting: ChainSetting) -> None:
     rows = [as_rows(CHAIN)]
     lacking = np.arange(len(rows[0])) % 2 == 0
     answers: list[Any] = []
-    terms: dict[str, Any] = {"now_s": setting.now_s, "wait_s": 1.0, "then": answers.append}
+    settings: dict[str, Any] = {"now_s": setting.now_s, "wait_s": 1.0, "then": answers.append}
     in_tiers = run_steps(setting.chain.look_for(setting.space, rows, is_memory_asked=False)).in_tiers
-    setting.chain.find_places(setting.space, rows, Seen([~lacking], in_tiers), **terms)
+    setting.chain.find_places(setting.space, rows, Seen([~lacking], in_tiers), **settings)
     setting.turn()
     assert [tier[0].tolist() for tier in answers[0]] == [lacking.tolist()] * 2
 

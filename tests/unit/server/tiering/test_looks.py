@@ -11,7 +11,7 @@ import pytest
 from kvoffload.hash_rows import as_rows
 from kvoffload.server.tiering import looks as looks_module
 from kvoffload.server.tiering.looks import TierLooks
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.tiers import RecordOutcome
 from tests.kit.cache.cache_model import HYBRID, fingerprint
 from tests.kit.tiers.faulty_tier import FaultyTier
@@ -69,15 +69,15 @@ def poll(tier: FaultyTier, looks: TierLooks, now_s: float = 11.0) -> None:
 
 
 def test_a_block_is_there_when_all_its_shards_are(tier: FaultyTier) -> None:
-    for group, terms in enumerate(HYBRID.groups):
-        for shard in range(terms.shards):
+    for group, settings in enumerate(HYBRID.groups):
+        for shard in range(settings.shards):
             store(tier, group, shard, *((0, 2) if shard == 0 else (2, 3)))
     looks = TierLooks(tier)
     asked = Asked(looks)
     assert (asked.answers, len(looks)) == ([], 1)
     poll(tier, looks)
     [(found, now_s)] = asked.answers
-    shards = [terms.shards for terms in HYBRID.groups]
+    shards = [settings.shards for settings in HYBRID.groups]
     assert set(shards) == {1, 2}
     assert found == [[True, False, True, False] if count == 1 else [False, False, True, False] for count in shards]
     assert (now_s, len(looks), looks.next_s()) == (11.0, 0, None)
@@ -113,8 +113,8 @@ def test_who_does_not_wait_any_longer_knows_nothing(tier: FaultyTier, way: str) 
 
 
 def test_a_tier_that_takes_no_more_batches_has_nothing(tier: FaultyTier) -> None:
-    for group, terms in enumerate(HYBRID.groups):
-        for shard in range(terms.shards):
+    for group, settings in enumerate(HYBRID.groups):
+        for shard in range(settings.shards):
             store(tier, group, shard, 0, 1, 2, 3)
     tier.takes = 1
     looks = TierLooks(tier)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvoffload.hash_rows import as_rows
 from kvoffload.server.tiering.promotion_parts import Keep, Piece, Promotion
-from kvoffload.server.tiering.terms import TierSpace, as_names
+from kvoffload.server.tiering.settings import TierSpace, as_names
 from tests.kit.cache.cache_model import HYBRID, fingerprint, make_chain
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)

@@ -23,7 +23,7 @@ from kvoffload.server.tiering.seen import (
     look_for,
     serve_in_parts,
 )
-from kvoffload.server.tiering.terms import TierSpace
+from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.tiers import RecordNames
 from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.server.explained import store

@@ -24,7 +24,7 @@ from tests.kit.cache.offload_contract import (
 )
 from tests.kit.open_files import count_open_files
 from tests.kit.server.tiers import FAR, NAME, PAYING, WAIT_S, Settled, await_that, counts_of, disk_below, serving
-from tests.unit.client.conftest import make_terms
+from tests.unit.client.conftest import make_settings
 
 
 @pytest.fixture
@@ -49,12 +49,12 @@ async def until_open(client: AsyncClient) -> None:
 
 async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: Path) -> None:
     with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as first:
-        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             assert client.has_tiers
             await save_below(client, first)
     with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
-        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await until_open(client)
             assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
@@ -65,7 +65,7 @@ async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: P
                 names = names_of(group, CHAIN)[32 * leased.first :]
                 assert has_patterns(client, found.lease.memory_id, group, leased.addresses, names)
             client.release(found.lease)
-        with Client(make_terms(tmp_path / "s", name=NAME)) as client:
+        with Client(make_settings(tmp_path / "s", name=NAME)) as client:
             assert client.wait_until_served(WAIT_S)
             found = client.acquire(Ask(CHAIN), far=FAR)
             assert found.boundary == TOKENS
@@ -79,12 +79,12 @@ async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: P
 
 async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder: Path) -> None:
     with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
-        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save_below(client, server)
     with (
         serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
-        Client(make_terms(tmp_path / "s", name=NAME)) as client,
+        Client(make_settings(tmp_path / "s", name=NAME)) as client,
     ):
         assert client.wait_until_served(WAIT_S)
         await_that(lambda: [place.state for place in client.stats().places] == ["ready"])
@@ -94,7 +94,7 @@ async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder:
 
 async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Path) -> None:
     with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
-        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
             await_that(lambda: counts_of(server)["written"] == 16 + 8 + 4)
@@ -110,7 +110,7 @@ async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Pa
             assert (await client.acquire(Ask(CHAIN), far=FAR)).outcome is AcquireOutcome.MISS
     with (
         serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
-        Client(make_terms(tmp_path / "s", name=NAME)) as client,
+        Client(make_settings(tmp_path / "s", name=NAME)) as client,
     ):
         assert client.wait_until_served(WAIT_S)
         assert client.acquire(Ask(CHAIN), far=FAR).outcome is AcquireOutcome.MISS
@@ -120,7 +120,7 @@ async def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(tmp_path / "s", tiers={"": [disk_below(tmp_path / "not there")]}) as server:
-        async with AsyncClient(make_terms(tmp_path / "s", name=NAME)) as client:
+        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
             assert await client.wait_until_served(WAIT_S)
             await save(client)
             assert (await client.acquire(Ask(CHAIN), far=FAR)).boundary == TOKENS
@@ -133,7 +133,7 @@ async def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
 
 
 def test_without_a_tier_nobody_asks_for_one(tmp_path: Path) -> None:
-    with serving(tmp_path / "s") as server, Client(make_terms(tmp_path / "s", name=NAME)) as client:
+    with serving(tmp_path / "s") as server, Client(make_settings(tmp_path / "s", name=NAME)) as client:
         assert client.wait_until_served(WAIT_S)
         assert not client.has_tiers
         assert client.acquire(Ask(CHAIN), far=FAR).outcome is AcquireOutcome.MISS
@@ -149,7 +149,7 @@ class TestClientOverDisk(OffloadCacheContract):
     def cache(self, tmp_path: Path, folder: Path) -> Iterator[Any]:
         with (
             serving(tmp_path / "s", tiers={"": [disk_below(folder)]}, domains=PAYING) as server,
-            Client(make_terms(tmp_path / "s")) as client,
+            Client(make_settings(tmp_path / "s")) as client,
         ):
             assert client.wait_until_served(WAIT_S)
             yield Settled(client, server)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvoffload.cache.terms import DEFAULT_POLICY
+from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.server.tiering import tier_notes
-from kvoffload.server.tiering.terms import TierTerms
+from kvoffload.server.tiering.settings import TierSettings
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import RecordOutcome
 from tests.kit.cache.cache_model import PLAIN, SMALL, make_chain
@@ -28,7 +28,7 @@ OTHER = make_chain(2, BLOCKS)
 class NotedSetting(TierSetting):
     """Its memory evicts as a server's does."""
 
-    cache_terms = replace(SMALL, policy=DEFAULT_POLICY)
+    cache_settings = replace(SMALL, policy=DEFAULT_POLICY)
 
     def save_unwritten(self, chain: bytes) -> None:
         """Saves a chain that stays in memory alone."""
@@ -123,7 +123,7 @@ class SharedTier(MemoryTier):
 class SharedSetting(NotedSetting):
     def open_farther(self) -> list[TierTraffic]:
         tier: Any = FaultyTier(SharedTier())
-        return [TierTraffic(tier, TierTerms(name="far"), open_pidfd=lambda: os.pidfd_open(os.getpid()))]
+        return [TierTraffic(tier, TierSettings(name="far"), open_pidfd=lambda: os.pidfd_open(os.getpid()))]
 
 
 def test_what_a_shared_place_was_given_counts_as_there() -> None:

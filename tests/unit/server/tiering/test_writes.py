@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import CacheGeometry, CacheGroup, StoredBlocks
-from kvoffload.server.tiering.terms import PIECE_BLOCKS, WriteRule
+from kvoffload.server.tiering.settings import PIECE_BLOCKS, WriteRule
 from kvoffload.tiers import RecordOutcome
 from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, block_hashes, make_chain
 from tests.kit.server.tier_setting import CHAIN, TierSetting, tier_setting

@@ -1,21 +1,21 @@
-"""The terms on which a rank's linker uses the cache."""
+"""The settings with which a rank's linker uses the cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvoffload.sglang.held_pages import PoolTerms
+from kvoffload.sglang.held_pages import HeldPool
 
 FULL = 0
 """The group whose pages all are needed, of whatever model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageTerms:
+class PageSettings:
     """The sizes and groups of one rank's pages, and how they are checked."""
 
     page_size: int
-    groups: tuple[PoolTerms, ...]
+    groups: tuple[HeldPool, ...]
     """The group of all pages comes first."""
     fingerprint: bytes
     """Fingerprint of the rank's identity; digests are made with it."""

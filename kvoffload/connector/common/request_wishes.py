@@ -1,4 +1,4 @@
-"""The terms that a single request may set for the cache, in vLLM's flat `kv_transfer_params`."""
+"""The wishes that a single request may have for the cache, in vLLM's flat `kv_transfer_params`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MAX_PIN_S = 3600.0
 MAX_TENANT_LENGTH = 64
 MAX_SESSION_LENGTH = 64
 MAX_KEY_LENGTH = 32
-"""Letters of a key above which it is not compared with the names of our terms."""
+"""Letters of a key above which it is not compared with the names of our wishes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestTerms:
+class RequestWishes:
     """One request's wishes; each default is what a request without any gets."""
 
     skip_load: bool = False
@@ -50,7 +50,7 @@ class RequestTerms:
         return prompt_tokens if self.max_save_tokens is None else min(prompt_tokens, self.max_save_tokens)
 
 
-NO_TERMS = RequestTerms()
+NO_WISHES = RequestWishes()
 
 
 class _Term(NamedTuple):
@@ -80,7 +80,7 @@ def _is_tenant(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_TENANT_LENGTH
 
 
-_TERMS = {
+_WISHES = {
     "skip_load": _Term("true or false", _is_flag),
     "skip_save": _Term("true or false", _is_flag),
     "max_load_tokens": _Term("a whole number, 0 or more", _is_token_count),
@@ -98,28 +98,28 @@ _TERMS = {
 @lru_cache(maxsize=256)
 def _find_meant(name: str) -> str:
     """Returns a line about a key that is nearly one of ours, or "". Keys of other connectors are not."""
-    meant = difflib.get_close_matches(name, _TERMS, n=1, cutoff=0.85) if len(name) <= MAX_KEY_LENGTH else []
+    meant = difflib.get_close_matches(name, _WISHES, n=1, cutoff=0.85) if len(name) <= MAX_KEY_LENGTH else []
     return f"{reprlib.repr(name)} is ignored, perhaps {meant[0]} is meant" if meant else ""
 
 
-def read_terms(params: Mapping[str, object], session: str = "") -> tuple[RequestTerms, str]:
-    """Returns the terms, and a line about values that are not allowed: these terms keep their defaults, nothing fails.
+def read_wishes(params: Mapping[str, object], session: str = "") -> tuple[RequestWishes, str]:
+    """Returns the wishes, and a line about values that are not allowed. Those keep their defaults.
 
     `session` is the engine's own name for the request's session, used if a time is set without a name. Unknown keys
     belong to other connectors, and are ignored; the line names one that is nearly a name of ours. None counts as
     absent, because clients write null for it.
     """
-    given = {name: value for name in _TERMS if (value := params.get(name)) is not None}
-    wrong = {name for name, value in given.items() if not _TERMS[name].accepts(value)}
+    given = {name: value for name in _WISHES if (value := params.get(name)) is not None}
+    wrong = {name for name, value in given.items() if not _WISHES[name].accepts(value)}
     taken: dict[str, Any] = {name: value for name, value in given.items() if name not in wrong}
     # Clients' values go into the log: cut short, and without line breaks.
     complaints = [
-        f"{name}={reprlib.repr(given[name])} is ignored, allowed is {_TERMS[name].allowed}"
-        for name in _TERMS
+        f"{name}={reprlib.repr(given[name])} is ignored, allowed is {_WISHES[name].allowed}"
+        for name in _WISHES
         if name in wrong
     ]
-    complaints += filter(None, (_find_meant(name) for name in params if name not in _TERMS))
+    complaints += filter(None, (_find_meant(name) for name in params if name not in _WISHES))
     if taken.get("session_ttl_s") and "session" not in given and is_session(session):
         # The engine has a name for it already.
         taken["session"] = session
-    return RequestTerms(**taken), "; ".join(complaints)
+    return RequestWishes(**taken), "; ".join(complaints)

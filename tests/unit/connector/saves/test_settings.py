@@ -8,9 +8,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
-from kvoffload.connector.identity.agreement import SharingTerms, name_node
+from kvoffload.connector.identity.agreement import BlockDivision, name_node
 from kvoffload.connector.saves.named_blocks import NamedBlocks
-from kvoffload.connector.saves.terms import SaveTerms
+from kvoffload.connector.saves.settings import SaveSettings
 from kvoffload.native import finish_digests
 from kvoffload.types import Fingerprint
 
@@ -20,11 +20,11 @@ SIZES = ((64, 128), (64, 96))
 """Record sizes by node and group: machines may have stages of other layers."""
 
 
-def make_terms(nodes: int) -> SaveTerms:
-    sharing = SharingTerms(
+def make_settings(nodes: int) -> SaveSettings:
+    sharing = BlockDivision(
         hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2 * nodes, nodes=nodes
     )
-    return SaveTerms(fingerprint=NAME, sharing=sharing, node_bytes=SIZES[:nodes])
+    return SaveSettings(fingerprint=NAME, sharing=sharing, node_bytes=SIZES[:nodes])
 
 
 @pytest.mark.parametrize(("nodes", "shards"), [(1, 1), (1, 2), (2, 1), (2, 2)])
@@ -45,10 +45,10 @@ def test_every_shard_is_told_by_the_name_and_the_number_that_its_node_has(nodes:
         for node in range(nodes)
         for shard in range(shards)
     ]
-    told = make_terms(nodes).finish(named, sums, shards)
+    told = make_settings(nodes).finish(named, sums, shards)
     assert told.tobytes() == b"".join(expected)
     assert len(set(told.tolist())) == 2 * nodes * shards
 
 
 def test_bytes_of_a_block_are_those_of_all_nodes() -> None:
-    assert [make_terms(1).count_bytes(1, 2), make_terms(2).count_bytes(1, 2)] == [256, 448]
+    assert [make_settings(1).count_bytes(1, 2), make_settings(2).count_bytes(1, 2)] == [256, 448]

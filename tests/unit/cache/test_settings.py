@@ -1,10 +1,10 @@
-"""Terms by which a cache is made."""
+"""Settings with which a cache is made."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvoffload.cache import CacheTerms, LocalCache
+from kvoffload.cache import CacheSettings, LocalCache
 from kvoffload.units import GIB, MIB
 
 
@@ -13,21 +13,21 @@ from kvoffload.units import GIB, MIB
     [(MIB, 0, 65536), (GIB, 0, 1 << 20), (1 << 50, 0, 1 << 28), (GIB, 77, 77)],
 )
 def test_the_index_is_made_for_what_fits(memory_bytes: int, entry_limit: int, expected: int) -> None:
-    assert CacheTerms(memory_bytes=memory_bytes, entry_limit=entry_limit).limit_entries() == expected
+    assert CacheSettings(memory_bytes=memory_bytes, entry_limit=entry_limit).limit_entries() == expected
 
 
 @pytest.mark.parametrize(
-    ("terms", "line"),
+    ("settings", "line"),
     [
-        (CacheTerms(memory_bytes=0), "needs memory for at least one segment"),
-        (CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=3000), "multiple of 512, it is 3000"),
-        (CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=1536), "multiple of extent_bytes"),
-        (CacheTerms(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=MIB, policy="mru"), "known are .*lru"),
+        (CacheSettings(memory_bytes=0), "needs memory for at least one segment"),
+        (CacheSettings(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=3000), "multiple of 512, it is 3000"),
+        (CacheSettings(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=1536), "multiple of extent_bytes"),
+        (CacheSettings(memory_bytes=MIB, segment_bytes=MIB, extent_bytes=MIB, policy="mru"), "known are .*lru"),
     ],
 )
-def test_terms_that_contradict_themselves_are_one_clear_line(terms: CacheTerms, line: str) -> None:
+def test_settings_that_contradict_themselves_are_one_clear_line(settings: CacheSettings, line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        LocalCache.create(terms)
+        LocalCache.create(settings)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,6 @@ def test_terms_that_contradict_themselves_are_one_clear_line(terms: CacheTerms, 
         ({"verify": "never"}, "^verify is 'never', allowed are 'tiers' and 'always'$"),
     ],
 )
-def test_terms_that_nobody_can_serve_are_one_clear_line(change: dict[str, object], line: str) -> None:
+def test_settings_that_nobody_can_serve_are_one_clear_line(change: dict[str, object], line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        CacheTerms(**{"memory_bytes": MIB, **change})  # type: ignore[arg-type]
+        CacheSettings(**{"memory_bytes": MIB, **change})  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.hash_rows import as_rows
-from kvoffload.server.tiering.terms import PIECE_BLOCKS, TierSpace, as_names, cut_pieces
+from kvoffload.server.tiering.settings import PIECE_BLOCKS, TierSpace, as_names, cut_pieces
 from tests.kit.cache.cache_model import HYBRID, block_hashes, fingerprint, make_chain
 
 SPACE = TierSpace(number=1, fingerprint=fingerprint("model"), geometry=HYBRID)

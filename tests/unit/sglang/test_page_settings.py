@@ -1,12 +1,12 @@
-"""The stand-in for a client has the calls of a client, and the terms say which digests are wanted."""
+"""The stand-in for a client has the calls of a client, and the settings say which digests are wanted."""
 
 from __future__ import annotations
 
 import pytest
 
 from kvoffload.client import Client
-from kvoffload.sglang.held_pages import PoolTerms
-from kvoffload.sglang.page_terms import PageTerms
+from kvoffload.sglang.held_pages import HeldPool
+from kvoffload.sglang.page_settings import PageSettings
 from tests.kit.sglang.linked import SessionCache
 
 OF_TESTS = ("record",)
@@ -21,10 +21,10 @@ def test_a_client_has_all_that_a_linker_asks_for() -> None:
 
 @pytest.mark.parametrize("verify_always", [False, True])
 def test_digests_are_wanted_where_loads_are_verified(verify_always: bool) -> None:
-    terms = PageTerms(
+    settings = PageSettings(
         page_size=4,
-        groups=(PoolTerms(record_bytes=8, page_rows=4),),
+        groups=(HeldPool(record_bytes=8, page_rows=4),),
         fingerprint=b"f" * 32,
         verify_always=verify_always,
     )
-    assert terms.shards == ((0,) if verify_always else ())
+    assert settings.shards == ((0,) if verify_always else ())

@@ -24,7 +24,7 @@ class LinkState(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkTerms:
+class LinkSettings:
     """Times in seconds."""
 
     acquire_deadline_s: float = 0.05
@@ -41,7 +41,7 @@ class LinkTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientTerms:
+class ClientSettings:
     """The settings with which a process becomes a client."""
 
     socket: Path | Callable[[bool], Path]
@@ -52,7 +52,7 @@ class ClientTerms:
     """The description of the engine's blocks, or None for an observer."""
     step_budget_s: float = 0.001
     """The most time that all calls between two `begin_step` may wait together."""
-    link: LinkTerms = field(default_factory=LinkTerms)
+    link: LinkSettings = field(default_factory=LinkSettings)
 
 
 def describe_blocks(
@@ -72,7 +72,7 @@ def describe_blocks(
         hash_algorithm=hash_algorithm,
         hash_seed=hash_seed,
         hash_block_size=geometry.hash_block_size,
-        groups=geometry.group_terms(),
+        groups=geometry.group_settings(),
         rank=rank,
         ranks=ranks,
         tenant=tenant,

@@ -9,7 +9,7 @@ from typing import Literal, Self, get_args
 
 from kvoffload.cache.boundary import GroupRule
 from kvoffload.errors import CacheMemoryError
-from kvoffload.protocol import GroupTerms, Introduce, Register
+from kvoffload.protocol import GroupSettings, Introduce, Register
 from kvoffload.units import GIB, MIB, describe_size, format_size
 
 Verify = Literal["tiers", "always"]
@@ -51,7 +51,7 @@ def refuse_memory(memory_bytes: int, total_bytes: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheTerms:
+class CacheSettings:
     """Describes one pool. Its memory is whole segments; the cache serves as soon as it has a part of the first."""
 
     memory_bytes: int
@@ -74,7 +74,7 @@ class CacheTerms:
     machine."""
 
     def __post_init__(self) -> None:
-        """Checks the terms. ValueError: what the native core cannot be told."""
+        """Checks the settings. ValueError: what the native core cannot be told."""
         for name, bits in _NUMBER_BITS.items():
             value = getattr(self, name)
             if not 0 <= value < 1 << bits:
@@ -98,7 +98,7 @@ class CacheOwner:
     """User ids that may have the memory; None: any user may."""
 
     def as_tuple(self) -> tuple[str, int, list[int] | None]:
-        """Returns the terms as the native core takes them."""
+        """Returns the settings as the native core takes them."""
         return self.domain, self.boot_id, None if self.users is None else sorted(self.users)
 
 
@@ -133,10 +133,10 @@ class CacheGeometry:
         )
         return cls(hash_block_size=message.hash_block_size, groups=groups)
 
-    def group_terms(self) -> tuple[GroupTerms, ...]:
+    def group_settings(self) -> tuple[GroupSettings, ...]:
         """Returns the groups as messages carry them."""
         return tuple(
-            GroupTerms(
+            GroupSettings(
                 record_bytes=group.record_bytes,
                 block_size=group.rule.block_size,
                 reuse=group.rule.reuse,

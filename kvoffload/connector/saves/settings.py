@@ -1,4 +1,4 @@
-"""The terms of one engine's saves, and the digests with which its records are published."""
+"""The settings of one engine's saves, and the digests with which its records are published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.connector.identity.agreement import SharingTerms, name_node
+from kvoffload.connector.identity.agreement import BlockDivision, name_node
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.native import finish_digests
 from kvoffload.types import Fingerprint
@@ -18,11 +18,11 @@ REPORT_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveTerms:
-    """The terms of one engine's saves."""
+class SaveSettings:
+    """The settings of one engine's saves."""
 
     fingerprint: Fingerprint
-    sharing: SharingTerms
+    sharing: BlockDivision
     node_bytes: Sequence[Sequence[int]]
     """Size of one shard of a record in bytes, by node and group."""
     report_wait_s: float = REPORT_WAIT_S

@@ -1,4 +1,4 @@
-"""The terms with which a server is started, and the limits of everything it serves."""
+"""The settings with which a server is started, and the limits of everything it serves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers.fleet_member import MAX_MEMBERS
-from kvoffload.protocol import ServerTerms
+from kvoffload.protocol import HandshakeSettings
 from kvoffload.server.sessions.session import Guest
 
 
@@ -55,12 +55,12 @@ class ServerLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoreTerms:
-    """The terms of one run of a server."""
+class CoreSettings:
+    """The settings of one run of a server."""
 
     boot_id: int
-    handshake: ServerTerms
-    """The terms of the handshake; each session sees them with its own domain."""
+    handshake: HandshakeSettings
+    """The settings of the handshake; each session sees them with its own domain."""
     control: str
     """ZeroMQ endpoint of the control channel, as engines are told."""
     pid: int = 0
@@ -75,7 +75,7 @@ class CoreTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteTerms:
+class TcpSettings:
     """The address for TCP connections, and who may connect there. It needs keys: TCP does not show who connects."""
 
     address: TcpAddress

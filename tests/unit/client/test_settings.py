@@ -7,7 +7,7 @@ from pathlib import Path
 from kvoffload.cache import CacheGeometry
 from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.client.joining import Member
-from kvoffload.client.terms import ClientTerms, LinkTerms
+from kvoffload.client.settings import ClientSettings, LinkSettings
 from kvoffload.config.sources import Settings
 from kvoffload.protocol import Role
 from kvoffload.protocol.limits import MAX_REPORT
@@ -16,9 +16,9 @@ from tests.kit.cache.cache_model import HYBRID, fingerprint
 
 def test_the_defaults_are_those_of_the_settings() -> None:
     settings = Settings()
-    terms = ClientTerms(socket=Path("s"), member=Member(engine="e", role=Role.OBSERVER))
-    assert terms.step_budget_s == settings.step_budget
-    assert LinkTerms().acquire_deadline_s == settings.acquire_deadline
+    client_settings = ClientSettings(socket=Path("s"), member=Member(engine="e", role=Role.OBSERVER))
+    assert client_settings.step_budget_s == settings.step_budget
+    assert LinkSettings().acquire_deadline_s == settings.acquire_deadline
 
 
 def test_a_geometry_arrives_as_it_was() -> None:

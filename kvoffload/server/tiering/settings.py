@@ -1,4 +1,4 @@
-"""The terms of a slower tier: what it is used for, and how much of everything it may take."""
+"""The settings of a slower tier: what it is used for, and how much of everything it may take."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ PIECE_BLOCKS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class TierTerms:
-    """The terms of one tier of one domain."""
+class TierSettings:
+    """The settings of one tier of one domain."""
 
     name: str = "disk"
     """Name of the tier in metrics and log lines."""
@@ -74,14 +74,14 @@ class TierTerms:
 
 
 class TierPlace(Protocol):
-    """Where a tier is, and what may be done there: the terms of one kind of tier."""
+    """Where a tier is, and what may be done there: the settings of one kind of tier."""
 
     def describe(self) -> str:
         """Describes the place in a few words, without secrets."""
         ...
 
     def open_tier(self) -> Tier:
-        """Opens the tier, and starts its threads. TierError: these terms cannot be fulfilled."""
+        """Opens the tier, and starts its threads. TierError: it cannot be opened with these settings."""
         ...
 
 
@@ -90,7 +90,7 @@ class TierPlan:
     """A slower tier of a domain: where it is, and what it is used for."""
 
     place: TierPlace
-    terms: TierTerms
+    settings: TierSettings
 
 
 @dataclass(eq=False)
