@@ -192,7 +192,7 @@ class ScriptedEngine:
             ),
             patch.object(
                 EngineStart,
-                "scheduler_terms",
+                "scheduler_settings",
                 lambda start: replace(
                     scheduler_settings(start), round_steps=round_steps, gathered_tokens=gathered_tokens
                 ),

@@ -334,7 +334,7 @@ def test_one_line_says_what_is_kept_and_where(
 
 
 @pytest.mark.parametrize(
-    ("settings", "heads", "own"),
+    ("client_settings", "heads", "own"),
     [
         ({"tensor_parallel_size": 4}, 0, 2000),  # Two ranks in a row hold the same.
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 0, 2000),

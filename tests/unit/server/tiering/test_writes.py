@@ -19,7 +19,7 @@ SMALLEST = CacheGeometry(hash_block_size=16, groups=(CacheGroup(rule=PLAIN.group
 
 @pytest.fixture
 def many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TierSetting, "cache_terms", replace(SMALL, entry_limit=16 * PIECE_BLOCKS))
+    monkeypatch.setattr(TierSetting, "cache_settings", replace(SMALL, entry_limit=16 * PIECE_BLOCKS))
 
 
 def written(setting: TierSetting, chain: bytes, group: int = 0) -> int:
