@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.ground.models import MODELS, QWEN3_NEXT_80B, Model
 from benchmarks.ground.work import Ask, make_agents
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
-from kvoffload.plan.model_shape import EngineOptions, Keeps, read_shape
+from kvoffload.plan.model_shape import Keeps, ShapeSettings, read_shape
 
 STEP_TOKENS = 8192
 """An engine computes so many of a prompt in a step, if it has nothing else to do."""
@@ -209,7 +209,7 @@ class Geometry:
 
 def find_geometry(model: Model, *, name: str = "", state_dtype: str = "auto") -> Geometry:
     """A page of attention is no smaller than a state: that makes the blocks of hybrids long."""
-    settings = EngineOptions(kv_dtype=model.kv_dtype, state_dtype=state_dtype, ranks=model.ranks)
+    settings = ShapeSettings(kv_dtype=model.kv_dtype, state_dtype=state_dtype, ranks=model.ranks)
     layers = read_shape(model.config, settings).layers
     state = max((layer.state_bytes for layer in layers if layer.keeps is Keeps.STATE), default=0)
     token = next(layer.token_bytes * layer.copies for layer in layers if layer.keeps is Keeps.TOKENS)

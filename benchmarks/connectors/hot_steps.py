@@ -30,7 +30,7 @@ from kvoffload.cache import GroupRule
 from kvoffload.client import Client
 from kvoffload.config.sources import load_settings
 from kvoffload.connector.common.step_plan import GroupFacts, Place, StepPlan, WorkerFacts, WorkerReport
-from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
+from kvoffload.connector.identity.agreement import EngineFacts, SharingSettings
 from kvoffload.connector.scheduler_side import SchedulerSettings, SchedulerSide
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import BenchmarkError
@@ -62,7 +62,7 @@ class HotScheduler:
         self._manager = KVCacheManager(
             _make_cache_config(), max_model_len=1024, scheduler_block_size=BLOCK_TOKENS, hash_block_size=BLOCK_TOKENS
         )
-        sharing = BlockDivision(
+        sharing = SharingSettings(
             hash_block_size=BLOCK_TOKENS,
             hash_algorithm="sha256",
             hash_seed=str(resolve_none_hash_seed(sha256)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.ground.models import Model
 from kvoffload.connector.engine.layer_shapes import describe_spec
 from kvoffload.plan.exact import read_rows
-from kvoffload.plan.model_shape import EngineOptions, Keeps, ModelShape, read_shape
+from kvoffload.plan.model_shape import Keeps, ModelShape, ShapeSettings, read_shape
 from kvoffload.plan.sizing import size_model
 
 ALL_REDUCE_S = 10e-6
@@ -31,7 +31,7 @@ class Share:
 def read_layers(model: Model) -> ModelShape:
     """Returns the layers of a model, of all ranks together: by its config, or by the specs of its own caches."""
     if model.make_layers is None:
-        return read_shape(model.config, EngineOptions(kv_dtype=model.kv_dtype, ranks=model.tensor_ranks))
+        return read_shape(model.config, ShapeSettings(kv_dtype=model.kv_dtype, ranks=model.tensor_ranks))
     alone = dict(model.make_layers(replace(model, ranks=1, stages=1, context_ranks=1)))
     rows = [row for spec in alone.values() if (row := describe_spec(spec)) is not None]
     layers = [

@@ -28,14 +28,14 @@ ROOM = 512 * GIB
 
 @contextmanager
 def open_ours(
-    model: Model, client_settings: EngineSettings, *, pool_bytes: int = ROOM, settings: Mapping[str, Any] | None = None
+    model: Model, engine_settings: EngineSettings, *, pool_bytes: int = ROOM, settings: Mapping[str, Any] | None = None
 ) -> Iterator[VirtualEngine]:
     """Opens an engine with our connector and a server of its own. It saves eagerly by default."""
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory() as name, run_server(Path(name), memory=str(pool_bytes)) as socket:
         given = {"save_policy": "eager", "self_test": False, "server": str(socket), **PATIENT, **(settings or {})}
         config = make_config(
-            model, replace(client_settings, connector="connector:GroundConnector", settings=given), Path(name)
+            model, replace(engine_settings, connector="connector:GroundConnector", settings=given), Path(name)
         )
         engine = VirtualEngine(config)
         clients = list_clients(engine)
@@ -48,22 +48,22 @@ def open_ours(
 
 @contextmanager
 def open_ideal(
-    model: Model, client_settings: EngineSettings, *, pool_bytes: int = ROOM, in_step: bool = False
+    model: Model, engine_settings: EngineSettings, *, pool_bytes: int = ROOM, in_step: bool = False
 ) -> Iterator[VirtualEngine]:
     """`in_step`: steps wait for what their requests load."""
     with tempfile.TemporaryDirectory() as name:
         given = {"pool_bytes": pool_bytes, "in_step": in_step}
         config = make_config(
-            model, replace(client_settings, connector="ideal:IdealConnector", settings=given), Path(name)
+            model, replace(engine_settings, connector="ideal:IdealConnector", settings=given), Path(name)
         )
         yield from _use(VirtualEngine(config))
 
 
 @contextmanager
-def open_bare(model: Model, client_settings: EngineSettings) -> Iterator[VirtualEngine]:
+def open_bare(model: Model, engine_settings: EngineSettings) -> Iterator[VirtualEngine]:
     """Without a connector."""
     with tempfile.TemporaryDirectory() as name:
-        yield from _use(VirtualEngine(make_config(model, client_settings, Path(name))))
+        yield from _use(VirtualEngine(make_config(model, engine_settings, Path(name))))
 
 
 def _use(engine: VirtualEngine) -> Iterator[VirtualEngine]:

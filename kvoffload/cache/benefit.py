@@ -64,7 +64,7 @@ def parse_prefill_cost(text: str) -> PrefillCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFigures:
+class BenefitSettings:
     """The user's figures about the engines, which are taken as given."""
 
     token_bytes: int
@@ -105,7 +105,9 @@ class Benefit:
     """Price of these accelerators per hour."""
 
 
-def reckon_benefit(settings: EngineFigures, span: TraceSpan, *, pool_blocks: int, hits: int, own_hits: int) -> Benefit:
+def reckon_benefit(
+    settings: BenefitSettings, span: TraceSpan, *, pool_blocks: int, hits: int, own_hits: int
+) -> Benefit:
     """`hits`, `own_hits`: blocks that the pool, and engines' own caches alone, would have served.
 
     ConfigError: the trace lasts no time, so that nothing is so much an hour.

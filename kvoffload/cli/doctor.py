@@ -74,8 +74,8 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
         yield fail("settings", fault.message, fault.remedy or "kvoffload config show")
         return
     wanted = Wanted(
-        memory_bytes=sum(deployment.memory_bytes for deployment in memory),
-        segment_bytes=max(deployment.segment_bytes for deployment in memory),
+        memory_bytes=sum(pool.memory_bytes for pool in memory),
+        segment_bytes=max(pool.segment_bytes for pool in memory),
     )
     yield from check_limits(machine, wanted, given)
     yield from check_disks([Path(folder) for folder in split_folders(settings.disk)], settings.disk_size, given)

@@ -15,7 +15,7 @@ from rich.table import Table
 from kvoffload.errors import ConfigError
 from kvoffload.plan.element import DTYPES
 from kvoffload.plan.exact import ask_vllm
-from kvoffload.plan.model_shape import EngineOptions, read_config, read_shape
+from kvoffload.plan.model_shape import ShapeSettings, read_config, read_shape
 from kvoffload.plan.sizing import Conversation, Holding, Place, Sizing, hold, size_model
 from kvoffload.units import format_duration, format_size, parse_size
 
@@ -49,23 +49,23 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say what a model's tokens take in the cache, how many fit, and from where on loading them beats computing."""
-    shape_settings = EngineOptions(kv_dtype=kv_dtype, state_dtype=state_dtype, ranks=ranks)
+    shape_settings = ShapeSettings(kv_dtype=kv_dtype, state_dtype=state_dtype, ranks=ranks)
     shape = (ask_vllm if exact else read_shape)(read_config(model), shape_settings)
     sizing = size_model(shape)
-    settings = Conversation(tokens=conversation, turns=turns)
+    talk = Conversation(tokens=conversation, turns=turns)
     places = [Place(name="memory", size_bytes=_read("memory", memory, parse_size), bytes_per_s=_rate("link", link))]
     disk_bytes = _read("disk", disk, parse_size)
     if disk_bytes:
         # Records from the disk go to memory first, and from there as fast as the link lets them.
         slower = min(_rate("disk-rate", disk_rate), places[0].bytes_per_s)
         places.append(Place(name="disk", size_bytes=disk_bytes, bytes_per_s=slower))
-    holdings = list(hold(sizing, places, settings, prefill=prefill, fixed_s=FIXED_S))
+    holdings = list(hold(sizing, places, talk, prefill=prefill, fixed_s=FIXED_S))
     if as_json:
-        typer.echo(json.dumps(_as_json(shape.model_type, sizing, settings, holdings)))
+        typer.echo(json.dumps(_as_json(shape.model_type, sizing, talk, holdings)))
         return
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(_groups_table(sizing))
-    console.print(_describe(sizing, settings))
+    console.print(_describe(sizing, talk))
     console.print(_places_table(holdings, prefill))
     console.print(f"\nTo begin with:\n{_suggest(places)}", highlight=False, markup=False)
 
@@ -104,13 +104,13 @@ def _groups_table(sizing: Sizing) -> Table:
     return table
 
 
-def _describe(sizing: Sizing, settings: Conversation) -> str:
-    each = sizing.conversation_bytes(settings)
-    ends = sizing.end_bytes(settings.tokens)
+def _describe(sizing: Sizing, talk: Conversation) -> str:
+    each = sizing.conversation_bytes(talk)
+    ends = sizing.end_bytes(talk.tokens)
     beside = f", and {ends:,} bytes at each place where a hit may end" if ends else ""
     return (
-        f"\nA token takes {sizing.token_bytes:,} bytes{beside}. A conversation of {settings.tokens:,} tokens in "
-        f"{settings.turns} turns takes {each / 1e9:.3g} GB.\n"
+        f"\nA token takes {sizing.token_bytes:,} bytes{beside}. A conversation of {talk.tokens:,} tokens in "
+        f"{talk.turns} turns takes {each / 1e9:.3g} GB.\n"
     )
 
 
@@ -138,12 +138,12 @@ def _suggest(places: list[Place]) -> str:
     return "\n".join(lines)
 
 
-def _as_json(model_type: str, sizing: Sizing, settings: Conversation, holdings: list[Holding]) -> dict[str, Any]:
+def _as_json(model_type: str, sizing: Sizing, talk: Conversation, holdings: list[Holding]) -> dict[str, Any]:
     return {
         "model_type": model_type,
         "token_bytes": sizing.token_bytes,
-        "end_bytes": sizing.end_bytes(settings.tokens),
-        "conversation_bytes": sizing.conversation_bytes(settings),
+        "end_bytes": sizing.end_bytes(talk.tokens),
+        "conversation_bytes": sizing.conversation_bytes(talk),
         "groups": [
             {
                 "layers": group.layers,

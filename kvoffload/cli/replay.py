@@ -15,7 +15,7 @@ from rich.table import Table
 
 from kvoffload.cache.benefit import (
     Benefit,
-    EngineFigures,
+    BenefitSettings,
     PrefillCost,
     TraceSpan,
     parse_prefill_cost,
@@ -105,7 +105,9 @@ def replay(
     with progress((len(pools) or len(percents)) * (len(policies) + 1)) as tell:
         tell("reading the trace", 0)
         block_tokens = block_tokens or find_block_tokens(trace)
-        settings = EngineFigures(token_bytes=token_bytes, block_tokens=block_tokens, prefill=prefill, hour_price=price)
+        settings = BenefitSettings(
+            token_bytes=token_bytes, block_tokens=block_tokens, prefill=prefill, hour_price=price
+        )
         packed = pack_trace(span.watch(read_trace(trace, block_tokens=block_tokens)), block_tokens=block_tokens)
         if pools:
             percents = tuple(settings.share_of(pool, packed.total_bytes(False)) for pool in pools)

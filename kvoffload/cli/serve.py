@@ -95,15 +95,15 @@ def serve(
     from kvoffload.private_files import PrivateFiles
     from kvoffload.server.channels.open_files import raise_limit
     from kvoffload.server.loop import CacheServer, ServerPlan
-    from kvoffload.server.private_life import EndingTimes, PrivateSettings
+    from kvoffload.server.private_life import EndingSettings, PrivateSettings
 
     config = read_tables(file)
     fleet, tiers = plan_below(settings, config)
     memory = choose_memory(settings, config, engine_bytes=engine_cache)
-    memory_bytes = sum(core_settings.memory_bytes for core_settings in memory.values())
+    memory_bytes = sum(pool.memory_bytes for pool in memory.values())
     if not settings.sparse_memory:
         check_memory(memory_bytes)
-    ending = EndingTimes(linger_s=settings.linger, first_engine_s=first_engine_within)
+    ending = EndingSettings(linger_s=settings.linger, first_engine_s=first_engine_within)
     files = PrivateFiles(Path(settings.server))
     recorder = None if record is None else PromptRecorder(record)
     plan = ServerPlan(
@@ -242,7 +242,7 @@ def check_memory(memory_bytes: int) -> None:
 
 
 def make_settings(settings: Settings, memory_bytes: int) -> CacheSettings:
-    """Makes the settings of the pool from these settings."""
+    """Makes the settings of a pool from what the user has set."""
     segment_bytes = min(settings.segment_size, memory_bytes)
     return CacheSettings(
         memory_bytes=memory_bytes,

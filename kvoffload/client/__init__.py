@@ -1,7 +1,7 @@
 """A process's way to a cache server: join, look up in mapped memory, ask within a budget. Knows no engine."""
 
 from kvoffload.client.async_client import AsyncClient
-from kvoffload.client.block_calls import HintRequest, PendingAcquire, TierWait
+from kvoffload.client.block_calls import HintSettings, PendingAcquire, TierWait
 from kvoffload.client.client import Client
 from kvoffload.client.inventory import Heard, InventoryBegun, InventoryEnded
 from kvoffload.client.joining import Member
@@ -13,7 +13,7 @@ __all__ = [
     "Client",
     "ClientSettings",
     "Heard",
-    "HintRequest",
+    "HintSettings",
     "InventoryBegun",
     "InventoryEnded",
     "LinkSettings",

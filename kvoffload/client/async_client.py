@@ -12,7 +12,7 @@ from typing import Self
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, CacheStats, ReservedSlots
-from kvoffload.client.block_calls import HintRequest, PendingAcquire, TierWait
+from kvoffload.client.block_calls import HintSettings, PendingAcquire, TierWait
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
@@ -86,7 +86,7 @@ class AsyncClient(Connection):
     async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         return await self._finish(self._start_entries(group, hashes, shards))
 
-    async def hint(self, hint: HintRequest) -> Hinted:
+    async def hint(self, hint: HintSettings) -> Hinted:
         """Does what a hint says, as far as it can be done. ServerError: the server takes none, or refuses this one."""
         pending = self.start_hint(hint)
         await self._until(lambda: pending.is_over)

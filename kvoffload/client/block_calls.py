@@ -76,7 +76,7 @@ class TierWait:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HintRequest:
+class HintSettings:
     """A hint: what the server should do with a prefix, before its request comes or after it."""
 
     action: HintAction
@@ -254,7 +254,7 @@ class BlockCalls(MappedBlocks):
             message = Prefetch(name_space=name_space, chain=chain, local=ask.local, limit=ask.limit)
             self._link.tell(message, now_ns)
 
-    def start_hint(self, hint: HintRequest, now_ns: int) -> Pending:
+    def start_hint(self, hint: HintSettings, now_ns: int) -> Pending:
         """Over at once, without an answer, where the server takes none."""
         mapped = self._memories.mapped
         message = Hint(

@@ -14,7 +14,7 @@ from random import Random
 from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, Publication, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls, HintRequest, PendingAcquire, PendingSlots, TierWait
+from kvoffload.client.block_calls import BlockCalls, HintSettings, PendingAcquire, PendingSlots, TierWait
 from kvoffload.client.inventory import Heard
 from kvoffload.client.lanes import Pending
 from kvoffload.client.link import SECOND_NS, Link
@@ -161,7 +161,7 @@ class Connection(MappedBlocks):
         with self.lock:
             self.blocks.prefetch(ask, time.monotonic_ns())
 
-    def start_hint(self, hint: HintRequest, *, on_answer: Callable[[Hinted | None], None] | None = None) -> Pending:
+    def start_hint(self, hint: HintSettings, *, on_answer: Callable[[Hinted | None], None] | None = None) -> Pending:
         """Sends a hint without waiting: `is_over` and `answer` of the result say what came of it.
 
         `on_answer` is called once, on any thread of this process. It gets None if the server takes no hints, refuses

@@ -19,7 +19,7 @@ from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.engine.traces import open_traces
 from kvoffload.connector.engine.vllm_compat import GroupKind
 from kvoffload.connector.hints.request_hints import RequestHints
-from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts, Rank, agree, make_register, name_node
+from kvoffload.connector.identity.agreement import EngineFacts, Rank, SharingSettings, agree, make_register, name_node
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import PromptNotes
 from kvoffload.connector.loads.restores import Restores, RestoreSettings
@@ -59,7 +59,7 @@ OpenCache = Callable[[Register, EngineFacts, Callable[[Heard, int], None] | None
 class SchedulerSettings:
     """The scheduler side's settings, from the user's and from the engine's configuration."""
 
-    sharing: BlockDivision
+    sharing: SharingSettings
     hit_alignment: int
     verify_always: bool = False
     load_always: bool = False
@@ -250,7 +250,7 @@ def _join_nodes(
     own: CacheClient,
     facts: Mapping[Rank, WorkerFacts],
     groups: Sequence[GroupFacts],
-    sharing: BlockDivision,
+    sharing: SharingSettings,
     clock: Callable[[], float],
 ) -> AllNodes:
     """Joins this node's client, and what the lowest ranks of the other nodes have reported, to one cache."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.cache import Ask
 from kvoffload.connector.common.block_chain import NO_MASK, BlockChain
-from kvoffload.connector.common.request_wishes import NO_WISHES, read_wishes
+from kvoffload.connector.common.request_settings import NO_SETTINGS, read_settings
 from kvoffload.connector.common.step_plan import (
     NOTHING_TO_DO,
     ONLY_A_FORWARD,
@@ -202,9 +202,9 @@ class SchedulerSide:
         parts = self.parts
         if parts is None:
             return
-        settings, complaint = NO_WISHES, ""
+        settings, complaint = NO_SETTINGS, ""
         if request.kv_transfer_params:
-            settings, complaint = read_wishes(request.kv_transfer_params, vllm_compat.find_session(request))
+            settings, complaint = read_settings(request.kv_transfer_params, vllm_compat.find_session(request))
         if complaint and self._notes < MAX_NOTES:
             self._notes += 1
             logger.warning("request %s: %s", request.request_id, complaint)
@@ -226,7 +226,7 @@ class SchedulerSide:
         parts.restores.expect(tracked)
         # Last: if reading hints that come from outside fails, the request is known already.
         envelope = vllm_compat.find_hints(request)
-        if envelope is not None or settings is not NO_WISHES:
+        if envelope is not None or settings is not NO_SETTINGS:
             tracked.wishes = parts.hints.read(envelope, settings)
             tracked.is_kept = is_kept(tracked.wishes)
             parts.hints.arrive(tracked)

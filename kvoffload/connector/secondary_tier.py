@@ -31,7 +31,7 @@ from kvoffload.config.sources import load_settings
 from kvoffload.connector.common.step_plan import GroupFacts
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine_log import join_engine_log
-from kvoffload.connector.identity.agreement import BlockDivision, make_register
+from kvoffload.connector.identity.agreement import SharingSettings, make_register
 from kvoffload.connector.secondary.identity import describe_tier, find_prefix_groups, names_are_private
 from kvoffload.connector.secondary.lookups import TierLookups
 from kvoffload.connector.secondary.transfers import ROWS, TierTransfers, TransferSettings, map_rows
@@ -183,7 +183,7 @@ class KVOffloadTier(SecondaryTierManager):
     # ---- inside ----
 
     def _open(self, settings: Settings, config: VllmConfig, cache: KVCacheConfig, identity: Identity) -> Client:
-        rows, client_settings = self._offloading_spec.config, self._settings
+        rows, transfer_settings = self._offloading_spec.config, self._settings
         access = CacheAccess(
             settings=settings,
             # A name of its own, because MultiConnector may run our connector in the same engine.
@@ -192,24 +192,26 @@ class KVOffloadTier(SecondaryTierManager):
             engine_bytes=rows.worker_kv_bytes_per_block * rows.parallel.world_size * cache.num_blocks,
         )
         register = make_register(
-            client_settings.fingerprint,
+            transfer_settings.fingerprint,
             (
                 GroupFacts(
                     index=0,
                     name="chunks",
-                    rule=GroupRule(block_size=client_settings.block_tokens, reuse=ReuseRule.PREFIX),
-                    record_bytes=client_settings.record_bytes,
+                    rule=GroupRule(block_size=transfer_settings.block_tokens, reuse=ReuseRule.PREFIX),
+                    record_bytes=transfer_settings.record_bytes,
                 ),
             ),
-            BlockDivision(
-                hash_block_size=client_settings.block_tokens,
+            SharingSettings(
+                hash_block_size=transfer_settings.block_tokens,
                 hash_algorithm=identity.hash_algorithm,
                 hash_seed=identity.hash_seed,
                 tensor_ranks=1,
             ),
             description=identity.describe(),
         )
-        chunks = ceil(config.scheduler_config.max_num_batched_tokens / client_settings.block_tokens) * len(rows.groups)
+        chunks = ceil(config.scheduler_config.max_num_batched_tokens / transfer_settings.block_tokens) * len(
+            rows.groups
+        )
         client = access.open(register, role=Role.SCHEDULER, stock_slots=(2 * chunks + SPARE_SLOTS,))
         self._tell(client, settings)
         return client

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvoffload.config.tier_kinds import TIER_KINDS
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.kept_groups import describe_unkept
-from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
+from kvoffload.connector.identity.agreement import EngineFacts, SharingSettings
 from kvoffload.connector.identity.model import loads_what_lies_there
 from kvoffload.connector.saves.look_out import MAX_LOOKS
 from kvoffload.connector.saves.worth import GATHERED_TOKENS
@@ -238,9 +238,9 @@ class EngineStart:
         engine = rank_bytes * sharing.node_ranks // gcd(replicas, sharing.stage_ranks)
         return engine * max(self._config.parallel_config.data_parallel_size_local, 1)
 
-    def _sharing_settings(self) -> BlockDivision:
+    def _sharing_settings(self) -> SharingSettings:
         parallel = self._config.parallel_config
-        return BlockDivision(
+        return SharingSettings(
             hash_block_size=vllm_compat.hash_block_size(self._config, self._cache),
             hash_algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
             hash_seed=vllm_compat.hash_seed(self._config),
@@ -251,7 +251,7 @@ class EngineStart:
         )
 
 
-def _describe_group(group: GroupFacts, sharing: BlockDivision, size_bytes: int) -> str:
+def _describe_group(group: GroupFacts, sharing: SharingSettings, size_bytes: int) -> str:
     """Describes a group's blocks as the server keeps them, with the ranks' shares of them."""
     stage = f" of stage {group.stage}" if sharing.pipeline_ranks > 1 else ""
     shards, replicas = sharing.shards_of(group), sharing.replicas_of(group)

@@ -39,7 +39,7 @@ from kvoffload.connector.engine.pipeline import (
     name_pipeline,
 )
 from kvoffload.connector.identity.agreement import (
-    BlockDivision,
+    SharingSettings,
     add_report,
     describe_parts,
     describe_weights,
@@ -82,7 +82,7 @@ class WorkerSettings:
     """The settings of one rank, from the user's and from the engine's configuration."""
 
     rank: int
-    sharing: BlockDivision
+    sharing: SharingSettings
     has_self_test: bool = True
     copy_threads: int = 0
     has_late_frees: bool = False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.errors import ConfigError
-from kvoffload.plan.model_shape import EngineOptions, Keeps, LayerShape, ModelShape
+from kvoffload.plan.model_shape import Keeps, LayerShape, ModelShape, ShapeSettings
 
 ASK_S = 300.0
 _ASKED = "kvoffload.connector.engine.layer_shapes"
@@ -24,7 +24,7 @@ _TOKENS = {"<|imgpad|>": 0}
 """Numbers of tokens that a model's class asks for, and that decide nothing about the cache: those of dots3."""
 
 
-def ask_vllm(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
+def ask_vllm(config: Mapping[str, Any], settings: ShapeSettings) -> ModelShape:
     """Asks vLLM what a model's layers keep. ConfigError: vLLM is not installed here or does not take this config, and
     what it says."""
     if find_spec("vllm") is None:

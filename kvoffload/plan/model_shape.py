@@ -100,7 +100,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class ShapeSettings:
     """The options that an engine is started with."""
 
     kv_dtype: str = "auto"
@@ -129,7 +129,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def read_shape(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
+def read_shape(config: Mapping[str, Any], settings: ShapeSettings) -> ModelShape:
     """Reads a model's shape from its config. ConfigError: neither it nor its class in transformers say what its layers
     keep, or that is not known here.
 
@@ -143,7 +143,7 @@ def read_shape(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape
         raise ConfigError(str(wrong), remedy="choose another number of ranks") from None
 
 
-def _read_completed(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
+def _read_completed(config: Mapping[str, Any], settings: ShapeSettings) -> ModelShape:
     """Reads the config as it is, and where that does not suffice, completed by its class in transformers."""
     try:
         return _read_as_it_is(config, settings)
@@ -154,7 +154,7 @@ def _read_completed(config: Mapping[str, Any], settings: EngineOptions) -> Model
         return _read_as_it_is(completed, settings)
 
 
-def _read_as_it_is(config: Mapping[str, Any], settings: EngineOptions) -> ModelShape:
+def _read_as_it_is(config: Mapping[str, Any], settings: ShapeSettings) -> ModelShape:
     inner = config.get("text_config", config)
     text = _Fields(inner if isinstance(inner, dict) else config)
     if config.get("is_encoder_decoder"):
@@ -275,7 +275,7 @@ def _list_attention(text: _Fields, count: int) -> list[str]:
 class _Makers:
     """Makes the shape of a layer of each kind."""
 
-    def __init__(self, text: _Fields, settings: EngineOptions, element: Element, dtype: str) -> None:
+    def __init__(self, text: _Fields, settings: ShapeSettings, element: Element, dtype: str) -> None:
         self._text = text
         self._ranks = settings.ranks
         self._element = element

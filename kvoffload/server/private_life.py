@@ -17,7 +17,7 @@ _NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndingTimes:
+class EndingSettings:
     """How long a private server waits while no engine uses it."""
 
     linger_s: float
@@ -33,7 +33,7 @@ class Ending:
     Belongs to the thread of the event loop.
     """
 
-    def __init__(self, settings: EndingTimes, now_ns: int) -> None:
+    def __init__(self, settings: EndingSettings, now_ns: int) -> None:
         self._settings = settings
         self._until_ns: int | None = now_ns + int(settings.first_engine_s * _NS_PER_S)
         """Time at which the server should end, or None while engines use it."""
@@ -53,7 +53,7 @@ class PrivateSettings:
     """The settings of a private server: its files, and when it ends."""
 
     files: PrivateFiles
-    ending: EndingTimes
+    ending: EndingSettings
 
 
 class PrivateLife:

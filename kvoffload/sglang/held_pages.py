@@ -13,7 +13,7 @@ from kvoffload.cache import LeasedGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldPool:
+class PoolSettings:
     """Describes the pages of one pool. `trailing_pages`: how many of them a length needs, its last ones; 0: all of
     them."""
 
@@ -51,7 +51,7 @@ class HeldPages:
             self.digests[positions] = group.digests[0]
 
 
-def list_lengths(settings: Sequence[HeldPool], is_there: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
+def list_lengths(settings: Sequence[PoolSettings], is_there: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
     """Every number of pages, from the first on, at which each group has what it needs."""
     pages = min(len(one) for one in is_there)
     if len(settings) == 1 and not settings[0].trailing_pages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvoffload.sglang.held_pages import HeldPool
+from kvoffload.sglang.held_pages import PoolSettings
 
 FULL = 0
 """The group whose pages all are needed, of whatever model."""
@@ -15,7 +15,7 @@ class PageSettings:
     """The sizes and groups of one rank's pages, and how they are checked."""
 
     page_size: int
-    groups: tuple[HeldPool, ...]
+    groups: tuple[PoolSettings, ...]
     """The group of all pages comes first."""
     fingerprint: bytes
     """Fingerprint of the rank's identity; digests are made with it."""

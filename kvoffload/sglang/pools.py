@@ -28,7 +28,7 @@ from kvoffload.kvspec import (
     recurrent_layer,
     tensor_dims,
 )
-from kvoffload.sglang.held_pages import HeldPool
+from kvoffload.sglang.held_pages import PoolSettings
 
 if TYPE_CHECKING:
     import torch
@@ -95,9 +95,9 @@ class PoolPages:
         return tuple(group.name for group in self.geometry.groups)
 
     @property
-    def pool_settings(self) -> tuple[HeldPool, ...]:
+    def pool_settings(self) -> tuple[PoolSettings, ...]:
         return tuple(
-            HeldPool(
+            PoolSettings(
                 record_bytes=group.record_bytes,
                 page_rows=1 if group.has_recurrent else group.block_size,
                 trailing_pages=_count_trailing(group),

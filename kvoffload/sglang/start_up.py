@@ -146,15 +146,15 @@ def _link(
     except BaseException:
         copies.close()
         raise
-    client_settings = PageSettings(
+    page_settings = PageSettings(
         page_size=pages.geometry.hash_block_size,
         groups=pages.pool_settings,
         fingerprint=fingerprint,
         ranks=ranks,
         verify_always=settings.verify == "always",
     )
-    _tell(client, client_settings, rank)
-    return PageLinker(client_settings, client, copies, mask=weights.take())
+    _tell(client, page_settings, rank)
+    return PageLinker(page_settings, client, copies, mask=weights.take())
 
 
 def refuse_multimodal(arguments: Any) -> None:
@@ -319,7 +319,7 @@ def plan_stocks(geometry: KVGeometry, step_tokens: int | None) -> tuple[int, ...
     return tuple(STOCK_STEPS * (STEP_STATES if group.has_recurrent else pages) for group in geometry.groups)
 
 
-def _tell(client: Client, client_settings: PageSettings, rank: int) -> None:
+def _tell(client: Client, page_settings: PageSettings, rank: int) -> None:
     """One line that says what is kept, and where."""
     try:
         where = describe_size(client.stats().capacity_bytes)
@@ -329,6 +329,6 @@ def _tell(client: Client, client_settings: PageSettings, rank: int) -> None:
         "kvoffload keeps pages of rank %d in %s: %s a page of %d tokens",
         rank,
         where,
-        " + ".join(describe_size(group.record_bytes) for group in client_settings.groups),
-        client_settings.page_size,
+        " + ".join(describe_size(group.record_bytes) for group in page_settings.groups),
+        page_settings.page_size,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
-from kvoffload.client import HintRequest
+from kvoffload.client import HintSettings
 from kvoffload.protocol import HintAction
 from kvoffload.protocol.hints import ListRetained, Retained
 from tests.examples.serve import EXAMPLES
@@ -99,7 +99,7 @@ def test_the_report_is_the_servers(tmp_path: Path, token: Path) -> None:
             assert (report["session"], report["turns"]) == (session.name, 2)
             assert 0 < report["hit_tokens"] < report["asked_tokens"]
             answers: list[object] = []
-            hint = HintRequest(action=HintAction.RETAIN, chain=make_chain(0, 4), session=session.name, ttl_s=60)
+            hint = HintSettings(action=HintAction.RETAIN, chain=make_chain(0, 4), session=session.name, ttl_s=60)
             load.client.start_hint(hint, on_answer=answers.append)
             await_that(lambda: bool(answers))
             assert retained(load) == [session.name]

@@ -14,7 +14,7 @@ from typing import Any
 from kvoffload.cache.trace import find_block_tokens, read_trace
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_pair
-from kvoffload.plan.model_shape import EngineOptions, read_config, read_shape
+from kvoffload.plan.model_shape import ShapeSettings, read_config, read_shape
 from kvoffload.transfer.calibration import Calibration, CalibrationKey, read_calibration, write_calibration
 from kvoffload.transfer.copy_engine import CopyDirection
 from kvoffload.transfer.copy_ways import CopyWay, WayTiming
@@ -48,7 +48,7 @@ def _read_changed(data: bytes) -> None:
     """A config that a model was published with, and what of it is different."""
     changes = json.loads(data[1:])
     if isinstance(changes, dict):
-        read_shape(_CONFIGS[data[0] % len(_CONFIGS)] | changes, EngineOptions())
+        read_shape(_CONFIGS[data[0] % len(_CONFIGS)] | changes, ShapeSettings())
 
 
 class _Answers(JsonClient):
@@ -73,7 +73,7 @@ def run(data: bytes) -> None:
     _FILE.chmod(0o600)
     readers: list[Callable[[], object]] = [
         lambda: (find_block_tokens(_FILE), list(read_trace(_FILE))),
-        lambda: read_shape(read_config(_FILE), EngineOptions()),
+        lambda: read_shape(read_config(_FILE), ShapeSettings()),
         lambda: read_calibration(_FILE, _KEY),
         lambda: read_pair(_FILE),
         lambda: _read_changed(data[1:] or b"\0"),

@@ -16,7 +16,7 @@ from benchmarks.ground.flagships import FLAGSHIPS
 from benchmarks.ground.models import Model
 from kvoffload.errors import ConfigError
 from kvoffload.plan.exact import ask_vllm
-from kvoffload.plan.model_shape import EngineOptions, Keeps, LayerShape, read_shape
+from kvoffload.plan.model_shape import Keeps, LayerShape, ShapeSettings, read_shape
 from tests.kit.plan.asked import Group, ask_all, ask_registry, describe_group
 from tests.kit.plan.gallery import GALLERY
 from tests.kit.plan.page import PAGE, render_page
@@ -62,9 +62,9 @@ def test_what_the_config_alone_says_is_what_vllm_says_or_it_points_to_vllm(name:
     config = GALLERY[name].asked
     if name in BY_VLLM_ALONE:
         with pytest.raises(ConfigError, match=r"run it with --exact where vLLM is installed$"):
-            read_shape(config, EngineOptions())
+            read_shape(config, ShapeSettings())
     else:
-        assert count(read_shape(config, EngineOptions()).layers) == count(ask_all()[name].layers)
+        assert count(read_shape(config, ShapeSettings()).layers) == count(ask_all()[name].layers)
 
 
 @pytest.mark.parametrize("model", FLAGSHIPS, ids=lambda model: model.name)
@@ -81,7 +81,7 @@ def test_the_proving_ground_makes_the_groups_that_vllms_classes_make(
 
 def test_a_process_for_one_model_gives_the_answer_of_the_one_for_all() -> None:
     name = "DeepSeek-V4"
-    assert count(ask_vllm(GALLERY[name].asked, EngineOptions()).layers) == count(ask_all()[name].layers)
+    assert count(ask_vllm(GALLERY[name].asked, ShapeSettings()).layers) == count(ask_all()[name].layers)
 
 
 def test_the_page_has_these_answers() -> None:

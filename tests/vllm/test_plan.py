@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.kvspec import ReuseRule
 from kvoffload.plan.exact import ask_vllm
-from kvoffload.plan.model_shape import EngineOptions, Keeps, ModelShape, read_config, read_shape
+from kvoffload.plan.model_shape import Keeps, ModelShape, ShapeSettings, read_config, read_shape
 from kvoffload.plan.sizing import size_model
 from tests.kit.plan.configs import ENGINES_ALONE, PUBLISHED
 from tests.vllm import connector_probe as probe
@@ -35,7 +35,7 @@ def test_figures_are_those_of_the_engine(engines: EnginePool, case: Case) -> Non
         size = facts.record_bytes if keeps is Keeps.STATE else facts.record_bytes / facts.rule.block_size
         kept[keeps] = kept.get(keeps, 0) + size
     kv_dtype = str(case.arguments.get("kv_cache_dtype", "auto"))
-    settings = EngineOptions(kv_dtype=kv_dtype, state_dtype=str(model.engine_args.get("mamba_ssm_cache_dtype", "auto")))
+    settings = ShapeSettings(kv_dtype=kv_dtype, state_dtype=str(model.engine_args.get("mamba_ssm_cache_dtype", "auto")))
     planned: dict[Keeps, float] = {}
     for group in size_model(read_shape(read_config(engines.model_folder(model)), settings)).groups:
         planned[group.keeps] = planned.get(group.keeps, 0) + group.token_bytes + group.state_bytes
@@ -59,7 +59,7 @@ def ask_exactly(config: dict[str, Any]) -> ModelShape:
     text = {"torch_dtype": config["torch_dtype"], **config.get("text_config", config)}
     kind = text["model_type"]
     architecture = ARCHITECTURES.get(kind) or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
-    return ask_vllm({**text, "architectures": [architecture]}, EngineOptions(state_dtype="float32"))
+    return ask_vllm({**text, "architectures": [architecture]}, ShapeSettings(state_dtype="float32"))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def ask_exactly(config: dict[str, Any]) -> ModelShape:
 )
 def test_what_a_published_config_says_is_what_the_engine_says(name: str) -> None:
     config = PUBLISHED[name].config
-    planned = read_shape(config, EngineOptions(state_dtype="float32")).layers
+    planned = read_shape(config, ShapeSettings(state_dtype="float32")).layers
 
     def count(layers: Any) -> Counter[tuple[Keeps, int, int, int]]:
         return Counter((one.keeps, one.token_bytes, one.tokens, one.state_bytes) for one in layers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kvoffload.connector.common.request_wishes import MAX_SESSION_LENGTH, is_session
+from kvoffload.connector.common.request_settings import MAX_SESSION_LENGTH, is_session
 from kvoffload.protocol import HintAction
 from kvoffload.protocol.hints import ACTION_TYPES, ENVELOPE_VERSION, MAX_PRIORITY, MAX_TTL_MS
 

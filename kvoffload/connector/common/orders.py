@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvoffload.cache import AcquiredBlocks, Ask, Publication, ReservedSlots
-from kvoffload.client import HintRequest, TierWait
+from kvoffload.client import HintSettings, TierWait
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class NodeOrders:
     slots: Mapping[int, int] = field(default_factory=dict)
     """Number of slots wanted, by group."""
     questions: tuple[NodeQuestion, ...] = ()
-    hints: tuple[HintRequest, ...] = ()
+    hints: tuple[HintSettings, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.connector.common.block_chain import BlockChain
 from kvoffload.connector.common.envelope import Wish
-from kvoffload.connector.common.request_wishes import RequestWishes
+from kvoffload.connector.common.request_settings import RequestSettings
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -53,7 +53,7 @@ class TrackedRequest:
 
     request: Request
     chain: BlockChain
-    settings: RequestWishes
+    settings: RequestSettings
     progress: SaveProgress
     wishes: tuple[Wish, ...] = ()
     """The actions on its prefix that its hints ask for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvoffload.client import HintRequest
+from kvoffload.client import HintSettings
 from kvoffload.protocol import HintAction
 from kvoffload.types import HASH_BYTES
 
@@ -32,7 +32,7 @@ class KeptNames:
         """Returns the number of prefixes that the server has yet to be told to release."""
         return len(self._lost)
 
-    def note(self, settings: HintRequest) -> None:
+    def note(self, settings: HintSettings) -> None:
         """Notes a prefix that the server is told to keep."""
         names = bytes(memoryview(settings.chain)[-LAST_NAMES * HASH_BYTES :])
         if not names:
@@ -56,10 +56,10 @@ class KeptNames:
             self._lost.extend((tenant, names) for (tenant, _), names in self._doubtful.items())
         self._doubtful = {}
 
-    def take(self) -> HintRequest:
+    def take(self) -> HintSettings:
         """Takes the next hint for the server, to release prefixes. There must be some."""
         tenant, names = self._lost.popleft()
         found = [names]
         while self._lost and self._lost[0][0] == tenant and len(found) < AT_ONCE:
             found.append(self._lost.popleft()[1])
-        return HintRequest(action=HintAction.RELEASE, chain=b"".join(found), tenant=tenant)
+        return HintSettings(action=HintAction.RELEASE, chain=b"".join(found), tenant=tenant)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from kvoffload.client import HintRequest
+from kvoffload.client import HintSettings
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.envelope import Wish, read_envelope
 from kvoffload.connector.common.group_table import GroupTable
-from kvoffload.connector.common.request_wishes import RequestWishes
+from kvoffload.connector.common.request_settings import RequestSettings
 from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.hints.kept_names import KeptNames
@@ -48,7 +48,7 @@ _KEEPING = frozenset({HintAction.RETAIN, HintAction.HAND_OVER})
 class _Ended:
     """A prefix that the server is told to retain once it has been saved."""
 
-    settings: HintRequest
+    settings: HintSettings
     steps: int = 0
     last_job: int = 0
 
@@ -99,7 +99,7 @@ class RequestHints:
         """Number of prefixes that the server has yet to be told to keep or to release."""
         return len(self._waiting) + len(self._names)
 
-    def read(self, envelope: object, settings: RequestWishes) -> tuple[Wish, ...]:
+    def read(self, envelope: object, settings: RequestSettings) -> tuple[Wish, ...]:
         """Returns a request's wishes, from its envelope and from the keys with the same meaning."""
         found = read_envelope(envelope)
         for name, why in found.ignored:
@@ -201,11 +201,11 @@ class RequestHints:
                 tokens = min(computed, tracked.chain.tokens, tracked.progress.limit)
                 self._retain(self._describe(tracked, turn.wish, tokens))
 
-    def _describe(self, tracked: TrackedRequest, wish: Wish, tokens: int) -> HintRequest:
+    def _describe(self, tracked: TrackedRequest, wish: Wish, tokens: int) -> HintSettings:
         limit = self._groups.align(tokens if wish.tokens is None else min(tokens, wish.tokens))
         if wish.action in _BY_NAME and wish.session:
             limit = 0
-        return HintRequest(
+        return HintSettings(
             action=wish.action,
             chain=tracked.chain.data[: limit // self._groups.hash_block_size * HASH_BYTES],
             limit=limit,
@@ -215,7 +215,7 @@ class RequestHints:
             tenant=tracked.settings.tenant,
         )
 
-    def _retain(self, settings: HintRequest) -> None:
+    def _retain(self, settings: HintSettings) -> None:
         if not settings.limit:
             self._count("retain", "skipped")
             return
@@ -227,10 +227,10 @@ class RequestHints:
             return
         self._waiting.append(_Ended(settings))
 
-    def _drop_waiting(self, settings: HintRequest) -> None:
+    def _drop_waiting(self, settings: HintSettings) -> None:
         self._waiting = [one for one in self._waiting if not one.is_of(settings.tenant, settings.session)]
 
-    def _send(self, settings: HintRequest, *, is_meant: bool = True) -> None:
+    def _send(self, settings: HintSettings, *, is_meant: bool = True) -> None:
         name = _NAMES[settings.action]
         if not is_meant or not (settings.chain or settings.session):
             self._count(name, "skipped")

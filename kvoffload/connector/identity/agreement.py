@@ -28,7 +28,7 @@ _DIVISION_TAG = b"kvoffload division of blocks 1\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockDivision:
+class SharingSettings:
     """How the ranks of an engine divide a block, and how its names are made."""
 
     hash_block_size: int
@@ -111,7 +111,7 @@ class EngineFacts:
     cache_bytes: int
 
 
-def agree(facts: Mapping[Rank, WorkerFacts], settings: BlockDivision) -> EngineFacts:
+def agree(facts: Mapping[Rank, WorkerFacts], settings: SharingSettings) -> EngineFacts:
     """Joins the ranks' registrations. Raises if they differ, and tells in what."""
     if len(facts) != settings.ranks:
         raise UnsupportedError(
@@ -149,7 +149,7 @@ def agree(facts: Mapping[Rank, WorkerFacts], settings: BlockDivision) -> EngineF
     )
 
 
-def _join_nodes(stages: Sequence[WorkerFacts], settings: BlockDivision) -> list[tuple[GroupFacts, ...]]:
+def _join_nodes(stages: Sequence[WorkerFacts], settings: SharingSettings) -> list[tuple[GroupFacts, ...]]:
     """Returns each node's groups. Raises if nodes have different ones."""
     per_node = settings.node_ranks // settings.stage_ranks
     joined = []
@@ -176,7 +176,7 @@ def name_division(name: Fingerprint, replicas: Sequence[int]) -> Fingerprint:
     return Fingerprint(sha256(_DIVISION_TAG + name + b"".join(one.to_bytes(4, "little") for one in replicas)).digest())
 
 
-def _refuse_apart(ranks: Sequence[WorkerFacts], settings: BlockDivision) -> None:
+def _refuse_apart(ranks: Sequence[WorkerFacts], settings: SharingSettings) -> None:
     """Raises if ranks that should be on one machine have joined no memory in common."""
     for node in range(settings.nodes):
         mine = ranks[node * settings.node_ranks : (node + 1) * settings.node_ranks]
@@ -219,7 +219,7 @@ def _find_fixed(facts: Mapping[Rank, WorkerFacts], rank: Rank) -> tuple[object, 
 def make_register(
     fingerprint: bytes,
     groups: tuple[GroupFacts, ...],
-    settings: BlockDivision,
+    settings: SharingSettings,
     *,
     description: Mapping[str, object] = MappingProxyType({}),
     rank: int = 0,

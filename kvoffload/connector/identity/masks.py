@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvoffload.connector.common.block_chain import NO_MASK, combine_masks
-from kvoffload.connector.common.request_wishes import RequestWishes
+from kvoffload.connector.common.request_settings import RequestSettings
 from kvoffload.connector.identity.adapters import AdapterContents, mask_of
 from kvoffload.keys.prompt_hashes import mask_of_tenant
 from kvoffload.types import HASH_BYTES
@@ -34,7 +34,7 @@ class RequestMasks:
         """Takes the last `renew` back, because the weights have not changed."""
         self.generation = self._former
 
-    def find(self, request: Request, settings: RequestWishes) -> bytes | None:
+    def find(self, request: Request, settings: RequestSettings) -> bytes | None:
         """Returns the mask over a request's names. None: its adapter's content is not known, yet or at all, and none of
         its blocks may be saved or loaded. Callers ask again at every use of an answer."""
         mask = self.generation

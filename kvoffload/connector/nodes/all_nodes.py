@@ -22,7 +22,7 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import HintRequest, PendingAcquire, PromptNote, TierWait
+from kvoffload.client import HintSettings, PendingAcquire, PromptNote, TierWait
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.orders import NodeOrders, NodeQuestion, NodeReport
 from kvoffload.connector.common.step_plan import LoadJob, Place, SaveJob, StepPlan
@@ -306,7 +306,7 @@ class AllNodes:
         for other in self._others:
             other.invalidate(group, bytes(hashes))
 
-    def start_hint(self, hint: HintRequest, *, on_answer: Callable[[Hinted | None], None] | None = None) -> object:
+    def start_hint(self, hint: HintSettings, *, on_answer: Callable[[Hinted | None], None] | None = None) -> object:
         """Sends the hint to all nodes. Only this node's answer is reported."""
         for other in self._others:
             other.hint(hint)

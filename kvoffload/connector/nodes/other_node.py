@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvoffload.cache import Publication, ReservedSlots
-from kvoffload.client import HintRequest
+from kvoffload.client import HintSettings
 from kvoffload.client.credit_stock import CreditStock
 from kvoffload.connector.common.orders import NodeAnswer, NodeOrders, NodeQuestion, NodeReport, NodeState
 
@@ -31,7 +31,7 @@ class OtherNode:
         self._invalid: list[tuple[int, bytes]] = []
         self._slots: dict[int, int] = {}
         self._questions: list[NodeQuestion] = []
-        self._hints: list[HintRequest] = []
+        self._hints: list[HintSettings] = []
 
     # ---- what it has said ----
 
@@ -108,7 +108,7 @@ class OtherNode:
     def invalidate(self, group: int, names: bytes) -> None:
         self._invalid.append((group, names))
 
-    def hint(self, hint: HintRequest) -> None:
+    def hint(self, hint: HintSettings) -> None:
         self._hints.append(hint)
 
     def take_orders(self, retired: tuple[int, ...] = ()) -> NodeOrders:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.connector.common.step_plan import GroupFacts, SaveJob
-from kvoffload.connector.identity.agreement import BlockDivision
+from kvoffload.connector.identity.agreement import SharingSettings
 from kvoffload.connector.saves.rank_part import Mask, RankPart
 from kvoffload.types import HASH_BYTES
 
@@ -28,7 +28,7 @@ Sums = npt.NDArray[np.uint64]
 class RankDigests:
     """Owned by the scheduler's thread."""
 
-    def __init__(self, groups: Sequence[GroupFacts], sharing: BlockDivision) -> None:
+    def __init__(self, groups: Sequence[GroupFacts], sharing: SharingSettings) -> None:
         self._groups = tuple(groups)
         self._may_part = sharing.may_part
         self.unequal: dict[int, list[int]] = {}

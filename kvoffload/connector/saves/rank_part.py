@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.connector.common.step_plan import BlockMoves, GroupFacts, SaveJob
-from kvoffload.connector.identity.agreement import BlockDivision
+from kvoffload.connector.identity.agreement import SharingSettings
 
 _DIGEST_BYTES = 16
 
@@ -35,7 +35,7 @@ class RankPart:
     """Number of shards in a row that the rank holds."""
 
     @classmethod
-    def find(cls, rank: int, groups: Sequence[GroupFacts], sharing: BlockDivision) -> RankPart:
+    def find(cls, rank: int, groups: Sequence[GroupFacts], sharing: SharingSettings) -> RankPart:
         """Returns the part of a rank, of all ranks of the engine counted from 0."""
         replicas = np.array([sharing.replicas_of(group) for group in groups], np.int64)
         stage, in_stage = sharing.stage_of(rank), rank % sharing.stage_ranks

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.connector.identity.agreement import BlockDivision, name_node
+from kvoffload.connector.identity.agreement import SharingSettings, name_node
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.native import finish_digests
 from kvoffload.types import Fingerprint
@@ -22,7 +22,7 @@ class SaveSettings:
     """The settings of one engine's saves."""
 
     fingerprint: Fingerprint
-    sharing: BlockDivision
+    sharing: SharingSettings
     node_bytes: Sequence[Sequence[int]]
     """Size of one shard of a record in bytes, by node and group."""
     report_wait_s: float = REPORT_WAIT_S

@@ -31,7 +31,7 @@ from benchmarks.ground.models import (
     Model,
 )
 from kvoffload.connector.engine.replicas import find_replicas
-from kvoffload.plan.model_shape import EngineOptions, Keeps, read_shape
+from kvoffload.plan.model_shape import Keeps, ShapeSettings, read_shape
 from kvoffload.plan.sizing import size_model
 
 pytestmark = pytest.mark.vllm
@@ -65,7 +65,7 @@ PLANNED = [model for model in MODELS if model is not DEEPSEEK_V32]
 @pytest.mark.parametrize("model", PLANNED, ids=[model.name for model in PLANNED])
 def test_plan_says_what_vllm_makes_of_a_model(configured: ConfigMaker, model: Model) -> None:
     config = configured.make(model)
-    shape = read_shape(model.config, EngineOptions(kv_dtype=model.kv_dtype, ranks=model.ranks))
+    shape = read_shape(model.config, ShapeSettings(kv_dtype=model.kv_dtype, ranks=model.ranks))
     planned: dict[Keeps, float] = {}
     for size in size_model(shape).groups:
         planned[size.keeps] = planned.get(size.keeps, 0) + size.token_bytes + size.state_bytes

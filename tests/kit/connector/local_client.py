@@ -28,7 +28,7 @@ from kvoffload.cache import (
     ReservedSlots,
     SegmentMap,
 )
-from kvoffload.client import HintRequest, PendingAcquire, PromptNote, TierWait
+from kvoffload.client import HintSettings, PendingAcquire, PromptNote, TierWait
 from kvoffload.client.lanes import Pending
 from kvoffload.connector.common.step_plan import Place
 from kvoffload.protocol import Acquire, Acquired, Hinted, HintOutcome, Register
@@ -93,7 +93,7 @@ class LocalClient:
         self.published: list[Published] = []
         self.aborted: list[ReservedSlots] = []
         self.notes: list[PromptNote] = []
-        self.hints: list[HintRequest] = []
+        self.hints: list[HintSettings] = []
         self.hinted: Hinted | None = Hinted(outcome=HintOutcome.DONE)
         """How every hint is answered."""
         self.is_closed = False
@@ -265,7 +265,7 @@ class LocalClient:
     def invalidate(self, group: int, hashes: Buffer) -> None:
         self.current.invalidate(group, hashes)
 
-    def start_hint(self, hint: HintRequest, *, on_answer: Callable[[Hinted | None], None] | None = None) -> None:
+    def start_hint(self, hint: HintSettings, *, on_answer: Callable[[Hinted | None], None] | None = None) -> None:
         """Notes the hint for the test, and answers it with `hinted`."""
         self.hints.append(hint)
         if on_answer is not None:

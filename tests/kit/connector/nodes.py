@@ -10,7 +10,7 @@ from kvoffload.cache import AcquiredBlocks, Ask, Publication
 from kvoffload.client import PendingAcquire
 from kvoffload.connector.common.orders import NodeReport
 from kvoffload.connector.common.step_plan import GroupFacts, StepPlan
-from kvoffload.connector.identity.agreement import BlockDivision, make_register, name_node
+from kvoffload.connector.identity.agreement import SharingSettings, make_register, name_node
 from kvoffload.connector.nodes.all_nodes import AllNodes
 from kvoffload.connector.nodes.node_proxy import NodeProxy
 from kvoffload.connector.nodes.other_node import OtherNode
@@ -28,7 +28,7 @@ class Nodes:
 
     def __init__(self, nodes: int = 2, groups: tuple[GroupFacts, ...] = (group_facts(0),)) -> None:
         self.now_s = 100.0
-        self.sharing = BlockDivision(
+        self.sharing = SharingSettings(
             hash_block_size=BLOCK, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2 * nodes, nodes=nodes
         )
         self.groups = groups

@@ -23,7 +23,7 @@ from kvoffload.connector.common.step_plan import (
 )
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.pipeline import Exchange
-from kvoffload.connector.identity.agreement import BlockDivision
+from kvoffload.connector.identity.agreement import SharingSettings
 from kvoffload.connector.identity.engine import describe_engine
 from kvoffload.connector.worker_side import WorkerSettings, WorkerSide
 from kvoffload.errors import ServerError
@@ -152,7 +152,7 @@ def make_worker(
     has_late_frees: bool = False,
     units: HeadUnits | None = None,
 ) -> TestedWorker:
-    sharing = BlockDivision(
+    sharing = SharingSettings(
         hash_block_size=4,
         hash_algorithm="sha256",
         hash_seed="0",

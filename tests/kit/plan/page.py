@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docs.table import render_table
 from kvoffload.errors import ConfigError
-from kvoffload.plan.model_shape import EngineOptions, Keeps, ModelShape, read_shape
+from kvoffload.plan.model_shape import Keeps, ModelShape, ShapeSettings, read_shape
 from kvoffload.plan.sizing import size_model
 from tests.kit.plan.asked import Answer, ask_all
 from tests.kit.plan.gallery import GALLERY, Model
@@ -61,7 +61,7 @@ def _kept(answer: Answer) -> str:
 
 def _plan(model: Model) -> str:
     try:
-        read_shape(model.asked, EngineOptions())
+        read_shape(model.asked, ShapeSettings())
     except ConfigError:
         return "`--exact`"
     return "yes"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.cache.benefit import EngineFigures, PrefillCost, TraceSpan, parse_prefill_cost, reckon_benefit
+from kvoffload.cache.benefit import BenefitSettings, PrefillCost, TraceSpan, parse_prefill_cost, reckon_benefit
 from kvoffload.cache.trace import TraceRequest
 from kvoffload.errors import ConfigError
 
-SETTINGS = EngineFigures(token_bytes=1000, block_tokens=16, prefill=100.0, hour_price=3.0)
+SETTINGS = BenefitSettings(token_bytes=1000, block_tokens=16, prefill=100.0, hour_price=3.0)
 
 
 def watched(*seconds: float) -> TraceSpan:

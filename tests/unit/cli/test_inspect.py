@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvoffload.cli.inspect import say_basis
-from kvoffload.client import HintRequest
+from kvoffload.client import HintSettings
 from kvoffload.protocol import HintAction
 from tests.kit.cli.commands import run
 from tests.kit.server.tiers import await_that, counts_of, disk_below, serving
@@ -80,13 +80,13 @@ def test_what_is_retained(place: Place) -> None:
     assert run("inspect", "retained", *place.flags).stdout == "nothing is retained\n"
     client = place.load.client
     chain = bytes.fromhex("".join(row["hash"] for row in place.ask("blocks")))[:32]
-    pending = client.start_hint(HintRequest(action=HintAction.RETAIN, chain=chain, session="s", priority=4))
+    pending = client.start_hint(HintSettings(action=HintAction.RETAIN, chain=chain, session="s", priority=4))
     await_that(lambda: pending.is_over)
     [row] = place.ask("retained")
     assert (row["session"], row["tokens"], row["priority"], row["loaded"]) == ("s", BLOCK, 4, False)
     shown = run("inspect", "retained", *place.flags).stdout
     assert "that may be retained" in shown
-    pending = client.start_hint(HintRequest(action=HintAction.RELEASE, session="s"))
+    pending = client.start_hint(HintSettings(action=HintAction.RELEASE, session="s"))
     await_that(lambda: pending.is_over)
     assert place.ask("retained") == []
 

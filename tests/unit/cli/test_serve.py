@@ -301,8 +301,8 @@ def test_memory_is_whole_segments(
     settings = Settings(memory=memory)  # type: ignore[arg-type]
     chosen = choose_memory_bytes(settings, engine_bytes=engines)
     assert chosen == expected
-    core_settings = make_settings(settings, chosen)
-    assert core_settings.memory_bytes % core_settings.segment_bytes == 0
+    cache_settings = make_settings(settings, chosen)
+    assert cache_settings.memory_bytes % cache_settings.segment_bytes == 0
 
 
 CONFIG = """
@@ -383,7 +383,9 @@ def test_names_are_not_looked_up() -> None:
 def test_each_domain_has_whole_segments_of_its_own() -> None:
     tables = {"domains": [{"name": "a", "memory": "3GiB"}, {"name": "b", "memory": "100MiB"}]}
     chosen = choose_memory(Settings(), read_server_config(tables, origin="file"))
-    sizes = {name: (core_settings.memory_bytes, core_settings.segment_bytes) for name, core_settings in chosen.items()}
+    sizes = {
+        name: (cache_settings.memory_bytes, cache_settings.segment_bytes) for name, cache_settings in chosen.items()
+    }
     assert sizes == {"a": (3 * GIB, GIB), "b": (100 * MIB, 100 * MIB)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask, BlockLease, CacheGeometry, Publication, ReservedSlots
-from kvoffload.client.block_calls import BlockCalls, HintRequest, TierWait, cut_batches, read_numbers, to_blob
+from kvoffload.client.block_calls import BlockCalls, HintSettings, TierWait, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import KEPT_NS
 from kvoffload.client.joining import HeldMemory
 from kvoffload.client.link import SECOND_NS, Link
@@ -356,7 +356,7 @@ def test_a_prefetch_is_a_hint() -> None:
 
 
 def test_a_hint_is_asked_of_a_server_that_takes_them_only() -> None:
-    wanted = HintRequest(action=HintAction.RETAIN, chain=CHAIN, session="s", ttl_s=1e9, priority=2, tenant="second")
+    wanted = HintSettings(action=HintAction.RETAIN, chain=CHAIN, session="s", ttl_s=1e9, priority=2, tenant="second")
     setting = Setting(tenants=("first", "second"))
     assert setting.blocks.start_hint(wanted, 0).is_over
     assert setting.wire.take_all() == []

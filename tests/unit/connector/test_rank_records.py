@@ -13,7 +13,7 @@ import numpy as np
 from kvoffload import native
 from kvoffload.cache import SegmentMap
 from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, SaveJob, WantedDigests
-from kvoffload.connector.identity.agreement import BlockDivision
+from kvoffload.connector.identity.agreement import SharingSettings
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.kvspec import HeadUnits
@@ -40,7 +40,7 @@ def make_records(
         replace(group_facts(at), record_bytes=size_bytes, replicas=replicas[at], stage=stages[at])
         for at, size_bytes in enumerate(SLOT_BYTES)
     ]
-    sharing = BlockDivision(
+    sharing = SharingSettings(
         hash_block_size=4,
         hash_algorithm="sha256",
         hash_seed="0",

@@ -14,7 +14,7 @@ from vllm.v1.core.block_pool import BlockPool
 from kvoffload.connector.common.step_plan import Place, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.measures import Measures
-from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
+from kvoffload.connector.identity.agreement import EngineFacts, SharingSettings
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.policy import Eager, SecondUse
 from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerSettings, assemble
@@ -25,7 +25,7 @@ from tests.kit.connector.saving import DENSE, make_engine
 from tests.kit.connector.scripted import ScriptedEngine, two_groups
 
 NUM_BLOCKS = 32
-SHARING = BlockDivision(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=1, pipeline_ranks=1)
+SHARING = SharingSettings(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=1, pipeline_ranks=1)
 
 
 class Opening:
@@ -50,7 +50,7 @@ class Absent(LocalClient):
 def put_together(
     opening: Opening | None = None,
     *,
-    sharing: BlockDivision = SHARING,
+    sharing: SharingSettings = SHARING,
     facts: WorkerFacts | None = None,
     **settings: Any,
 ) -> SchedulerParts:

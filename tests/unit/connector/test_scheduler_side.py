@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from kvoffload.connector.common.step_plan import Place, StepPlan
 from kvoffload.connector.engine.pipeline import name_pipeline
-from kvoffload.connector.identity.agreement import BlockDivision, EngineFacts
+from kvoffload.connector.identity.agreement import EngineFacts, SharingSettings
 from kvoffload.connector.scheduler_side import SchedulerSettings, SchedulerSide
 from kvoffload.errors import BlockAlignmentError, IdentityError, ServerError
 from kvoffload.protocol import Register
@@ -45,7 +45,7 @@ def make_side(
     hash_block_size: int = 4,
     opening: Opening | None = None,
 ) -> tuple[SchedulerSide, Opening]:
-    sharing = BlockDivision(
+    sharing = SharingSettings(
         hash_block_size=hash_block_size,
         hash_algorithm="sha256",
         hash_seed="0",

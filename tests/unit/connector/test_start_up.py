@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.config.sources import Settings
-from kvoffload.connector.identity.agreement import BlockDivision, agree, make_register
+from kvoffload.connector.identity.agreement import SharingSettings, agree, make_register
 from kvoffload.connector.scheduler_parts import SchedulerSettings
 from kvoffload.connector.start_up import EngineStart, plan_stock
 from kvoffload.connector.worker_side import WorkerSettings
@@ -30,7 +30,7 @@ from tests.kit.connector.facts import facts, group_facts
 BEGIN = EngineStart.begin_for_worker
 """Itself: no test of this folder has a private server."""
 REGISTER = make_register(
-    b"f" * 32, (), BlockDivision(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
+    b"f" * 32, (), SharingSettings(hash_block_size=4, hash_algorithm="sha256", hash_seed="", tensor_ranks=1)
 )
 
 
@@ -46,11 +46,11 @@ def make_start(config: Any = None, *, replicas: int = 1, **settings: Any) -> Eng
 )
 def test_roles_are_vllms(role: str, saves: bool, hands_over: bool) -> None:
     start = make_start(make_vllm_config(role=role))
-    client_settings = start.scheduler_settings()
-    assert (client_settings.saves, client_settings.hands_over) == (saves, hands_over)
+    scheduler_settings = start.scheduler_settings()
+    assert (scheduler_settings.saves, scheduler_settings.hands_over) == (saves, hands_over)
     start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
     access.saves = saves
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, client_settings.sharing), None)
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, scheduler_settings.sharing), None)
     assert access.opened == [(Role.SCHEDULER, 0)]
 
 
@@ -71,16 +71,16 @@ def test_an_engine_of_one_role_with_a_server_of_its_own_is_a_warning(
 ) -> None:
     start = make_start(make_vllm_config(role=role), **settings)
     start.access = access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    client_settings = start.scheduler_settings()
-    access.saves = client_settings.saves
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, client_settings.sharing), None)
+    scheduler_settings = start.scheduler_settings()
+    access.saves = scheduler_settings.saves
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts()}, scheduler_settings.sharing), None)
     assert any(f"its kv_role is {role}" in record.getMessage() for record in caplog.records) == is_told
 
 
 def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> None:
     config = make_vllm_config()
     config.cache_config.prefix_cache_retention_interval = 64
-    client_settings = make_start(
+    scheduler_settings = make_start(
         config,
         verify="always",
         whole_prompts=True,
@@ -88,8 +88,8 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
         arrival_deadline="3s",
         events_interval="60s",
     ).scheduler_settings()
-    assert client_settings == SchedulerSettings(
-        sharing=client_settings.sharing,
+    assert scheduler_settings == SchedulerSettings(
+        sharing=scheduler_settings.sharing,
         hit_alignment=8,
         verify_always=True,
         retention_interval=64,
@@ -99,9 +99,9 @@ def test_the_scheduler_goes_by_settings_and_by_the_engines_configuration() -> No
         events_again_s=60.0,
     )
     assert (
-        client_settings.sharing.hash_block_size,
-        client_settings.sharing.hash_algorithm,
-        client_settings.sharing.ranks,
+        scheduler_settings.sharing.hash_block_size,
+        scheduler_settings.sharing.hash_algorithm,
+        scheduler_settings.sharing.ranks,
     ) == (4, "sha256", 1)
     assert make_start().scheduler_settings().verify_always is False
 
@@ -334,7 +334,7 @@ def test_one_line_says_what_is_kept_and_where(
 
 
 @pytest.mark.parametrize(
-    ("client_settings", "heads", "own"),
+    ("parallel", "heads", "own"),
     [
         ({"tensor_parallel_size": 4}, 0, 2000),  # Two ranks in a row hold the same.
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 0, 2000),
@@ -345,11 +345,11 @@ def test_one_line_says_what_is_kept_and_where(
     ids=["tensor", "pipeline", "machines", "stages-on-machines", "units"],
 )
 def test_what_a_machines_ranks_cache_counts_once(
-    client_settings: dict[str, int], heads: int, own: int, caplog: pytest.LogCaptureFixture
+    parallel: dict[str, int], heads: int, own: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvoffload")
     config = make_vllm_config()
-    set_in("parallel_config", **client_settings)(config)
+    set_in("parallel_config", **parallel)(config)
     start = make_start(config, shared_shapes=heads > 0)
     start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
     sharing = start.scheduler_settings().sharing
@@ -427,9 +427,9 @@ def test_hits_that_can_end_at_few_states_are_a_warning(
 ) -> None:
     start = make_start()
     start.access = FakeAccess(1 << 30)  # type: ignore[assignment]
-    client_settings = start.scheduler_settings()
+    scheduler_settings = start.scheduler_settings()
     groups = (group_facts(0, block_size=block_size), group_facts(1, ReuseRule.EXACT_BOUNDARY, block_size=8))
-    start.open_for_scheduler(REGISTER, agree({(0, 0): facts(groups=groups)}, client_settings.sharing), None)
+    start.open_for_scheduler(REGISTER, agree({(0, 0): facts(groups=groups)}, scheduler_settings.sharing), None)
     told = [record.getMessage() for record in caplog.records if "little of this engine's cache" in record.getMessage()]
     assert len(told) == is_told
     assert not is_told or "multiples of 64 tokens" in told[0]

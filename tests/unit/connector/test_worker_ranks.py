@@ -29,7 +29,7 @@ from kvoffload.connector.common.step_plan import (
 )
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache
 from kvoffload.connector.engine.pipeline import Stage, decode_stage, encode_stage, join_stages, name_pipeline
-from kvoffload.connector.identity.agreement import BlockDivision, agree, make_register, name_node
+from kvoffload.connector.identity.agreement import SharingSettings, agree, make_register, name_node
 from kvoffload.connector.worker_side import WorkerSettings
 from kvoffload.errors import RegistrationError, ServerError
 from kvoffload.kvspec import HeadUnits
@@ -432,7 +432,7 @@ class NodeWorker(TestedWorker):
     """The last rank, on the second of two machines, with a client for what the scheduler side wants there."""
 
     def __init__(self, ranks: int = 2, *, replicas: int = 1, units: HeadUnits | None = None) -> None:
-        sharing = BlockDivision(
+        sharing = SharingSettings(
             hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, nodes=2, units=units
         )
         settings = WorkerSettings(rank=ranks - 1, sharing=sharing)

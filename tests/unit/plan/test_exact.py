@@ -12,7 +12,7 @@ import pytest
 from kvoffload.errors import ConfigError
 from kvoffload.plan import exact
 from kvoffload.plan.exact import ask_vllm, write_config
-from kvoffload.plan.model_shape import EngineOptions, Keeps, LayerShape
+from kvoffload.plan.model_shape import Keeps, LayerShape, ShapeSettings
 from tests.kit.plan.configs import LLAMA_8B
 
 ATTENTION = {"keeps": "TOKENS", "what": "attention", "token_bytes": 4096, "heads": 8}
@@ -28,7 +28,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, stdout: str, *, stderr: str = "") ->
 
 
 def ask(ranks: int = 1) -> Any:
-    return ask_vllm(LLAMA_8B, EngineOptions(ranks=ranks)).layers
+    return ask_vllm(LLAMA_8B, ShapeSettings(ranks=ranks)).layers
 
 
 def test_the_last_line_has_a_row_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:

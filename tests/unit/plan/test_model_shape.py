@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from kvoffload.errors import ConfigError
 from kvoffload.plan import model_shape
-from kvoffload.plan.model_shape import MAX_CONFIG_BYTES, EngineOptions, Keeps, complete_config, read_config, read_shape
+from kvoffload.plan.model_shape import MAX_CONFIG_BYTES, Keeps, ShapeSettings, complete_config, read_config, read_shape
 from tests.kit.plan.configs import DEEPSEEK_V3, ENGINES_ALONE, GPT_OSS, LLAMA_8B, NEMOTRON_H, PUBLISHED, QWEN_NEXT
 
 
 def sums(config: dict[str, Any], **settings: Any) -> dict[Keeps, tuple[int, int]]:
     """Sums by what is kept: layers, and bytes of a token or a state of all of them."""
     found: dict[Keeps, tuple[int, int]] = {}
-    for layer in read_shape(config, EngineOptions(**settings)).layers:
+    for layer in read_shape(config, ShapeSettings(**settings)).layers:
         count, size = found.get(layer.keeps, (0, 0))
         found[layer.keeps] = count + 1, size + layer.token_bytes + layer.state_bytes
     return found
@@ -33,7 +33,7 @@ MAMBA_STATE = (128 * 64 + 2 * 8 * 128) * 3 * 2 + 128 * 64 * 128 * 4
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(name: str) -> None:
     model = PUBLISHED[name]
-    layers = read_shape(model.config, EngineOptions(state_dtype="float32")).layers
+    layers = read_shape(model.config, ShapeSettings(state_dtype="float32")).layers
     for keeps, (count, size) in ((Keeps.TOKENS, model.full), (Keeps.WINDOW, model.window), (Keeps.STATE, model.state)):
         found = [layer for layer in layers if layer.keeps is keeps]
         assert [layer.token_bytes + layer.state_bytes for layer in found] == [size] * count
@@ -43,7 +43,7 @@ def test_published_models(name: str) -> None:
 @pytest.mark.parametrize("name", ENGINES_ALONE)
 def test_what_a_config_does_not_say_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match="; run it with --exact where vLLM is installed"):
-        read_shape(ENGINES_ALONE[name], EngineOptions())
+        read_shape(ENGINES_ALONE[name], ShapeSettings())
 
 
 def test_without_transformers_what_it_would_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_without_transformers_what_it_would_say_is_refused(monkeypatch: pytest.M
     assert sums(LLAMA_8B) == {Keeps.TOKENS: (32, 131_072)}
     for name in ("Gemma-2-9B", "Gemma-3-4B", "Llama-4-Scout"):
         with pytest.raises(ConfigError, match="run it with --exact"):
-            read_shape(PUBLISHED[name].config, EngineOptions())
+            read_shape(PUBLISHED[name].config, ShapeSettings())
 
 
 def test_types_change_what_tokens_and_states_take() -> None:
@@ -69,8 +69,8 @@ def test_what_ranks_hold_alike_counts_once() -> None:
     for ranks in (8, 16):
         assert sums(LLAMA_8B, ranks=ranks) == sums(LLAMA_8B)
         assert sums(DEEPSEEK_V3, ranks=ranks) == {Keeps.TOKENS: (61, 70_272)}
-    assert {layer.copies for layer in read_shape(LLAMA_8B, EngineOptions(ranks=16)).layers} == {2}
-    assert {layer.copies for layer in read_shape(DEEPSEEK_V3, EngineOptions(ranks=16)).layers} == {16}
+    assert {layer.copies for layer in read_shape(LLAMA_8B, ShapeSettings(ranks=16)).layers} == {2}
+    assert {layer.copies for layer in read_shape(DEEPSEEK_V3, ShapeSettings(ranks=16)).layers} == {16}
     repeated = (128 * 64 + 2 * 16 * 128) * 3 * 2 + 128 * 64 * 128 * 4
     assert sums(NEMOTRON_H, ranks=16)[Keeps.STATE] == (3, 3 * repeated)
     with pytest.raises(ConfigError, match="num_key_value_heads = 8 cannot be shared by 3 ranks"):
@@ -153,13 +153,13 @@ def test_all_ways_to_say_which_layer_keeps_what(more: dict[str, Any], kept: dict
 )
 def test_what_is_not_said_or_not_known_is_refused_in_one_line(more: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault) as found:
-        read_shape(BARE | more, EngineOptions())
+        read_shape(BARE | more, ShapeSettings())
     assert "\n" not in str(found.value)
 
 
 def test_a_latent_has_no_scales_of_heads() -> None:
     with pytest.raises(ConfigError, match="a latent has no int8_per_token_head"):
-        read_shape(DEEPSEEK_V3, EngineOptions(kv_dtype="int8_per_token_head"))
+        read_shape(DEEPSEEK_V3, ShapeSettings(kv_dtype="int8_per_token_head"))
 
 
 JSON = st.recursive(
@@ -171,7 +171,7 @@ JSON = st.recursive(
 @given(changed=st.dictionaries(st.sampled_from([*NEMOTRON_H, *GPT_OSS, "text_config", "attn_layer_indices"]), JSON))
 def test_whatever_a_config_says_is_read_or_refused(changed: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
-        shape = read_shape(NEMOTRON_H | changed, EngineOptions(ranks=2))
+        shape = read_shape(NEMOTRON_H | changed, ShapeSettings(ranks=2))
         assert all(layer.token_bytes + layer.state_bytes >= 0 for layer in shape.layers)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.plan.model_shape import EngineOptions, read_shape
+from kvoffload.plan.model_shape import ShapeSettings, read_shape
 from kvoffload.plan.sizing import Conversation, Place, Sizing, hold, size_model
 from tests.kit.plan.configs import GPT_OSS, LLAMA_8B, NEMOTRON_H
 
 
 def sizing_of(config: dict[str, object]) -> Sizing:
-    return size_model(read_shape(config, EngineOptions()))
+    return size_model(read_shape(config, ShapeSettings()))
 
 
 LLAMA, OSS, HYBRID = sizing_of(LLAMA_8B), sizing_of(GPT_OSS), sizing_of(NEMOTRON_H)

@@ -14,7 +14,7 @@ from kvoffload.packets import PacketSocket
 from kvoffload.private_files import PrivateFiles
 from kvoffload.protocol import CODEC, Channel, Greeting, Role
 from kvoffload.server.loop import CacheServer, ServerPlan
-from kvoffload.server.private_life import LOG_BYTES, Ending, EndingTimes, PrivateLife, PrivateSettings
+from kvoffload.server.private_life import LOG_BYTES, Ending, EndingSettings, PrivateLife, PrivateSettings
 from tests.kit.server.blocks import MEMORY, register_of
 from tests.kit.server.raw_client import RawClient
 
@@ -45,7 +45,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def server(files: PrivateFiles, clock: Clock) -> Iterator[CacheServer]:
-    settings = PrivateSettings(files=files, ending=EndingTimes(linger_s=10, first_engine_s=60))
+    settings = PrivateSettings(files=files, ending=EndingSettings(linger_s=10, first_engine_s=60))
     plan = ServerPlan(socket=files.socket, memory={"": MEMORY}, private=settings)
     server = CacheServer(plan, clock_ns=clock.read_ns)
     yield server
@@ -157,7 +157,7 @@ def test_without_its_folder_it_ends(server: CacheServer, clock: Clock, files: Pr
 
 
 def test_the_log_is_bounded(files: PrivateFiles) -> None:
-    life = PrivateLife(PrivateSettings(files=files, ending=EndingTimes(linger_s=0, first_engine_s=60)), 0)
+    life = PrivateLife(PrivateSettings(files=files, ending=EndingSettings(linger_s=0, first_engine_s=60)), 0)
     life.bound_log()
     assert files.log.read_text() == "the log\n"
     with files.log.open("a") as log:
@@ -197,11 +197,11 @@ def test_the_log_is_bounded(files: PrivateFiles) -> None:
 def test_the_servers_end_is_due_by_its_settings(
     linger_s: float, looks: list[tuple[int, bool]], due: list[bool]
 ) -> None:
-    ending = Ending(EndingTimes(linger_s=linger_s, first_engine_s=60), 0)
+    ending = Ending(EndingSettings(linger_s=linger_s, first_engine_s=60), 0)
     assert [ending.is_due(now * S, is_used=is_used) for now, is_used in looks] == due
 
 
 def test_the_wait_begins_with_the_start() -> None:
-    ending = Ending(EndingTimes(linger_s=0, first_engine_s=5), 100 * S)
+    ending = Ending(EndingSettings(linger_s=0, first_engine_s=5), 100 * S)
     assert not ending.is_due(104 * S, is_used=False)
     assert ending.is_due(105 * S, is_used=False)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import LeasedGroup
-from kvoffload.sglang.held_pages import HeldPages, HeldPool, list_lengths
+from kvoffload.sglang.held_pages import HeldPages, PoolSettings, list_lengths
 
-ALL = HeldPool(record_bytes=8, page_rows=4)
-WINDOW = HeldPool(record_bytes=8, page_rows=4, trailing_pages=2)
-STATE = HeldPool(record_bytes=8, page_rows=1, trailing_pages=1)
+ALL = PoolSettings(record_bytes=8, page_rows=4)
+WINDOW = PoolSettings(record_bytes=8, page_rows=4, trailing_pages=2)
+STATE = PoolSettings(record_bytes=8, page_rows=1, trailing_pages=1)
 
 
 def there(marks: str) -> np.ndarray:
@@ -34,7 +34,7 @@ def there(marks: str) -> np.ndarray:
     ],
 )
 def test_a_length_has_what_each_group_needs_at_its_end(
-    settings: list[HeldPool], marks: list[str], lengths: list[int]
+    settings: list[PoolSettings], marks: list[str], lengths: list[int]
 ) -> None:
     assert list_lengths(settings, [there(one) for one in marks]) == lengths
 

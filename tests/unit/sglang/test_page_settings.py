@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.client import Client
-from kvoffload.sglang.held_pages import HeldPool
+from kvoffload.sglang.held_pages import PoolSettings
 from kvoffload.sglang.page_settings import PageSettings
 from tests.kit.sglang.linked import SessionCache
 
@@ -23,7 +23,7 @@ def test_a_client_has_all_that_a_linker_asks_for() -> None:
 def test_digests_are_wanted_where_loads_are_verified(verify_always: bool) -> None:
     settings = PageSettings(
         page_size=4,
-        groups=(HeldPool(record_bytes=8, page_rows=4),),
+        groups=(PoolSettings(record_bytes=8, page_rows=4),),
         fingerprint=b"f" * 32,
         verify_always=verify_always,
     )

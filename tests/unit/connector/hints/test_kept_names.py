@@ -6,14 +6,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.client import HintRequest
+from kvoffload.client import HintSettings
 from kvoffload.connector.hints import kept_names
 from kvoffload.connector.hints.kept_names import LAST_NAMES, KeptNames
 from kvoffload.protocol import HintAction
 
 
 def note(kept: KeptNames, chain: bytes, session: str = "", tenant: str = "") -> None:
-    kept.note(HintRequest(action=HintAction.RETAIN, chain=chain, session=session, tenant=tenant))
+    kept.note(HintSettings(action=HintAction.RETAIN, chain=chain, session=session, tenant=tenant))
 
 
 def lost(kept: KeptNames) -> list[tuple[str, bytes]]:

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.client import HintRequest
-from kvoffload.connector.common.request_wishes import RequestWishes
+from kvoffload.client import HintSettings
+from kvoffload.connector.common.request_settings import RequestSettings
 from kvoffload.connector.common.step_plan import StepPlan, WeightDigests, WorkerReport
 from kvoffload.connector.hints import request_hints
 from kvoffload.protocol import HintAction, Hinted, HintOutcome
@@ -37,7 +37,7 @@ def end(engine: ScriptedEngine, request_id: str, tokens: range = PROMPT, **wishe
     return plan
 
 
-def sent(engine: ScriptedEngine) -> list[HintRequest]:
+def sent(engine: ScriptedEngine) -> list[HintSettings]:
     hints, engine.cache.hints = engine.cache.hints, []
     return hints
 
@@ -237,7 +237,7 @@ def test_a_reset_lets_go_of_what_waits() -> None:
     engine.assert_at_rest()
 
 
-def retain(engine: ScriptedEngine, name: str, tokens: range = PROMPT, **wishes: Any) -> HintRequest:
+def retain(engine: ScriptedEngine, name: str, tokens: range = PROMPT, **wishes: Any) -> HintSettings:
     """A request that has ended and whose prefix the server was told to retain."""
     engine.report(end(engine, name, tokens, **wishes))
     for _ in range(2):
@@ -351,5 +351,5 @@ def test_a_wrong_envelope_is_said_once_a_minute(caplog: pytest.LogCaptureFixture
 
 def test_settings_are_wishes_too() -> None:
     hints = make_engine().parts.hints
-    assert hints.read(None, RequestWishes(session="a")) == ()
-    assert [one.ttl_s for one in hints.read(None, RequestWishes(pin_s=3, session="a", session_ttl_s=4))] == [3, 4]
+    assert hints.read(None, RequestSettings(session="a")) == ()
+    assert [one.ttl_s for one in hints.read(None, RequestSettings(pin_s=3, session="a", session_ttl_s=4))] == [3, 4]

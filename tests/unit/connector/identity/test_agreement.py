@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.connector.common.step_plan import GroupFacts, Place, WeightDigests
 from kvoffload.connector.engine.pipeline import combine_weights, name_pipeline
 from kvoffload.connector.identity.agreement import (
-    BlockDivision,
+    SharingSettings,
     add_report,
     agree,
     describe_parts,
@@ -29,16 +29,16 @@ from kvoffload.protocol.limits import MAX_REPORT
 from kvoffload.types import ReuseRule
 
 
-def settings(**changes: Any) -> BlockDivision:
+def settings(**changes: Any) -> SharingSettings:
     given = {"hash_block_size": 4, "hash_algorithm": "sha256", "hash_seed": "7", "tensor_ranks": 1}
-    return BlockDivision(**{**given, **changes})
+    return SharingSettings(**{**given, **changes})
 
 
 def halved(*replicas: int) -> tuple[GroupFacts, ...]:
     return tuple(replace(group, replicas=count) for group, count in zip(GROUPS, replicas, strict=True))
 
 
-def rows_of(sharing: BlockDivision, groups: tuple[GroupFacts, ...]) -> list[list[int]]:
+def rows_of(sharing: SharingSettings, groups: tuple[GroupFacts, ...]) -> list[list[int]]:
     """The shards that each rank holds of its stage's first group, among those of all servers."""
     found = []
     for rank in range(sharing.ranks):

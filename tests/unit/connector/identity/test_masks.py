@@ -12,15 +12,15 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.common.block_chain import NO_MASK, combine_masks
-from kvoffload.connector.common.request_wishes import RequestWishes
+from kvoffload.connector.common.request_settings import RequestSettings
 from kvoffload.connector.identity.adapters import AdapterContents, mask_of
 from kvoffload.connector.identity.masks import RequestMasks
 
-PLAIN = RequestWishes()
-TENANT = RequestWishes(tenant="a")
+PLAIN = RequestSettings()
+TENANT = RequestSettings(tenant="a")
 
 
-def ask(masks: RequestMasks, settings: RequestWishes = PLAIN, *, adapter: object = None) -> bytes | None:
+def ask(masks: RequestMasks, settings: RequestSettings = PLAIN, *, adapter: object = None) -> bytes | None:
     request: Any = SimpleNamespace(lora_request=adapter)
     return masks.find(request, settings)
 
@@ -36,7 +36,7 @@ def test_a_request_without_wishes_has_the_engines_own_names(masks: RequestMasks)
 
 
 def test_tenants_have_names_of_their_own_in_every_engine(masks: RequestMasks) -> None:
-    names = {ask(masks), ask(masks, TENANT), ask(masks, RequestWishes(tenant="b"))}
+    names = {ask(masks), ask(masks, TENANT), ask(masks, RequestSettings(tenant="b"))}
     assert len(names) == 3
     assert ask(RequestMasks(), TENANT) == ask(masks, TENANT)
 

@@ -9,7 +9,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.cache import AcquireOutcome, Ask
-from kvoffload.client import HintRequest
+from kvoffload.client import HintSettings
 from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, SaveJob, StepPlan
 from kvoffload.connector.nodes import all_nodes
 from kvoffload.connector.nodes.all_nodes import MAX_MEMORIES
@@ -347,7 +347,7 @@ def test_the_end_closes_this_nodes_client() -> None:
 def test_a_hint_is_for_all_nodes_and_this_ones_answer_counts() -> None:
     nodes = Nodes(3)
     heard: list[Hinted | None] = []
-    hint = HintRequest(action=HintAction.RETAIN, chain=CHAIN, limit=24, ttl_s=5)
+    hint = HintSettings(action=HintAction.RETAIN, chain=CHAIN, limit=24, ttl_s=5)
     nodes.cache.start_hint(hint, on_answer=heard.append)
     assert heard == [nodes.clients[0].hinted]
     assert nodes.cache.is_asking

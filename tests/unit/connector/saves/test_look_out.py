@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvoffload.connector.common.request_wishes import RequestWishes
+from kvoffload.connector.common.request_settings import RequestSettings
 from kvoffload.connector.common.tracked_request import NEVER, SaveProgress, TrackedRequest
 from kvoffload.connector.saves.look_out import MAX_LOOKS, LookOut
 
@@ -21,7 +21,7 @@ def track(request_id: str = "a", *, num_tokens: int = 10) -> TrackedRequest:
     return TrackedRequest(
         SimpleNamespace(request_id=request_id, num_tokens=num_tokens),  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]
-        RequestWishes(),
+        RequestSettings(),
         SaveProgress(next=[0], due=BLOCK, decoded_due=BLOCK),
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.connector.common.step_plan import BlockMoves, GroupFacts, Place, SaveJob
-from kvoffload.connector.identity.agreement import BlockDivision
+from kvoffload.connector.identity.agreement import SharingSettings
 from kvoffload.connector.saves.rank_digests import COMPARED_AT_ONCE, COMPARED_RECORDS, RankDigests
 from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.kvspec import HeadUnits
@@ -31,9 +31,9 @@ def groups_of(*replicas: int, stages: tuple[int, int] = (0, 0)) -> list[GroupFac
     ]
 
 
-def sharing_of(ranks: int, **settings: Any) -> BlockDivision:
+def sharing_of(ranks: int, **settings: Any) -> SharingSettings:
     """`ranks`: of each stage."""
-    return BlockDivision(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, **settings)
+    return SharingSettings(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, **settings)
 
 
 def name_of(number: int) -> bytes:
@@ -47,7 +47,7 @@ def make_job(digests: RankDigests, groups: list[int]) -> SaveJob:
 
 
 def report(
-    job: SaveJob, groups: list[GroupFacts], sharing: BlockDivision, sums: npt.NDArray[np.uint64]
+    job: SaveJob, groups: list[GroupFacts], sharing: SharingSettings, sums: npt.NDArray[np.uint64]
 ) -> dict[int, bytes]:
     """Makes the reports of ranks that hold the bytes of these sums, by shard of all servers."""
     reported = {}
@@ -204,7 +204,7 @@ def test_ranks_that_hold_other_bytes_are_named_and_nothing_is_put_together_any_m
     ids=["stages", "machines", "units"],
 )
 def test_a_rank_is_compared_with_those_that_hold_the_same_beside_it(
-    groups: list[GroupFacts], sharing: BlockDivision, what_then: str, caplog: pytest.LogCaptureFixture
+    groups: list[GroupFacts], sharing: SharingSettings, what_then: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The ranks 0 and 1, of another stage, machine or unit, have nothing to do with it."""
     digests = RankDigests(groups, sharing)

@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import numpy as np
 
 from kvoffload.connector.common.step_plan import BlockMoves, Place, SaveJob
-from kvoffload.connector.identity.agreement import BlockDivision
+from kvoffload.connector.identity.agreement import SharingSettings
 from kvoffload.connector.saves.rank_digests import RankDigests
 from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.kvspec import HeadUnits
@@ -28,7 +28,7 @@ def parts(*replicas: int, ranks: int, stages: tuple[int, int] = (0, 0), **settin
         replace(group, replicas=count, stage=stage)
         for group, count, stage in zip(GROUPS, replicas, stages, strict=True)
     ]
-    sharing = BlockDivision(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, **settings)
+    sharing = SharingSettings(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=ranks, **settings)
     return [RankPart.find(rank, groups, sharing) for rank in range(sharing.ranks)]
 
 
@@ -128,7 +128,7 @@ def test_each_machine_counts_its_shards_and_writers_from_0(
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_every_record_has_a_writer_on_each_machine(replicas: int) -> None:
     groups = [replace(group, replicas=replicas) for group in GROUPS]
-    sharing = BlockDivision(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=4, nodes=2)
+    sharing = SharingSettings(hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=4, nodes=2)
     names = [sha256(str(at).encode()).digest() for at in range(40)]
     writers, _ = RankDigests(groups, sharing).choose_writers(np.zeros(40, np.int64), names)
     assert writers is not None

@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 
-from kvoffload.connector.identity.agreement import BlockDivision, name_node
+from kvoffload.connector.identity.agreement import SharingSettings, name_node
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.settings import SaveSettings
 from kvoffload.native import finish_digests
@@ -21,7 +21,7 @@ SIZES = ((64, 128), (64, 96))
 
 
 def make_settings(nodes: int) -> SaveSettings:
-    sharing = BlockDivision(
+    sharing = SharingSettings(
         hash_block_size=4, hash_algorithm="sha256", hash_seed="0", tensor_ranks=2 * nodes, nodes=nodes
     )
     return SaveSettings(fingerprint=NAME, sharing=sharing, node_bytes=SIZES[:nodes])

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.connector.common.block_chain import BlockChain
 from kvoffload.connector.common.group_table import GroupTable
-from kvoffload.connector.common.request_wishes import RequestWishes
+from kvoffload.connector.common.request_settings import RequestSettings
 from kvoffload.connector.common.tracked_request import NEVER, TrackedRequest
 from kvoffload.connector.saves.worth import Candidates, SaveWorth
 from kvoffload.kvspec import ReuseRule
@@ -36,7 +36,7 @@ class Way:
         self.tracked = TrackedRequest(
             SimpleNamespace(request_id="a"),  # type: ignore[arg-type]
             BlockChain(self.table),
-            RequestWishes(),
+            RequestSettings(),
             self.worth.begin(prompt_tokens=prompt, branch=branch, limit=limit),
         )
 

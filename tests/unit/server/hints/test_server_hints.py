@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import Ask
-from kvoffload.client import AsyncClient, Client, HintRequest
+from kvoffload.client import AsyncClient, Client, HintSettings
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Hint, HintAction, Hinted, HintOutcome, Role
 from kvoffload.protocol.hints import ListRetained, Retained
@@ -25,8 +25,8 @@ from tests.kit.server.tiers import MEMORY, NAME, WAIT_S, await_that, counts_of, 
 from tests.unit.client.conftest import SERVER, make_settings
 
 RECORDS = 16 + 8 + 4
-PREFETCH = HintRequest(action=HintAction.PREFETCH, chain=CHAIN)
-RETAIN = HintRequest(action=HintAction.RETAIN, chain=CHAIN, session="s")
+PREFETCH = HintSettings(action=HintAction.PREFETCH, chain=CHAIN)
+RETAIN = HintSettings(action=HintAction.RETAIN, chain=CHAIN, session="s")
 
 
 @contextmanager
@@ -81,14 +81,14 @@ async def test_a_session_that_another_server_keeps_comes_from_there(tmp_path: Pa
         await fleet.save_at("a", servers["a"])
         async with fleet.client("b") as client:
             assert await client.wait_until_served(WAIT_S)
-            wanted = HintRequest(action=HintAction.HAND_OVER, chain=CHAIN, session="s", ttl_s=60)
+            wanted = HintSettings(action=HintAction.HAND_OVER, chain=CHAIN, session="s", ttl_s=60)
             told = await client.hint(wanted)
             assert (told.outcome, told.tokens) == (HintOutcome.DONE, TOKENS)
             await_that(lambda: client.find_boundary(Ask(CHAIN)) == TOKENS)
             async with asyncio.timeout(WAIT_S):
                 while (await client.insight()).retained != 1:
                     await asyncio.sleep(0.01)
-            assert (await client.hint(HintRequest(action=HintAction.RELEASE, session="s"))).tokens == TOKENS
+            assert (await client.hint(HintSettings(action=HintAction.RELEASE, session="s"))).tokens == TOKENS
 
 
 async def test_after_a_restart_the_blocks_are_there_and_nothing_is_retained(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_after_a_restart_the_blocks_are_there_and_nothing_is_retained(tmp_
         async with asyncio.timeout(WAIT_S):
             while (await client.stats()).leases:
                 await asyncio.sleep(0.01)
-        assert (await client.hint(HintRequest(action=HintAction.RELEASE, session="s"))).outcome is HintOutcome.NOTHING
+        assert (await client.hint(HintSettings(action=HintAction.RELEASE, session="s"))).outcome is HintOutcome.NOTHING
         assert (await client.hint(RETAIN)).outcome is HintOutcome.DONE
         await client.close()
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvoffload.connector.common.request_wishes import RequestWishes, read_wishes
+from kvoffload.connector.common.request_settings import RequestSettings, read_settings
 
 
 @pytest.mark.parametrize("params", [{}, {"remote_engine_id": "x", "do_remote_prefill": True}])
 def test_without_settings_of_ours_everything_is_default(params: dict[str, object]) -> None:
-    assert read_wishes(params) == (RequestWishes(), "")
+    assert read_settings(params) == (RequestSettings(), "")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_without_settings_of_ours_everything_is_default(params: dict[str, object
     ],
 )
 def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
-    assert read_wishes({name: value}) == (RequestWishes(**{name: value}), "")
+    assert read_settings({name: value}) == (RequestSettings(**{name: value}), "")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
 def test_a_wrong_value_leaves_its_own_term_at_the_default(name: str, value: object, allowed: str) -> None:
     others = {"skip_load": True, "skip_save": True, "max_load_tokens": 5, "pin_s": 1.5, "tenant": "acme"}
     others |= {"max_save_tokens": 6, "prompt_only": True}
-    settings, complaint = read_wishes({**others, name: value})
-    default = getattr(RequestWishes(), name)
-    assert settings == dataclasses.replace(RequestWishes(**others), **{name: default})  # type: ignore[arg-type]
+    settings, complaint = read_settings({**others, name: value})
+    default = getattr(RequestSettings(), name)
+    assert settings == dataclasses.replace(RequestSettings(**others), **{name: default})  # type: ignore[arg-type]
     assert complaint.startswith(f"{name}=")
     assert complaint.endswith(f" is ignored, allowed is {allowed}")
 
 
 def test_all_that_is_wrong_is_said_in_one_short_line() -> None:
-    _, complaint = read_wishes({"tenant": "a\nb" * 10_000, "pin_s": [[0] * 10_000], "skip_load": "\r\n"})
+    _, complaint = read_settings({"tenant": "a\nb" * 10_000, "pin_s": [[0] * 10_000], "skip_load": "\r\n"})
     assert "\n" not in complaint
     assert "\r" not in complaint
     assert len(complaint) < 300
@@ -96,20 +96,20 @@ def test_all_that_is_wrong_is_said_in_one_short_line() -> None:
 def test_the_engines_own_name_of_a_session_counts_where_a_time_is_set(
     params: dict[str, object], own: str, session: str
 ) -> None:
-    assert read_wishes(params, own)[0].session == session
+    assert read_settings(params, own)[0].session == session
 
 
 def test_a_misspelt_name_is_told_and_names_of_other_connectors_are_not() -> None:
-    settings, complaint = read_wishes(
+    settings, complaint = read_settings(
         {"sessions": "a", "do_remote_prefill": True, "remote_block_ids": [1], "tp_size": 2}
     )
-    assert settings == RequestWishes()
+    assert settings == RequestSettings()
     assert complaint == "'sessions' is ignored, perhaps session is meant"
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(RequestWishes), ids=lambda field: str(field.name))
+@pytest.mark.parametrize("field", dataclasses.fields(RequestSettings), ids=lambda field: str(field.name))
 def test_null_is_as_good_as_absent(field: dataclasses.Field[object]) -> None:
-    assert read_wishes({field.name: None}) == (RequestWishes(), "")
+    assert read_settings({field.name: None}) == (RequestSettings(), "")
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_null_is_as_good_as_absent(field: dataclasses.Field[object]) -> None:
     [(None, False, None), (9, False, 9), (None, True, 30), (9, True, 9), (40, True, 30)],
 )
 def test_what_is_saved_ends_where_the_request_wants_it(most: int | None, prompt_only: bool, limit: int | None) -> None:
-    assert RequestWishes(max_save_tokens=most, prompt_only=prompt_only).find_save_limit(30) == limit
+    assert RequestSettings(max_save_tokens=most, prompt_only=prompt_only).find_save_limit(30) == limit

@@ -17,7 +17,7 @@ MAX_KEY_LENGTH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestWishes:
+class RequestSettings:
     """One request's wishes; each default is what a request without any gets."""
 
     skip_load: bool = False
@@ -50,7 +50,7 @@ class RequestWishes:
         return prompt_tokens if self.max_save_tokens is None else min(prompt_tokens, self.max_save_tokens)
 
 
-NO_WISHES = RequestWishes()
+NO_SETTINGS = RequestSettings()
 
 
 class _Term(NamedTuple):
@@ -80,7 +80,7 @@ def _is_tenant(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_TENANT_LENGTH
 
 
-_WISHES = {
+_SETTINGS = {
     "skip_load": _Term("true or false", _is_flag),
     "skip_save": _Term("true or false", _is_flag),
     "max_load_tokens": _Term("a whole number, 0 or more", _is_token_count),
@@ -98,28 +98,28 @@ _WISHES = {
 @lru_cache(maxsize=256)
 def _find_meant(name: str) -> str:
     """Returns a line about a key that is nearly one of ours, or "". Keys of other connectors are not."""
-    meant = difflib.get_close_matches(name, _WISHES, n=1, cutoff=0.85) if len(name) <= MAX_KEY_LENGTH else []
+    meant = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.85) if len(name) <= MAX_KEY_LENGTH else []
     return f"{reprlib.repr(name)} is ignored, perhaps {meant[0]} is meant" if meant else ""
 
 
-def read_wishes(params: Mapping[str, object], session: str = "") -> tuple[RequestWishes, str]:
+def read_settings(params: Mapping[str, object], session: str = "") -> tuple[RequestSettings, str]:
     """Returns the wishes, and a line about values that are not allowed. Those keep their defaults.
 
     `session` is the engine's own name for the request's session, used if a time is set without a name. Unknown keys
     belong to other connectors, and are ignored; the line names one that is nearly a name of ours. None counts as
     absent, because clients write null for it.
     """
-    given = {name: value for name in _WISHES if (value := params.get(name)) is not None}
-    wrong = {name for name, value in given.items() if not _WISHES[name].accepts(value)}
+    given = {name: value for name in _SETTINGS if (value := params.get(name)) is not None}
+    wrong = {name for name, value in given.items() if not _SETTINGS[name].accepts(value)}
     taken: dict[str, Any] = {name: value for name, value in given.items() if name not in wrong}
     # Clients' values go into the log: cut short, and without line breaks.
     complaints = [
-        f"{name}={reprlib.repr(given[name])} is ignored, allowed is {_WISHES[name].allowed}"
-        for name in _WISHES
+        f"{name}={reprlib.repr(given[name])} is ignored, allowed is {_SETTINGS[name].allowed}"
+        for name in _SETTINGS
         if name in wrong
     ]
-    complaints += filter(None, (_find_meant(name) for name in params if name not in _WISHES))
+    complaints += filter(None, (_find_meant(name) for name in params if name not in _SETTINGS))
     if taken.get("session_ttl_s") and "session" not in given and is_session(session):
         # The engine has a name for it already.
         taken["session"] = session
-    return RequestWishes(**taken), "; ".join(complaints)
+    return RequestSettings(**taken), "; ".join(complaints)
