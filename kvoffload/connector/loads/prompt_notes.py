@@ -32,6 +32,7 @@ _WHY_COMPUTED = {
     Miss.TIER_TOO_SLOW: "a tier slower than memory did not bring it within promote_deadline",
 }
 """Reasons for which a prompt is computed although its blocks are stored, or may be."""
+_NOT_STORED = (Miss.NEVER_SEEN, Miss.TOO_SHORT)
 
 
 class ComputedPrompts:
@@ -99,7 +100,7 @@ class PromptNotes:
         self._measures.count("kvoffload_saved_seconds_total", saved_ns / 1e9)
         is_told = logger.isEnabledFor(logging.DEBUG)
         name, why = tracked.request.request_id, reason.label
-        if self._computed.counts or reason not in (Miss.NEVER_SEEN, Miss.TOO_SHORT):
+        if self._computed.counts or reason not in _NOT_STORED:
             fault = ""
             if reason is Miss.NOT_SERVED:
                 fault = self._cache.fault or "a rank of the engine has not joined the server's memory yet"

@@ -337,10 +337,11 @@ class Saves:
         if self.groups.is_staged:
             for first, others in self.groups.other_stages.items():
                 slots[first] = min(slots[group] for group in (first, *others))
-        for group in groups:
-            # States take slots before this room is divided, and wait for slots by themselves.
-            if self.groups.rules[group].reuse is ReuseRule.EXACT_BOUNDARY:
-                slots[group] = self._pins.room
+        if not self.groups.is_all_prefix:
+            for group in groups:
+                # States take slots before this room is divided, and wait for slots by themselves.
+                if self.groups.rules[group].reuse is ReuseRule.EXACT_BOUNDARY:
+                    slots[group] = self._pins.room
         return SaveRoom(
             slots=slots,
             most_slots=[self._cache.most_slots(group) for group in groups],
