@@ -337,7 +337,7 @@ $(SITE)/stamps/packages: requirements/site.txt
 	@touch $@
 
 # Some seconds, where its packages are to be had.
-site-there:
+site-there: setup
 	@if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory docs-site sbom; \
 	else echo "not to be had here: mkdocs-material"; fi
 
