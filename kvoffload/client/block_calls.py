@@ -296,7 +296,7 @@ class BlockCalls(MappedBlocks):
     @property
     def is_low(self) -> bool:
         """More slots are on their way, or should be."""
-        return any(stock.is_asking or 2 * len(stock) < stock.high for stock in self._stocks)
+        return any(stock.is_asking or stock.is_low for stock in self._stocks)
 
     def take(self, group: int, count: int, now_ns: int) -> ReservedSlots:
         """Slots that are held ready, as many as there are; more are asked for."""
@@ -321,6 +321,7 @@ class BlockCalls(MappedBlocks):
             is_closing = self._link.is_closing
             if spare := len(stock) if is_closing else stock.surplus(now_ns):
                 self.abort(stock.take(self.memory_id, self.session, spare), now_ns)
+                stock.waits_for_save = True
             count = 0 if is_closing else stock.missing(now_ns)
             if count:
                 stock.asked = count

@@ -41,6 +41,9 @@ class CreditStock:
         is released."""
         self._untaken_since_ns = 0
         """Since when the stock has held more than `high` without a save taking any; 0: not so now."""
+        self.waits_for_save = False
+        """Whether slots went back because no save took them. Then no more are asked for until a save takes some: the
+        room that they left in the pool would otherwise be asked for again and again."""
 
     def __len__(self) -> int:
         return len(self.tickets)
@@ -62,7 +65,12 @@ class CreditStock:
         ready = len(self.tickets)
         if ready < self.lacking:
             return max(min(self.high + self.lacking, max(self.high, self.most)) - ready, 0)
-        return self.high - ready if 2 * ready < self.high else 0
+        return self.high - ready if self.is_low else 0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the stock is to be filled up."""
+        return 2 * len(self.tickets) < self.high and not self.waits_for_save
 
     def surplus(self, now_ns: int) -> int:
         """Returns how many slots to give back: those beyond `high`, after a while in which no save has taken any."""
@@ -81,12 +89,14 @@ class CreditStock:
         taken = ReservedSlots(memory_id, session, self.group, self.tickets[:count], self._addresses[:count])
         self.tickets, self._addresses = self.tickets[count:], self._addresses[count:]
         self._untaken_since_ns = 0
+        self.waits_for_save = False
         return taken
 
     def clear(self) -> None:
         """Forgets the slots: they do not belong to this process any more."""
         self.tickets = self._addresses = _NONE
         self.asked = self.lacking = 0
+        self.waits_for_save = False
 
 
 def fit_stocks(stocks: Sequence[CreditStock], pool_bytes: int, *, is_full: bool = False) -> None:

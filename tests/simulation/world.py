@@ -220,8 +220,16 @@ class World:
                 break
             found = f"not served {unserved}, busy {working}, traffic with the tier: {moves}"
             assert self.timeline.now_ns < until_ns, f"long after all was well: {found}"
-        # Time for answers without a waiting caller, and for two ticks.
+        # Time for answers without a waiting caller, and for two ticks. Slots that no save takes go back, and others may
+        # get them; what was sent at the end of a look arrives before the next one.
         self.timeline.run_until(self.timeline.now_ns + SECOND_NS)
+        quiet_looks = 0
+        while quiet_looks < 2:
+            self.timeline.run_until(self.timeline.now_ns + 200 * MILLISECOND_NS)
+            stocks = [stock for scheduler in self.schedulers for stock in scheduler.blocks.stocks]
+            is_moving = any(stock.is_asking or len(stock) > stock.high for stock in stocks)
+            quiet_looks = 0 if is_moving else quiet_looks + 1
+            assert self.timeline.now_ns < until_ns, "long after all was well slots still move"
 
     def _check_end(self) -> None:
         memory = self.machine.listener.memory if self.machine.listener is not None else None

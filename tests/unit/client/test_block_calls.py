@@ -285,6 +285,12 @@ def test_slots_beyond_the_stock_that_no_save_takes_go_back() -> None:
     setting.blocks.refill(now_ns + KEPT_NS)
     assert [call.message for call in setting.wire.take_all()] == [Abort(tickets=tickets[:30].tobytes())]
     assert setting.blocks.ready_slots(now_ns + KEPT_NS) == [10]
+    # The pool has room again, for what was given back. It is asked for when a save takes slots.
+    setting.index.used_bytes -= 30 * group.record_bytes
+    setting.blocks.refill(now_ns + 2 * KEPT_NS)
+    assert setting.wire.take_all() == []
+    setting.blocks.take(0, 1, now_ns + 2 * KEPT_NS)
+    assert [call.message for call in setting.wire.take_all()] == [Credits(name_space=4, group=0, count=31)]
 
 
 def test_a_server_that_ends_gets_its_slots_back_and_is_asked_for_none() -> None:
