@@ -209,7 +209,7 @@ class Squatter:
         assert side.parts is not None
         self._engine: Any = side.parts.cache
         (record_bytes,) = {facts.record_bytes for facts in side.parts.groups.facts}
-        self._stocks = [(stock, stock.wanted) for stock in self._engine.engine.stocks]
+        self._stocks = [(stock, stock.wanted) for stock in self._engine.blocks.stocks]
         for stock, _ in self._stocks:
             stock.wanted = stock.high = STOCKED_SLOTS
             surplus = stock.take(self._engine.memory_id, self._engine.session, max(len(stock) - STOCKED_SLOTS, 0))
