@@ -15,7 +15,7 @@ from kvoffload.cache import AcquiredBlocks, Ask, CacheSettings, Publication
 from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.client import Client, ClientSettings, LinkSettings, Member
 from kvoffload.errors import BenchmarkError
-from kvoffload.protocol import GroupSettings, Register, Role
+from kvoffload.protocol import GroupTerms, Register, Role
 from kvoffload.protocol.limits import MAX_BATCH
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.tiering.settings import TierPlan, TierSettings
@@ -47,7 +47,7 @@ def make_register(record_bytes: int) -> Register:
         hash_algorithm="sha256",
         hash_seed=b"",
         hash_block_size=BLOCK_TOKENS,
-        groups=(GroupSettings(record_bytes=record_bytes, block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX),),
+        groups=(GroupTerms(record_bytes=record_bytes, block_size=BLOCK_TOKENS, reuse=ReuseRule.PREFIX),),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal, Self, get_args
 
 from kvoffload.cache.boundary import GroupRule
 from kvoffload.errors import CacheMemoryError
-from kvoffload.protocol import GroupSettings, Introduce, Register
+from kvoffload.protocol import GroupTerms, Introduce, Register
 from kvoffload.units import GIB, MIB, describe_size, format_size
 
 Verify = Literal["tiers", "always"]
@@ -133,10 +133,10 @@ class CacheGeometry:
         )
         return cls(hash_block_size=message.hash_block_size, groups=groups)
 
-    def group_settings(self) -> tuple[GroupSettings, ...]:
+    def group_settings(self) -> tuple[GroupTerms, ...]:
         """Returns the groups as messages carry them."""
         return tuple(
-            GroupSettings(
+            GroupTerms(
                 record_bytes=group.record_bytes,
                 block_size=group.rule.block_size,
                 reuse=group.rule.reuse,

@@ -66,7 +66,7 @@ from kvoffload.protocol.lifeline import (
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, Channel, ClientMessage, Phase, ServerMessage
 from kvoffload.protocol.opening import (
     Bye,
-    GroupSettings,
+    GroupTerms,
     Hello,
     HelloAccepted,
     IdentityField,
@@ -139,7 +139,7 @@ __all__ = [
     "Farewell",
     "FormerMemory",
     "Greeting",
-    "GroupSettings",
+    "GroupTerms",
     "Growth",
     "HandshakeSettings",
     "Hello",

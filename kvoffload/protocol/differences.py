@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvoffload.protocol.opening import GroupSettings, IdentityField, find_model
+from kvoffload.protocol.opening import GroupTerms, IdentityField, find_model
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SETTINGS = frozenset(
@@ -44,7 +44,7 @@ class TellsIdentity(Protocol):
     @property
     def ranks(self) -> int: ...
     @property
-    def groups(self) -> tuple[GroupSettings, ...]: ...
+    def groups(self) -> tuple[GroupTerms, ...]: ...
     @property
     def identity(self) -> tuple[IdentityField, ...]: ...
 

@@ -16,7 +16,7 @@ from kvoffload.protocol.answers import Error
 from kvoffload.protocol.faults import ErrorCode
 from kvoffload.protocol.lifeline import Greeting
 from kvoffload.protocol.message import PROTOCOL_MAX, PROTOCOL_MIN, ClientMessage, Phase
-from kvoffload.protocol.opening import GroupSettings, Hello, HelloAccepted, Register
+from kvoffload.protocol.opening import GroupTerms, Hello, HelloAccepted, Register
 from kvoffload.protocol.shape import name_of
 
 
@@ -134,7 +134,7 @@ def _compared(
     yield "hash_block_size", known.hash_block_size, message.hash_block_size
     yield "groups", len(known.groups), len(message.groups)
     for at, (ours, other) in enumerate(zip(known.groups, message.groups, strict=False)):
-        for field in fields(GroupSettings):
+        for field in fields(GroupTerms):
             yield f"groups[{at}].{field.name}", getattr(ours, field.name), getattr(other, field.name)
     yield "ranks", known.ranks, message.ranks
     yield "fingerprint", known.fingerprint, message.fingerprint

@@ -30,7 +30,7 @@ ReportText = Blob("lines of UTF-8, bytes", 1, MAX_REPORT)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSettings:
+class GroupTerms:
     """One group of an identity."""
 
     record_bytes: Annotated[U64, "bytes of one block on one rank"]
@@ -113,7 +113,7 @@ class Register(Request):
     hash_algorithm: Annotated[Name, "algorithm of the blocks' hashes"]
     hash_seed: Annotated[OptionalDigest, "digest of its seed; empty: it has none"]
     hash_block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens per hash of a chain"]
-    groups: Annotated[tuple[GroupSettings, ...], Several(Shape(GroupSettings), MAX_GROUPS), "all groups, by number"]
+    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "all groups, by number"]
     rank: Annotated[U16, "rank of this process"] = 0
     ranks: Annotated[int, Whole(2**16 - 1, minimum=1), "how many the engine has"] = 1
     tenant: Annotated[Name, "the tenant whose quota pays; empty: none"] = ""

@@ -9,7 +9,7 @@ from kvoffload.protocol.answers import Done
 from kvoffload.protocol.fields import U16, Blob, Digest, Flag, Several, Whole
 from kvoffload.protocol.limits import MAX_GROUPS
 from kvoffload.protocol.message import Phase, Reply, Request
-from kvoffload.protocol.opening import GroupSettings
+from kvoffload.protocol.opening import GroupTerms
 from kvoffload.protocol.shape import Shape
 
 TOKEN_BYTES = 16
@@ -49,4 +49,4 @@ class Introduce(Request):
 
     fingerprint: Annotated[Digest, "fingerprint of the identity"]
     hash_block_size: Annotated[int, Whole(2**32 - 1, minimum=1), "tokens per hash of a chain"]
-    groups: Annotated[tuple[GroupSettings, ...], Several(Shape(GroupSettings), MAX_GROUPS), "all groups, by number"]
+    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "all groups, by number"]

@@ -28,7 +28,7 @@ from kvoffload.protocol.fields import (
 from kvoffload.protocol.lifeline import Role
 from kvoffload.protocol.limits import ARRAY_ITEMS, LINE_BYTES, MAX_GROUPS, MAX_IDENTITY, MAX_TIERS
 from kvoffload.protocol.message import Phase, Reply, Request
-from kvoffload.protocol.opening import GroupSettings, IdentityField, ReportText
+from kvoffload.protocol.opening import GroupTerms, IdentityField, ReportText
 from kvoffload.protocol.shape import Shape
 from kvoffload.types import HASH_BYTES
 
@@ -118,9 +118,7 @@ class IdentityRead(Reply):
     hash_algorithm: Annotated[Name, "algorithm of its blocks' hashes; empty: not known"] = ""
     hash_block_size: Annotated[U32, "tokens per hash of a chain; 0: not known"] = 0
     ranks: Annotated[U16, "number of ranks of its engines; 0: not known"] = 0
-    groups: Annotated[
-        tuple[GroupSettings, ...], Several(Shape(GroupSettings), MAX_GROUPS), "its groups, by number"
-    ] = ()
+    groups: Annotated[tuple[GroupTerms, ...], Several(Shape(GroupTerms), MAX_GROUPS), "its groups, by number"] = ()
     identity: Annotated[
         tuple[IdentityField, ...], Several(Shape(IdentityField), MAX_IDENTITY), "parts of the fingerprint"
     ] = ()

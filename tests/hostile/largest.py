@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from kvoffload.protocol import GroupSettings, Register
+from kvoffload.protocol import GroupTerms, Register
 from kvoffload.protocol.fields import Blob, Choice, FieldKind, Several, Text, Truth, Whole
 from kvoffload.protocol.limits import MAX_BLOCKS, MAX_GROUPS
 from kvoffload.protocol.message import Message, OneWay
@@ -27,7 +27,7 @@ WIDE = Register(
     hash_algorithm="sha256",
     hash_seed=b"",
     hash_block_size=16,
-    groups=(GroupSettings(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX, shards=SHARDS),) * MAX_GROUPS,
+    groups=(GroupTerms(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX, shards=SHARDS),) * MAX_GROUPS,
 )
 """An identity with as many groups as there may be, each of which has as many shards as there may be."""
 FLAT = replace(WIDE, fingerprint=b"f" * HASH_BYTES, groups=(replace(WIDE.groups[0], shards=1),) * MAX_GROUPS)

@@ -7,7 +7,7 @@ from itertools import count
 from typing import TypeVar
 
 from kvoffload.client.settings import LinkSettings
-from kvoffload.protocol import GroupSettings, Register, Role
+from kvoffload.protocol import GroupTerms, Register, Role
 from kvoffload.types import ReuseRule
 from tests.kit.cache.cache_model import fingerprint
 from tests.simulation.channels import Connection
@@ -256,9 +256,7 @@ class World:
 
 
 def make_register(name: str, workers: int, record_bytes: int) -> Register:
-    group = GroupSettings(
-        record_bytes=record_bytes, block_size=TOKENS, reuse=ReuseRule.PREFIX, window=0, shards=workers
-    )
+    group = GroupTerms(record_bytes=record_bytes, block_size=TOKENS, reuse=ReuseRule.PREFIX, window=0, shards=workers)
     return Register(
         fingerprint=fingerprint(name), hash_algorithm="sha256", hash_seed=b"", hash_block_size=TOKENS, groups=(group,)
     )

@@ -14,7 +14,7 @@ from kvoffload.protocol import (
     Counts,
     Credits,
     CreditsGranted,
-    GroupSettings,
+    GroupTerms,
     Publish,
     Register,
     Stats,
@@ -36,7 +36,7 @@ def register_of(name: int = 1, record_bytes: int = RECORD_BYTES) -> Register:
         hash_algorithm="sha256",
         hash_seed=b"",
         hash_block_size=16,
-        groups=(GroupSettings(record_bytes=record_bytes, block_size=16, reuse=ReuseRule.PREFIX),),
+        groups=(GroupTerms(record_bytes=record_bytes, block_size=16, reuse=ReuseRule.PREFIX),),
     )
 
 

@@ -13,7 +13,7 @@ from kvoffload.protocol import (
     AgentSession,
     AgentSessions,
     Counts,
-    GroupSettings,
+    GroupTerms,
     IdentityField,
     Insight,
     Inspect,
@@ -50,7 +50,7 @@ MODEL = IdentityRead(
     hash_algorithm="sha256",
     hash_block_size=16,
     ranks=2,
-    groups=(GroupSettings(record_bytes=64, block_size=16, reuse=ReuseRule.WINDOW, window=40, shards=2),),
+    groups=(GroupTerms(record_bytes=64, block_size=16, reuse=ReuseRule.WINDOW, window=40, shards=2),),
     identity=(IdentityField(name="model", value="made-up"),),
 )
 COUNTS = Counts(

@@ -19,7 +19,7 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     Greeting,
-    GroupSettings,
+    GroupTerms,
     Hello,
     HelloAccepted,
     Memory,
@@ -39,7 +39,7 @@ REGISTER = Register(
     hash_algorithm="sha256",
     hash_seed=b"",
     hash_block_size=16,
-    groups=(GroupSettings(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX),),
+    groups=(GroupTerms(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX),),
 )
 WELCOME = Welcome(protocol=1, session=5, domain="", control="ipc:///x")
 ACCEPTED = HelloAccepted(protocol=1, capabilities=("adopt", "events"), domain="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from docs.generate import render_site_pages
-from kvoffload.protocol import CAPABILITIES, MESSAGES, ErrorCode, GroupSettings, HandshakeSettings, Register, advance
+from kvoffload.protocol import CAPABILITIES, MESSAGES, ErrorCode, GroupTerms, HandshakeSettings, Register, advance
 from kvoffload.protocol.handshake import Agreement
 from kvoffload.protocol.limits import FRAME_BYTES, MAX_PACKET_SEGMENTS, PACKET_BYTES
 from kvoffload.protocol.message import Phase
@@ -45,7 +45,7 @@ def test_limits_are_those_of_the_code() -> None:
 def test_the_refusal_that_is_shown_is_the_one_that_is_sent() -> None:
     def register(record_bytes: int) -> Register:
         groups = tuple(
-            GroupSettings(record_bytes=size, block_size=16, reuse=ReuseRule.PREFIX) for size in (1, record_bytes)
+            GroupTerms(record_bytes=size, block_size=16, reuse=ReuseRule.PREFIX) for size in (1, record_bytes)
         )
         return Register(
             fingerprint=bytes(32), hash_algorithm="sha256", hash_seed=b"", hash_block_size=16, groups=groups

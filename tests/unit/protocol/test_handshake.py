@@ -21,7 +21,7 @@ from kvoffload.protocol import (
     Error,
     ErrorCode,
     Greeting,
-    GroupSettings,
+    GroupTerms,
     HandshakeSettings,
     Hello,
     HelloAccepted,
@@ -43,8 +43,8 @@ from tests.kit.protocol.version_two import Pin
 SETTINGS = HandshakeSettings(capabilities=frozenset({"adopt", "events"}), domain="blue", software="kvoffload 1")
 HELLO = Hello(protocol_min=1, protocol_max=1, capabilities=("events", "prefetch", "warp"))
 GROUPS = (
-    GroupSettings(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX, shards=2),
-    GroupSettings(record_bytes=100, block_size=32, reuse=ReuseRule.WINDOW, window=1024),
+    GroupTerms(record_bytes=4096, block_size=16, reuse=ReuseRule.PREFIX, shards=2),
+    GroupTerms(record_bytes=100, block_size=32, reuse=ReuseRule.WINDOW, window=1024),
 )
 IDENTITY = (IdentityField(name="model_dtype", value="bfloat16"), IdentityField(name="revision", value="r1"))
 REGISTER = Register(

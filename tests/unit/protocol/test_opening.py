@@ -6,13 +6,13 @@ from dataclasses import fields
 
 from kvoffload.cache import CacheGroup, GroupRule
 from kvoffload.keys.identity import Identity, LayerDtype, ParallelShape
-from kvoffload.protocol import GroupSettings
+from kvoffload.protocol import GroupTerms
 from kvoffload.protocol.limits import MAX_IDENTITY
 
 
 def test_a_group_says_all_that_the_cache_asks_of_it() -> None:
     asked = {field.name for field in fields(CacheGroup)} - {"rule"} | {field.name for field in fields(GroupRule)}
-    assert {field.name for field in fields(GroupSettings)} == asked
+    assert {field.name for field in fields(GroupTerms)} == asked
 
 
 def test_the_parts_of_an_identity_fit() -> None:

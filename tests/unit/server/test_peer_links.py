@@ -18,7 +18,7 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.peers import PeerSpace, SpaceTable
 from kvoffload.peers.loop_queue import LoopQueue
 from kvoffload.peers.peer_server import LinkSession
-from kvoffload.protocol import Done, ErrorCode, GroupSettings, Introduce, LinkOpened, OpenLink, Registered
+from kvoffload.protocol import Done, ErrorCode, GroupTerms, Introduce, LinkOpened, OpenLink, Registered
 from kvoffload.server import DomainSettings, peer_links
 from kvoffload.server.peer_links import PeeringPlan, PeerLinks, open_peer_links
 from kvoffload.server.sessions.event_feed import Space
@@ -66,9 +66,7 @@ def peer_of(server: Server, *, is_peer: bool = True) -> Visitor:
 def introduce(geometry: Any = HYBRID, name: str = "model") -> Introduce:
     register = register_of()
     groups = (
-        register.groups
-        if geometry is HYBRID
-        else (GroupSettings(record_bytes=1, block_size=16, reuse=ReuseRule.PREFIX),)
+        register.groups if geometry is HYBRID else (GroupTerms(record_bytes=1, block_size=16, reuse=ReuseRule.PREFIX),)
     )
     return Introduce(fingerprint=register.fingerprint, hash_block_size=register.hash_block_size, groups=groups)
 

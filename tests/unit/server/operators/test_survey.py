@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.cache import Ask, CommitOutcome, LocalCache, SessionId
-from kvoffload.protocol import Call, Clear, ErrorCode, GroupSettings, Hello, IdentityField, Invalidate, Registered, Role
+from kvoffload.protocol import Call, Clear, ErrorCode, GroupTerms, Hello, IdentityField, Invalidate, Registered, Role
 from kvoffload.protocol.survey import (
     NOT_ASKED,
     UNKNOWN_S,
@@ -163,7 +163,7 @@ def test_identities_are_told_with_their_geometry() -> None:
         assert (first.total, first.fingerprint, first.identity) == (2, fingerprint("one"), made_of)
         assert first.used_bytes == 3 * PLAIN.groups[0].record_bytes
         assert (second.used_bytes, len(second.groups)) == (0, len(HYBRID.groups))
-        assert all(isinstance(group, GroupSettings) for group in second.groups)
+        assert all(isinstance(group, GroupTerms) for group in second.groups)
 
 
 def test_an_identity_is_found_by_its_model_among_some_at_a_time() -> None:
