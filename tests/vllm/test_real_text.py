@@ -28,7 +28,7 @@ def ask(tokenizer: Any, talk: list[dict[str, str]]) -> list[int]:
 
 
 def test_a_conversation_in_words_goes_on_from_restored_blocks(engines: EnginePool) -> None:
-    """Thirty layers in bfloat16; a whole turn of the conversation is longer than a block of 128 tokens. The first answer
+    """Thirty layers in bfloat16; a whole turn of the conversation exceeds a block of 128 tokens. The first answer
     is that of the engine without a connector: which words it has depends on the processor's kernels."""
     alone = engines.acquire(SMOLLM2)
     first_prompt = ask(alone.llm.get_tokenizer(), [{"role": "user", "content": QUESTIONS[0]}])
