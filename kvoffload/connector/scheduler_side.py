@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENDING_S = 2.0
+ENDING_S = 3.5
 """How long an engine that is told to stop goes on saving blocks that the pool lacks, in seconds: vLLM gives it five."""
 LEFT_WAIT_S = 2.0
 """How long an idle engine goes on stepping for blocks that wait for slots, in seconds: slots may never come."""
