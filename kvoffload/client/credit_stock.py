@@ -15,7 +15,7 @@ FULL_POOL_SHARE = 32
 """The same for a pool that is full: there, slots held ready take the place of blocks."""
 MAX_SLOTS = 32_768
 """The most slots that are held ready for one group."""
-KEPT_NS = 1_000_000_000
+KEPT_NS = 10_000_000_000
 """Slots beyond the limit of a stock go back to the server when no save has taken any for so many nanoseconds."""
 _NONE = np.empty(0, np.uint64)
 
