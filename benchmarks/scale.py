@@ -21,11 +21,13 @@ for _name in [name for name in os.environ if name.startswith("VLLM_")]:
 os.environ.update({"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"})
 os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
 
+from benchmarks.ending import end_in_order  # noqa: E402
 from benchmarks.ground.flagships import FLAGSHIPS  # noqa: E402
 from benchmarks.ground.models import MODELS  # noqa: E402
 from benchmarks.ground.pictures import draw_run  # noqa: E402
 from benchmarks.ground.scenarios import Ground, measure_model  # noqa: E402
 from benchmarks.ground.server_start import start_server  # noqa: E402
+from benchmarks.ground.work import CONVERSATIONS_SEED  # noqa: E402
 from kvoffload.bench.base import Result  # noqa: E402
 from kvoffload.cli.bench import make_table  # noqa: E402
 
@@ -40,6 +42,8 @@ def main() -> int:
     parser.add_argument(
         "--trace", type=Path, help="conversations, as `kvoffload replay` reads them; made up without it"
     )
+    parser.add_argument("--seed", type=int, default=CONVERSATIONS_SEED, help="of the conversations that are made up")
+    parser.add_argument("--pools", default="5,10,20,50", help="of a sweep, in percent of what is computed")
     parser.add_argument("--pictures", type=Path, help="a folder for a picture of each model")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
@@ -47,13 +51,14 @@ def main() -> int:
     chosen = options.models.split(",") if options.models else SHORT_MODELS if options.short else tuple(known)
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"no model is called {', '.join(unknown)}; known are {', '.join(known)}")
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end_in_order)
     results: list[Result] = []
     # Lines that vLLM prints must not stand between results.
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:
-        ground = Ground(Path(folder), options.trace, is_short=options.short)
+        pools = [float(percent) for percent in options.pools.split(",")]
+        ground = Ground(Path(folder), options.trace, is_short=options.short, seed=options.seed, pools=pools)
         if options.scenarios:
             ground.scenarios = tuple(options.scenarios.split(","))
 
@@ -73,12 +78,6 @@ def main() -> int:
     if not options.json:
         Console(file=lines, width=None if lines.isatty() else 200).print(make_table(results))
     return 0
-
-
-def _end(number: int, _frame: object) -> None:
-    """Lets the running benchmark end its servers on the way out, without a second signal."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def _say(step: str) -> None:

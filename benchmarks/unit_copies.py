@@ -22,11 +22,10 @@ from kvoffload.kvspec import (
     KVGeometry,
     attention_layer,
     build_page_map,
-    layer_dims,
-    layout_dims,
     place_dims,
 )
 from kvoffload.transfer import CopyDirection, CopyItems, HostEngine
+from tests.kit.kvspec.layouts import layer_dims, layout_dims
 
 LAYERS, HEADS, HEAD_SIZE, TOKENS = 32, 8, 128, 16
 BLOCKS, COPIED, THREADS, RUNS = 256, 128, 2, 21

@@ -21,6 +21,7 @@ from benchmarks.connectors.overhead import measure_overhead
 from benchmarks.connectors.real_size import measure_real_size
 from benchmarks.connectors.steps import measure_scheduler
 from benchmarks.connectors.ttft import measure_ttft
+from benchmarks.ending import end_in_order
 from kvoffload.bench.base import Result
 from kvoffload.cli.bench import make_table
 
@@ -44,7 +45,7 @@ def main() -> int:
     chosen = options.rows.split(",")
     if unknown := sorted(set(chosen) - set(ALL_ROWS)):
         parser.error(f"no row is called {', '.join(unknown)}; known are {', '.join(ALL_ROWS)}")
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end_in_order)
     # For the processes that run engines; LMCache would report its use.
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -58,12 +59,6 @@ def main() -> int:
     if not options.json:
         Console(width=None if sys.stdout.isatty() else 200).print(make_table(results))
     return 0
-
-
-def _end(number: int, _frame: object) -> None:
-    """Lets the running benchmark end its engines and servers on the way out, without a second signal."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def _say(step: str) -> None:

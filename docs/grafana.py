@@ -1,11 +1,11 @@
-"""The Grafana dashboard, made from the panels of kvoffload/metrics/panels.py."""
+"""The Grafana dashboard, made from the panels of docs/panels.py."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from kvoffload.metrics.panels import PANEL_ROWS, Panel, Shown
+from docs.panels import PANEL_ROWS, Panel, Shown
 
 _WIDTH, _HEIGHT, _A_LINE = 8, 8, 3
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
@@ -29,7 +29,7 @@ def render_dashboard() -> str:
     dashboard = {
         "title": "kvoffload",
         "uid": "kvoffload",
-        "description": "Made by docs/generate.py from kvoffload/metrics/panels.py.",
+        "description": "Made by docs/generate.py from docs/panels.py.",
         "schemaVersion": 39,
         "editable": True,
         "refresh": "10s",

@@ -1,6 +1,7 @@
 """Lays out the pages of the site in build/site-pages, from the files of this tree: `make docs-site` builds them.
 
-Some pages are made from code here and are no files of the tree (`render_site_pages`).
+Some pages are made from code here and are no files of the tree (`render_site_pages`); other pages leave places for
+tables that are made from code (`render_tables`).
 
 Pages keep their places, README.md is the first one. What they link to besides is laid out too: a source file as a page
 that shows it, a folder as a list of what is in it. So every link leads somewhere without a network.
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from docs.generate import render_site_pages
+from docs.generate import fill_places, render_site_pages, render_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "site-pages"
@@ -33,9 +34,12 @@ _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 class SitePages:
     """The pages as they are written, by path: each once, with all that it links to."""
 
-    def __init__(self, root: Path = ROOT, made: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path = ROOT, made: Mapping[str, str] | None = None, tables: Mapping[str, str] | None = None
+    ) -> None:
         self._root = root
         self._made = made or {}
+        self._tables = tables or {}
         self.texts: dict[str, str] = {}
         self.copies: set[str] = set()
 
@@ -62,7 +66,7 @@ class SitePages:
         if path in self.texts:
             return
         self.texts[path] = ""  # It may link to itself.
-        text = self._made[path] if path in self._made else (self._root / path).read_text()
+        text = self._made[path] if path in self._made else fill_places((self._root / path).read_text(), self._tables)
         here = posixpath.dirname(path)
         parts, end = [], 0
         for fence in _FENCE.finditer(text):
@@ -84,8 +88,7 @@ class SitePages:
         """Returns where it is found on the site."""
         file = self._root / path
         if file.is_dir():
-            has_page = (file / "README.md").exists() and path.startswith("docs/")
-            return self._add(f"{path}/README.md") if has_page else self._add_folder(path)
+            return self._add_folder(path)
         if file.suffix == ".md":
             self._add_page(path)
             return path
@@ -120,4 +123,6 @@ def _list_folder(folder: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    SitePages(made=render_site_pages()).add_all().write(Path(sys.argv[1]) if len(sys.argv) > 1 else PAGES)
+    SitePages(made=render_site_pages(), tables=render_tables()).add_all().write(
+        Path(sys.argv[1]) if len(sys.argv) > 1 else PAGES
+    )

@@ -13,7 +13,7 @@ def read_limits(controller: str, *, unified: str, divided: tuple[str, ...], root
     has a hierarchy of its own. A file that cannot be read has no words. `root` is where `proc` and `sys` are.
     """
     mounts = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         is_unified = number == "0" and not controllers
@@ -23,10 +23,11 @@ def read_limits(controller: str, *, unified: str, divided: tuple[str, ...], root
         group = PurePosixPath(path.strip("/"))
         for above in (group, *group.parents):
             files = (unified,) if is_unified else divided
-            yield [word for file in files for word in _read(top / above / file).split()]
+            yield [word for file in files for word in read_text(top / above / file).split()]
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """Returns a file's text, or nothing if it cannot be read."""
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError):

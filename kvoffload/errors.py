@@ -27,7 +27,7 @@
     └── BenchmarkError                benchmark
 
 Misses, pending answers and refusals that are part of normal work are values, not exceptions. The texts of codes are
-the table in docs/errors.md, which is made from this file.
+the table in docs/reference.md, which is made from this file.
 """
 
 from __future__ import annotations

@@ -59,6 +59,8 @@ PopulateProgress = _native.PopulateProgress
 create_cache = _native.create_cache
 adopt_cache = _native.adopt_cache
 find_lock_owner = _native.find_lock_owner
+is_memory_file = _native.is_memory_file
+take_short_turns = _native.take_short_turns
 open_index_reader = _native.open_index_reader
 SegmentMap = _native.SegmentMap
 open_segment_map = _native.open_segment_map
@@ -85,6 +87,7 @@ make_cache_load = _native.make_cache_load
 make_sparse_load = _native.make_sparse_load
 make_turnover_load = _native.make_turnover_load
 measure_growth = _native.measure_growth
+read_memory_headroom = _native.read_memory_headroom
 memory_headroom_bytes = _native.memory_headroom_bytes
 memory_total_bytes = _native.memory_total_bytes
 

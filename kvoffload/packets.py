@@ -18,7 +18,7 @@ import termios
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvoffload.errors import PacketError
 
@@ -28,8 +28,8 @@ MAX_DESCRIPTORS = 253
 
 _INT = array.array("i").itemsize
 _CREDENTIALS = struct.Struct("3i")
-_SO_PEERPIDFD = 77
-"""The number of this option of Linux 6.5; Python has no name for it."""
+_SO_PEERPIDFD, _SO_PASSRIGHTS = 77, 83
+"""The numbers of these options of Linux 6.5 and 6.16; Python has no names for them."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ class Credentials:
     pid: int
     uid: int
     gid: int
+
+
+class Peeked(NamedTuple):
+    """The bytes of a packet that has not been received yet, and whether descriptors come with it."""
+
+    data: bytes
+    has_descriptors: bool
 
 
 @dataclass
@@ -131,14 +138,24 @@ class PacketSocket:
         fcntl.ioctl(self._socket, termios.TIOCOUTQ, found)
         return found[0]
 
-    def peek(self) -> bytes | None:
-        """The bytes of the next packet, which stays; None: there is none yet. No bytes: `receive` says why."""
+    def peek(self) -> Peeked | None:
+        """The next packet, which stays; None: there is none yet. No bytes: `receive` says why."""
         try:
-            return self._socket.recv(MAX_PACKET_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            data, _, flags, _ = self._socket.recvmsg(MAX_PACKET_BYTES, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError:
-            return b""
+            return Peeked(b"", has_descriptors=False)
+        return Peeked(data, has_descriptors=bool(flags & socket.MSG_CTRUNC))
+
+    def shut(self) -> None:
+        """Ends the connection. Packets that have come stay until they are received, or this end is closed."""
+        shut(self._socket)
+
+    def is_empty(self) -> bool:
+        """Whether no packet is left, once it is shut. If one is, closing may take as long as its sender likes, because
+        a descriptor may lie in it."""
+        return is_empty(self._socket)
 
     def receive(self, most_descriptors: int = MAX_DESCRIPTORS, *, drops_rest: bool = False) -> Packet | None:
         """Returns the next packet. None: there is none yet. PacketError: the other end is gone, or sent what it may
@@ -170,6 +187,35 @@ class PacketSocket:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def refuse_descriptors(end: socket.socket) -> bool:
+    """Makes the kernel refuse to send descriptors to this Unix socket, or if it listens to those that it accepts.
+    Returns False before Linux 6.16, which cannot do that."""
+    try:
+        end.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError:
+        return False
+    return True
+
+
+def shut(end: socket.socket) -> None:
+    """Ends a connection. What has come stays until it is received, or this end is closed."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def is_empty(end: socket.socket) -> bool:
+    """Whether all was received that came over a Unix socket, once that is shut."""
+    try:
+        # With this option the kernel adds a credential to each packet, by which one without bytes is told from the end
+        # of the connection. In a stream there are no such packets.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+        data, beside, _, _ = end.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), flags)
+    except OSError:
+        return False
+    return not data and (end.type == socket.SOCK_STREAM or not beside)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -1,6 +1,9 @@
-"""Says which pinned versions have known vulnerabilities: `python -m requirements.audit ADVISORIES`, in `make audit`.
+"""Lists pinned versions that have known vulnerabilities: `python -m requirements.audit ADVISORIES`, in `make audit`.
 
 ADVISORIES is a folder of JSON files in OSV's format, or an archive of them, such as osv.dev offers for each ecosystem.
+No tool on PyPI does this from a local folder: pip-audit, `uv audit`, pysentry and osvcheck ask a service, and safety
+reads a database in a format of its own (November 2026).
+
 Exits with 1 where there is a finding, each in one line, and with 2 where nothing could be checked.
 """
 

@@ -44,7 +44,9 @@ class HookClock:
     A hook that calls another is one call. The clock's own two readings are partly in it: about half a microsecond.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        """`now`: a clock of other seconds than the thread's CPU time."""
+        self._now = now or time.thread_time
         self.scheduler_s = 0.0
         self.worker_s = 0.0
         self._is_inside = False
@@ -61,11 +63,11 @@ class HookClock:
             if self._is_inside:
                 return hook(connector, *args, **kwargs)
             self._is_inside = True
-            begun_s = time.thread_time()
+            begun_s = self._now()
             try:
                 return hook(connector, *args, **kwargs)
             finally:
-                spent_s = time.thread_time() - begun_s
+                spent_s = self._now() - begun_s
                 self._is_inside = False
                 if connector.scheduler_side is not None:
                     self.scheduler_s += spent_s

@@ -13,7 +13,7 @@ from benchmarks.fleets.node import Node, flags, prefix
 from benchmarks.fleets.wire import Wire
 from benchmarks.fleets.workload import Blocks, Workload
 from kvoffload import native
-from kvoffload.tiers.home_ring import HomeMember, HomeRing
+from kvoffload.tiers.homes import find_homes
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +91,13 @@ class SharedStore:
 
 
 class Homes:
-    """Each record has one home among the nodes, by the real ring. `memories`: what each node gives to the fleet; the
+    """Each record has one home among the nodes, by the real rule. `memories`: what each node gives to the fleet; the
     node's own memory, or a part that is set aside."""
 
     def __init__(
         self, work: Workload, nodes: Sequence[Node], memories: list[native.ReplayMemory], keys: Blocks
     ) -> None:
         """`keys`: by block, the block whose hash decides."""
-        self._ring = HomeRing(HomeMember(name=f"node-{node.number}") for node in nodes)
         self._numbers = {f"node-{node.number}": node.number for node in nodes}
         self._key_hashes = work.hashes_of(keys)
         self._nodes = nodes
@@ -106,9 +105,9 @@ class Homes:
         self.change(nodes)
 
     def change(self, nodes: Sequence[Node]) -> None:
-        ring = self._ring.without(f"node-{node.number}" for node in nodes if not node.is_up)
-        numbers = np.array([self._numbers[member.name] for member in ring.members])
-        self.homes = numbers[ring.homes(self._key_hashes)]
+        members = tuple(sorted(f"node-{node.number}" for node in nodes if node.is_up))
+        numbers = np.array([self._numbers[member] for member in members])
+        self.homes = numbers[find_homes(members, self._key_hashes)]
 
     def look(self, node: Node, rest: Blocks, local: npt.NDArray[np.bool_]) -> Found:
         present = local.copy()

@@ -1,4 +1,4 @@
-"""The tables of docs/fleet.md and benchmarks/results/fleet.md, from a file of results."""
+"""Tables from a file of results, some of which docs/fleet.md shows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The models of 2026 whose layers do not follow from a few fields of their configs, with the specs that vLLM's own
-classes make of them (`tests/vllm/test_gallery.py` compares the groups). None of them was run here.
+"""The models of 2026, and some older ones, whose layers do not follow from a few fields of their configs, with the
+specs that vLLM's own classes make of them (`tests/vllm/test_gallery.py` compares the groups). None of them was run
+here.
 
 Parameters were counted on the modules that vLLM makes, without DeepSeek-V4.1's tables of token sequences; a token uses
 those of its experts, and of all else but Qwen4-exp's table of such sequences. The bytes of weights are those of these
@@ -18,6 +19,7 @@ import torch
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     CircularBufferSpec,
     FullAttentionSpec,
     KVCacheSpec,
@@ -28,7 +30,7 @@ from vllm.v1.kv_cache_interface import (
     SparseCacheRole,
 )
 
-from benchmarks.ground.models import DEEPSEEK_V3, GB, H200, LLAMA_70B, QWEN3_NEXT_80B, Gpu, Model
+from benchmarks.ground.models import DEEPSEEK_V3, GB, H200, LLAMA_8B, LLAMA_70B, QWEN3_NEXT_80B, Gpu, Model
 
 Layers = Iterator[tuple[str, KVCacheSpec]]
 """Names of caches, as vLLM has them, and their specs for one rank."""
@@ -134,11 +136,53 @@ def make_minimax_m3(model: Model) -> Layers:
         yield name, FullAttentionSpec(block_size=model.block_size, **attention, **(stride if layer >= 3 else {}))
 
 
+def make_nemotron_h(model: Model) -> Layers:
+    """States, and attention in four layers; the others keep nothing."""
+    shapes = ((3, (128 * 64 + 2 * 8 * 128) // model.tensor_ranks), (128 // model.tensor_ranks, 64, 128))
+    heads = 8 // model.tensor_ranks
+    block, state = _make_state(model, shapes, token_bytes=2 * 2 * 128 * heads, kind=MambaAttentionBackendEnum.MAMBA2)
+    attention = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=128, dtype=BF16)
+    for layer, kind in enumerate("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"):
+        if kind != "-":
+            yield f"model.layers.{layer}.mixer", state if kind == "M" else attention
+
+
+def make_falcon_h1(model: Model) -> Layers:
+    """A state and attention in each layer."""
+    shapes = ((3, (3072 + 2 * 256) // model.tensor_ranks), (24 // model.tensor_ranks, 128, 256))
+    heads = max(2 // model.tensor_ranks, 1)
+    mamba: dict[str, Any] = {"kind": MambaAttentionBackendEnum.MAMBA2, "dtypes": (BF16, BF16)}
+    block, state = _make_state(model, shapes, token_bytes=2 * 2 * 128 * heads, **mamba)
+    for layer in range(44):
+        attention = {"num_kv_heads": heads, "head_size": 128, "dtype": BF16}
+        yield f"model.layers.{layer}.self_attn.attn", FullAttentionSpec(block_size=block, **attention)
+        yield f"model.layers.{layer}.mamba", state
+
+
+def make_llama_4(model: Model) -> Layers:
+    """Attention within chunks, and to all tokens in every fourth layer."""
+    attention: dict[str, Any] = {
+        "block_size": model.block_size,
+        "num_kv_heads": 8 // model.tensor_ranks,
+        "head_size": 128,
+        "dtype": BF16,
+    }
+    for layer in range(48):
+        is_full = layer % 4 == 3
+        chunks = ChunkedLocalAttentionSpec(attention_chunk_size=8192, **attention)
+        yield f"model.layers.{layer}.self_attn.attn", FullAttentionSpec(**attention) if is_full else chunks
+
+
 def _make_state(
-    model: Model, shapes: Sequence[tuple[int, ...]], *, token_bytes: int, num_prefill_checkpoint_blocks: int = 0
+    model: Model,
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    token_bytes: int,
+    num_prefill_checkpoint_blocks: int = 0,
+    kind: MambaAttentionBackendEnum = MambaAttentionBackendEnum.GDN_ATTN,
+    dtypes: tuple[torch.dtype, torch.dtype] = (BF16, FP32),
 ) -> tuple[int, MambaSpec]:
     """Returns a state, and the tokens of a block: so many that a page of attention is no smaller than the state."""
-    dtypes = (BF16, FP32)
     size = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
     block = -(-size // (token_bytes * model.block_size)) * model.block_size
     checkpoints = {
@@ -150,7 +194,7 @@ def _make_state(
         shapes=tuple(shapes),
         dtypes=dtypes,
         page_size_padded=block * token_bytes,
-        mamba_type=MambaAttentionBackendEnum.GDN_ATTN,
+        mamba_type=kind,
         mamba_cache_mode="align",
         **checkpoints,
     )
@@ -253,5 +297,47 @@ FLAGSHIPS: Sequence[Model] = (
         gpu=H200,
         block_size=128,
         make_layers=make_minimax_m3,
+    ),
+    Model(
+        name="Nemotron-H",
+        config={**LLAMA_8B.config, "num_hidden_layers": 52},
+        ranks=1,
+        weight_bytes=16.2 * GB,
+        parameters=8.1e9,
+        active_parameters=8.1e9,
+        extra=HYBRID,
+        make_layers=make_nemotron_h,
+    ),
+    Model(
+        name="Falcon-H1",
+        config={
+            **LLAMA_8B.config,
+            "num_key_value_heads": 2,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 44,
+            "hidden_size": 3072,
+            "head_dim": 128,
+        },
+        ranks=1,
+        weight_bytes=15.2 * GB,
+        parameters=7.6e9,
+        active_parameters=7.6e9,
+        extra=HYBRID,
+        make_layers=make_falcon_h1,
+    ),
+    Model(
+        name="Llama-4",
+        config={
+            **LLAMA_70B.config,
+            "num_attention_heads": 40,
+            "num_hidden_layers": 48,
+            "hidden_size": 5120,
+            "head_dim": 128,
+        },
+        ranks=8,
+        weight_bytes=218.0 * GB,
+        parameters=109.0e9,
+        active_parameters=17.0e9,
+        make_layers=make_llama_4,
     ),
 )

@@ -1,10 +1,13 @@
-"""The connector that ours is measured by: saves and loads take the link's time alone, and it misses nothing that the
-pool's bytes could hold by the same policy in `kvoffload replay`."""
+"""The connectors that ours is measured by: saves and loads take the link's time alone, and they miss nothing that the
+pool's bytes could hold by the same policy in `kvoffload replay`. One saves all blocks and states that the engine makes.
+The lean one saves only what hits need that end where a prompt or a request does, so that its pool has room for more of
+them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -41,13 +44,15 @@ class _Seen:
     request: Any
     blocks: list[int]
     """By group: how many are saved, or on their way."""
+    ends: list[int]
+    """Of a lean connector, the boundaries ascending whose windows and states are not saved yet."""
     local: int = 0
     """Tokens that the engine had itself when it asked last."""
 
 
 class IdealConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM makes it by name. Of its settings `pool_bytes` is of all ranks; with `in_step` the step itself waits for
-    what its requests load, and otherwise they wait for a step after their load."""
+    what its requests load, and otherwise they wait for a step after their load; with `is_lean` it is the lean one."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -56,6 +61,7 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         self._rank = vllm_config.parallel_config.rank
         self._under_way: dict[str, float] = {}
         self._in_step = bool(transfer.kv_connector_extra_config.get("in_step"))
+        self._is_lean = bool(transfer.kv_connector_extra_config.get("is_lean"))
         if role is KVConnectorRole.WORKER:
             return
         assert self._machine.cache is not None
@@ -71,18 +77,21 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         groups = [group for group in describe_cache(cache).groups if group.record_bytes]
         tables = [table_of(group.name) for group in groups]
         self._groups = {table: number for number, table in enumerate(tables)}
-        self._rules = [
+        self.rules = [
             GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window) for group in groups
         ]
+        self.record_bytes = [self._machine.record_bytes[table] for table in tables]
+        """Bytes of a block in each group, of all ranks: each byte once."""
         self._bytes = [group.record_bytes for group in groups]
         self.pool = IdealPool(
-            self._rules,
-            [self._machine.record_bytes[table] for table in tables],
+            self.rules,
+            self.record_bytes,
             capacity_bytes=transfer.kv_connector_extra_config["pool_bytes"],
         )
-        self._alignment = vllm_compat.hit_alignment(vllm_config, kv_cache_config)
+        self.alignment = vllm_compat.hit_alignment(vllm_config, kv_cache_config)
         self._replayed = vllm_compat.replayed_tokens(kv_cache_config)
-        self._per_block = [rule.block_size // kv_cache_config.hash_block_size for rule in self._rules]
+        self._per_block = [rule.block_size // kv_cache_config.hash_block_size for rule in self.rules]
+        self._has_states = any(rule.reuse is ReuseRule.EXACT_BOUNDARY for rule in self.rules)
         self._seen: dict[str, _Seen] = {}
         self._saved: list[Record] = []
         """The records that the last planned step saves: they are there when its forward and the link are done."""
@@ -96,14 +105,15 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def on_new_request(self, request: Any) -> None:
-        self._seen[request.request_id] = _Seen(request, [0] * len(self._rules))
+        ends = self._list_ends(request) if self._is_lean else []
+        self._seen[request.request_id] = _Seen(request, [0] * len(self.rules), ends)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         self._take_in()
         self._seen[request.request_id].local = num_computed_tokens
-        limit = (request.num_tokens - 1) // self._alignment * self._alignment
-        present = [self._find_present(request.block_hashes, group) for group in range(len(self._rules))]
-        reach = find_reach(self._rules, present, local=num_computed_tokens, limit=limit, alignment=self._alignment)
+        limit = (request.num_tokens - 1) // self.alignment * self.alignment
+        present = [self._find_present(request.block_hashes, group) for group in range(len(self.rules))]
+        reach = find_reach(self.rules, present, local=num_computed_tokens, limit=limit, alignment=self.alignment)
         if reach <= max(num_computed_tokens, self._replayed):
             return 0, False
         return reach - num_computed_tokens, not self._in_step
@@ -113,7 +123,7 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
             return
         local, size = self._seen[request.request_id].local, 0
         boundary, used = local + num_external_tokens, []
-        for group, rule in enumerate(self._rules):
+        for group, rule in enumerate(self.rules):
             needed = needed_blocks(rule, local=local, boundary=boundary)
             size += len(needed) * self._bytes[group]
             used += self._list_records(request.block_hashes, group, needed)
@@ -125,22 +135,27 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         state = scheduler_output.kv_connector_block_state
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             seen = self._seen[request_id]
-            hashes = seen.request.block_hashes
-            full = min(seen.request.num_computed_tokens + tokens, len(hashes) * self._hash_size)
-            for group, rule in enumerate(self._rules):
-                if rule.reuse is ReuseRule.EXACT_BOUNDARY:
-                    continue
-                end = full // rule.block_size
-                self._saved += self._list_records(hashes, group, range(seen.blocks[group], end))
-                seen.blocks[group] = max(seen.blocks[group], end)
+            full = min(seen.request.num_computed_tokens + tokens, len(seen.request.block_hashes) * self.hash_size)
+            if self._is_lean:
+                self._save_ends(seen, full)
+                continue
+            for group, rule in enumerate(self.rules):
+                if rule.reuse is not ReuseRule.EXACT_BOUNDARY:
+                    self._save_up_to(seen, group, full)
         for request_id, offers in (state.boundary_state_offloads if state is not None else {}).items():
-            hashes = self._seen[request_id].request.block_hashes
+            seen = self._seen[request_id]
             for table, _, boundary in offers:
                 if (group := self._groups.get(table)) is None:
                     continue
-                size = self._rules[group].block_size
-                if boundary % size == 0 and boundary <= len(hashes) * self._hash_size:
-                    self._saved += self._list_records(hashes, group, range(boundary // size - 1, boundary // size))
+                size, hashes = self.rules[group].block_size, seen.request.block_hashes
+                if boundary % size or boundary > len(hashes) * self.hash_size:
+                    continue
+                if self._is_lean:
+                    if boundary not in seen.ends:
+                        continue
+                    # Blocks beyond the last state are of no use, so they come with it.
+                    self._save_end(seen, boundary)
+                self._saved += self._list_records(hashes, group, range(boundary // size - 1, boundary // size))
         loads, self._loads = tuple(self._loads), []
         return IdealPlan(loads)
 
@@ -152,8 +167,40 @@ class IdealConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, (block_ids,))
 
     @property
-    def _hash_size(self) -> int:
-        return self._rules[0].block_size // self._per_block[0]
+    def hash_size(self) -> int:
+        """Returns the tokens that one of the engine's hashes covers."""
+        return self.rules[0].block_size // self._per_block[0]
+
+    def _list_ends(self, request: Any) -> list[int]:
+        """Lists the last boundaries in a prompt, and in all of the request that the engine computes."""
+        step, prompt = lcm(self.alignment, *(rule.block_size for rule in self.rules)), request.num_prompt_tokens
+        ends = {tokens // step * step for tokens in (prompt - 1, prompt, prompt + request.max_tokens - 1)}
+        return sorted(ends - {0})
+
+    def _save_ends(self, seen: _Seen, full: int) -> None:
+        """Saves full attention as it fills, and windows where a hit may end; with states, all of it comes with them."""
+        if self._has_states:
+            return
+        for group, rule in enumerate(self.rules):
+            if rule.reuse is ReuseRule.PREFIX:
+                self._save_up_to(seen, group, full)
+        while seen.ends and seen.ends[0] <= full:
+            self._save_end(seen, seen.ends.pop(0))
+
+    def _save_end(self, seen: _Seen, boundary: int) -> None:
+        for group, rule in enumerate(self.rules):
+            if rule.reuse is ReuseRule.PREFIX:
+                self._save_up_to(seen, group, boundary)
+            elif rule.reuse is not ReuseRule.EXACT_BOUNDARY:
+                needed = needed_blocks(rule, local=0, boundary=boundary)
+                first = max(needed.start, seen.blocks[group])
+                self._saved += self._list_records(seen.request.block_hashes, group, range(first, needed.stop))
+                seen.blocks[group] = max(seen.blocks[group], needed.stop)
+
+    def _save_up_to(self, seen: _Seen, group: int, full: int) -> None:
+        end = full // self.rules[group].block_size
+        self._saved += self._list_records(seen.request.block_hashes, group, range(seen.blocks[group], end))
+        seen.blocks[group] = max(seen.blocks[group], end)
 
     def _list_records(self, hashes: Any, group: int, positions: Iterable[int]) -> list[Record]:
         per_block = self._per_block[group]

@@ -224,6 +224,24 @@ GEMMA_3_27B = Model(
     parameters=27.4e9,
     active_parameters=27.4e9,
 )
+GEMMA_3_4B = replace(
+    GEMMA_3_27B,
+    name="gemma-3-4b",
+    config={
+        **GEMMA_3_27B.config,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "query_pre_attn_scalar": 256,
+    },
+    ranks=1,
+    weight_bytes=8.6 * GB,
+    parameters=4.3e9,
+    active_parameters=4.3e9,
+)
 QWEN3_NEXT_80B = Model(
     name="Qwen3-Next-80B",
     config={
@@ -268,6 +286,7 @@ MODELS: Sequence[Model] = (
     DEEPSEEK_V32,
     GPT_OSS_120B,
     GEMMA_3_27B,
+    GEMMA_3_4B,
     QWEN3_NEXT_80B,
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +14,15 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from benchmarks.ground.accelerator import StepCost
 from benchmarks.ground.engine import Run, VirtualEngine
 from benchmarks.ground.engine_config import EngineSettings
+from benchmarks.ground.figures import compare_runs, count_hits, find_percentile, serve_parts
 from benchmarks.ground.ledger import PoolLedger, Share, watch_evictions
 from benchmarks.ground.models import SHAPES, Model
+from benchmarks.ground.pool_sweep import sweep
 from benchmarks.ground.server import SEGMENT_BYTES, count_left
+from benchmarks.ground.shared_prefix import share_prefix
 from benchmarks.ground.trial import ROOM, open_bare, open_ideal, open_ours
 from benchmarks.ground.work import (
+    CONVERSATIONS_SEED,
     Ask,
     come_at,
     count_tokens,
@@ -42,10 +46,6 @@ LOADS = (0.3, 0.6, 1.2)
 """How many tokens come, of those that the engine can compute: up to saturation."""
 PARTS = 4
 """Conversations are cut into so many; between them the engine's own cache is reset."""
-POOL_SHARE = 1 / 10
-"""A pool that is too small has so much of all that conversations have computed."""
-OTHER_SHARES = (1 / 20, 1 / 5, 1 / 2)
-"""The pools of a sweep: one size alone may suit a policy by chance."""
 SHORT_TOKENS = 20_000
 AGENTS, TURNS = 4, 5
 """Sessions among conversations, and turns of each."""
@@ -66,6 +66,10 @@ class Ground:
     folder: Path
     trace: Path | None = None
     is_short: bool = False
+    seed: int = CONVERSATIONS_SEED
+    """Seed of the conversations that are made up."""
+    pools: Sequence[float] = (5, 10, 20, 50)
+    """The pools of a sweep, in percent of what is computed: one size alone may suit a policy by chance."""
     scenarios: Sequence[str] = ()
     """The names of the wanted scenarios; none: all."""
     runs: dict[str, Run] = field(default_factory=dict)
@@ -75,7 +79,7 @@ class Ground:
         """Returns the given trace, or makes one."""
         if self.trace is None:
             self.trace = self.folder / "conversations.jsonl"
-            write_conversations(self.trace, requests=400)
+            write_conversations(self.trace, requests=400, seed=self.seed)
         return self.trace
 
 
@@ -253,32 +257,6 @@ def serve_agents(model: Model, ground: Ground) -> Iterator[Result]:
     yield from _serve_beside_ideal(model, ground, [asks], params)
 
 
-def outgrow_pool(model: Model, ground: Ground) -> Iterator[Result]:
-    """Conversations with ten times what the pool can hold, at 0.6; the engine forgets its own cache seven times."""
-    yield from _outgrow(model, ground, [POOL_SHARE])
-
-
-def sweep_pools(model: Model, ground: Ground) -> Iterator[Result]:
-    """The same conversations with 20, 5 and 2 times what the pool can hold."""
-    yield from _outgrow(model, ground, OTHER_SHARES)
-
-
-def _outgrow(model: Model, ground: Ground, shares: Iterable[float]) -> Iterator[Result]:
-    # Many short ones: of a few long ones chance decides which are there.
-    asks = [ask for ask in read_conversations(ground.find_trace(), limit=480) if ask.tokens <= SHORT_TOKENS]
-    parts = cut(come_at(asks, tokens_per_s=LOADS[1] * StepCost(model).prefill_rate()), 2 * PARTS)
-    with open_ideal(model, EngineSettings(), pool_bytes=ROOM) as engine:
-        all_hits = _count_hits(_serve_parts(engine, parts))
-        connector: Any = engine.scheduler.connector
-        all_bytes = connector.pool.used_bytes
-    for share in shares:
-        # In whole segments: that is what a server takes.
-        pool_bytes = max(round(all_bytes * share / SEGMENT_BYTES), 1) * SEGMENT_BYTES
-        params: Params = {"model": model.name, "scenario": "small pool", "requests": len(asks), "all_hits": all_hits}
-        params |= {"pool_mib": pool_bytes // MIB, "all_mib": all_bytes // MIB, "share": share}
-        yield from _serve_beside_ideal(model, ground, parts, params, pool_bytes=pool_bytes)
-
-
 def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
     """Agents among conversations that fill the pool twice between their turns, with and without hints."""
     size = SESSIONS // 2 if ground.is_short else SESSIONS
@@ -310,11 +288,11 @@ def keep_sessions(model: Model, ground: Ground) -> Iterator[Result]:
     runs = {}
     for name, parts in (("without", plain), ("with", named)):
         with open_ours(model, settings, pool_bytes=pool_bytes) as engine:
-            runs[name] = _serve_parts(engine, parts)
+            runs[name] = serve_parts(engine, parts)
             left = count_left(engine)
     for name, size_bytes in (("ideal", pool_bytes), ("all", ROOM)):
         with open_ideal(model, settings, pool_bytes=size_bytes) as engine:
-            runs[name] = _serve_parts(engine, plain)
+            runs[name] = serve_parts(engine, plain)
     hits = {name: _divide_hits(run) for name, run in runs.items()}
     params |= {"agent_turns": len(agents), "requests": len(agents) + len(asks)}
     yield Result(
@@ -351,7 +329,7 @@ def _count_token_bytes(model: Model) -> float:
 def _divide_hits(run: Run) -> tuple[int, int]:
     """Tokens hit of agents, and of others."""
     agents = sum(one.cached_tokens for one in run.served if one.ask.name.startswith("agent-"))
-    return agents, _count_hits(run) - agents
+    return agents, count_hits(run) - agents
 
 
 def compute_all(model: Model, ground: Ground) -> Iterator[Result]:
@@ -387,10 +365,10 @@ ALL: Sequence[Scenario] = (
     save_before_eviction,
     keep_up,
     carry_backlog,
+    share_prefix,
     divide,
     serve_conversations,
-    outgrow_pool,
-    sweep_pools,
+    sweep,
     serve_agents,
     keep_sessions,
     compute_all,
@@ -437,69 +415,16 @@ def _serve_beside_ideal(
         open_ideal(model, EngineSettings(), pool_bytes=pool_bytes),
     ]
     with opened[0] as engine:
-        ours = _serve_parts(engine, parts)
+        ours = serve_parts(engine, parts)
         left = count_left(engine)
     if is_pictured:
         ground.runs[model.name] = ours
     with opened[1] as engine:
-        ideal = _serve_parts(engine, parts)
+        ideal = serve_parts(engine, parts)
     params = {**params, "prompt_tokens": sum(count_tokens(part) for part in parts)}
     yield from compare_runs(ours, ideal, params)
     yield from _scheduler_times(ours, params)
     yield _left(left, params)
-
-
-def _serve_parts(engine: VirtualEngine, parts: Sequence[Sequence[Ask]]) -> Run:
-    """All of it as one run."""
-    whole = Run()
-    for number, part in enumerate(parts):
-        if number:
-            assert engine.forget()
-        whole.append(engine.serve(part))
-    return whole
-
-
-def compare_runs(ours: Run, ideal: Run, params: Params) -> Iterator[Result]:
-    """Tokens hit, and the first tokens of requests that are hits for either connector, and of all requests."""
-    yield Result(
-        name="tokens hit",
-        value=_count_hits(ours),
-        limit=max(_count_hits(ideal), 1),
-        unit="tokens",
-        spread=0.0,
-        goal=Goal(Measure.RATIO, Bound.AT_LEAST, 0.98),
-        params={
-            **params,
-            "external": sum(one.external_tokens for one in ours.served),
-            "ideal_external": sum(one.external_tokens for one in ideal.served),
-        },
-    )
-    hits = {one.ask.name for run in (ours, ideal) for one in run.served if one.external_tokens}
-    for of, names in (("hits", hits), ("all requests", {one.ask.name for one in ideal.served})):
-        mine, its = _first_tokens(ours, names), _first_tokens(ideal, names)
-        for at, ratio in ((50, 1.1), (99, 1.25)) if names else ():
-            yield Result(
-                name=f"ttft of {of}, p{at}",
-                value=_percentile(mine, at),
-                limit=_percentile(its, at),
-                unit="ms",
-                spread=0.0,
-                goal=Goal(Measure.RATIO, Bound.AT_MOST, ratio),
-                params={**params, "requests": len(names)},
-            )
-
-
-def _count_hits(run: Run) -> int:
-    return sum(one.cached_tokens for one in run.served)
-
-
-def _first_tokens(run: Run, names: set[str]) -> list[float]:
-    return [one.ttft_s * 1e3 for one in run.served if one.ask.name in names]
-
-
-def _percentile(values: Sequence[float], percent: int) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
 
 
 def _share(name: str, share: Share, goal: float, params: Params) -> Result:
@@ -535,7 +460,7 @@ def _scheduler_times(run: Run, params: Params) -> Iterator[Result]:
     wall = [step.scheduler_wall_ms for step in run.steps]
     parts: tuple[tuple[str, Callable[[Sequence[float]], float], float], ...] = (
         ("mean", statistics.fmean, 0.3),
-        ("p99", lambda values: _percentile(values, 99), 1.0),
+        ("p99", lambda values: find_percentile(values, 99), 1.0),
     )
     for name, reduce, goal in parts:
         yield Result(
@@ -563,7 +488,7 @@ def _worker_times(run: Run, params: Params) -> Iterator[Result]:
             unit="ms",
             spread=0.0,
             goal=Goal(Measure.VALUE, Bound.AT_MOST, goal),
-            params={**params, "p99": round(_percentile(values, 99), 3)},
+            params={**params, "p99": round(find_percentile(values, 99), 3)},
         )
 
 

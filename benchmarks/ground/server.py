@@ -23,11 +23,11 @@ LOOK_S = 0.0005
 
 
 @contextmanager
-def run_server(folder: Path, *, memory: str) -> Iterator[Path]:
+def run_server(folder: Path, *, memory: str, segment_bytes: int = SEGMENT_BYTES) -> Iterator[Path]:
     """Runs a server and yields its socket. Only the index has pages of memory, because no record is touched."""
     socket = folder / "s"
     command = [sys.executable, "-P", "-m", "kvoffload", "serve", "--adopt-wait", "0"]
-    settings = {"server": socket, "memory": memory, "segment_size": SEGMENT_BYTES, "sparse_memory": "true"}
+    settings = {"server": socket, "memory": memory, "segment_size": segment_bytes, "sparse_memory": "true"}
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT})
@@ -58,10 +58,10 @@ def await_answers(clients: Sequence[Any], at_most_s: float) -> None:
     """In reality, while an engine computes: what was asked of the server is answered meanwhile, as it would be."""
     until_s = time.monotonic() + at_most_s
     for client in clients:
-        while client.link.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
+        while client.link.lanes.awaits_answers and (left_s := until_s - time.monotonic()) > 0:
             client.wire.await_answers(min(left_s, LOOK_S), with_control=False)
             with client.lock:
-                client._look(time.monotonic_ns())
+                client.connection.look(time.monotonic_ns())
 
 
 def ask_counts(client: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.ground.engine import VirtualEngine
 from benchmarks.ground.engine_config import EngineSettings, make_config
 from benchmarks.ground.models import Model
-from benchmarks.ground.server import ENVIRONMENT, await_answers, list_clients, run_server
+from benchmarks.ground.server import ENVIRONMENT, SEGMENT_BYTES, await_answers, list_clients, run_server
 from kvoffload.errors import BenchmarkError
 from kvoffload.units import GIB
 
@@ -28,11 +28,19 @@ ROOM = 512 * GIB
 
 @contextmanager
 def open_ours(
-    model: Model, engine_settings: EngineSettings, *, pool_bytes: int = ROOM, settings: Mapping[str, Any] | None = None
+    model: Model,
+    engine_settings: EngineSettings,
+    *,
+    pool_bytes: int = ROOM,
+    segment_bytes: int = SEGMENT_BYTES,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[VirtualEngine]:
     """Opens an engine with our connector and a server of its own. It saves eagerly by default."""
     os.environ.update(ENVIRONMENT)
-    with tempfile.TemporaryDirectory() as name, run_server(Path(name), memory=str(pool_bytes)) as socket:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        run_server(Path(name), memory=str(pool_bytes), segment_bytes=segment_bytes) as socket,
+    ):
         given = {"save_policy": "eager", "self_test": False, "server": str(socket), **PATIENT, **(settings or {})}
         config = make_config(
             model, replace(engine_settings, connector="connector:GroundConnector", settings=given), Path(name)
@@ -48,11 +56,17 @@ def open_ours(
 
 @contextmanager
 def open_ideal(
-    model: Model, engine_settings: EngineSettings, *, pool_bytes: int = ROOM, in_step: bool = False
+    model: Model,
+    engine_settings: EngineSettings,
+    *,
+    pool_bytes: int = ROOM,
+    in_step: bool = False,
+    is_lean: bool = False,
 ) -> Iterator[VirtualEngine]:
-    """`in_step`: steps wait for what their requests load."""
+    """`in_step`: steps wait for what their requests load. `is_lean`: it saves only what hits need that end where a
+    prompt or a request does."""
     with tempfile.TemporaryDirectory() as name:
-        given = {"pool_bytes": pool_bytes, "in_step": in_step}
+        given = {"pool_bytes": pool_bytes, "in_step": in_step, "is_lean": is_lean}
         config = make_config(
             model, replace(engine_settings, connector="ideal:IdealConnector", settings=given), Path(name)
         )

@@ -70,6 +70,8 @@ class VirtualCopyEngine:
         self._saved_bytes = 0
         self.all_saved_bytes = 0
         """The bytes of all saves that were submitted."""
+        self.all_loaded_bytes = 0
+        """The bytes of all loads that were submitted."""
         self._waited_s = 0.0
 
     def take_saved(self) -> int:
@@ -100,6 +102,8 @@ class VirtualCopyEngine:
         if direction is CopyDirection.SAVE:
             self._saved_bytes += size_bytes
             self.all_saved_bytes += size_bytes
+        else:
+            self.all_loaded_bytes += size_bytes
         return ticket
 
     def mark(self) -> Mark:

@@ -72,6 +72,19 @@ def repeat(asks: Sequence[Ask], *, from_s: float, new_tokens: int, name: str = "
     ]
 
 
+def make_sharing(count: int, *, seed: int, tokens: int = 32_000) -> list[Ask]:
+    """Prompts that begin with the same `tokens`, whatever the seed; each ends with 16 of its own. All come at once."""
+    prefix = make_tokens(tokens, tokens)
+    return [
+        Ask(
+            f"sharing-{seed}-{number}",
+            prefix + make_tokens(seed * 3_000_017 + number, 16),
+            make_tokens(seed * 5_000_011 + number, 8),
+        )
+        for number in range(count)
+    ]
+
+
 def hash_name(name: str) -> int:
     """The same in every process."""
     return int.from_bytes(name.encode()[-7:], "little")

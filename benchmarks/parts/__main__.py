@@ -11,7 +11,9 @@ from rich.console import Console
 from benchmarks.parts.arena import ArenaBenchmark
 from benchmarks.parts.block_hash import BlockHashBenchmark
 from benchmarks.parts.index import IndexBenchmark
+from benchmarks.parts.outage import OutageBenchmark
 from benchmarks.parts.page_map import PageMapBenchmark
+from benchmarks.parts.tiered import TieredBenchmark
 from benchmarks.parts.web import WebBenchmark
 from kvoffload.bench.base import Benchmark, Result
 from kvoffload.cli.bench import make_table, measure
@@ -20,7 +22,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ArenaBenchmark(),
     BlockHashBenchmark(),
     IndexBenchmark(),
+    OutageBenchmark(),
     PageMapBenchmark(),
+    TieredBenchmark(),
     WebBenchmark(),
 )
 

@@ -9,7 +9,8 @@ is asked how many of them it has (`/v1/prefix`), and `choice.py` chooses. Where 
 A cache server may have blocks of several models: it is asked about the one that the engine has loaded, as `/v1/models`
 says. Where engines of one model differ, it is asked about the identity that stands third in a pool
 (`kvoffload inspect identities` shows them). The engine that is chosen is told how many tokens were counted on
-(`expected_hit_tokens`): its metrics say how many came.
+(`expected_hit_tokens`): its metrics say how many came. With `--access-log` the router prints a line of JSON for each
+prompt, with the receipt that the engine gives: where the prompt's tokens came from. vLLM gives none with streams.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from choice import choose
 ASK_S = 0.5
 """For tokens, and for each cache server's answer: a router must not cost more than it saves."""
 MAX_BODY_BYTES = 16 << 20
+MAX_ANSWER_BYTES = 4 << 20
+"""An answer with more bytes is passed on without looking for its receipt."""
 PROMPTS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
 _FAULTS = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError)
 _OF_ONE_CONNECTION = ("host", "content-length", "transfer-encoding", "connection", "keep-alive")
@@ -49,8 +53,9 @@ class Pool:
 class Router:
     """A router that runs in one loop."""
 
-    def __init__(self, pools: list[Pool], *, token: str, seed: str | None) -> None:
+    def __init__(self, pools: list[Pool], *, token: str, seed: str | None, has_access_log: bool = False) -> None:
         self._pools = pools
+        self._has_access_log = has_access_log
         self._headers = {"Authorization": f"Bearer {token}"}
         self._seed = {} if seed is None else {"seed": seed}
         self._turn = 0
@@ -75,7 +80,8 @@ class Router:
         first = choose(hits, waiting, tokens=len(tokens), turn=turn)
         for at in range(first, first + len(self._pools)):
             pool, hit = self._pools[at % len(self._pools)], hits[at % len(self._pools)]
-            told = self._tell_expected(given, hit) if hit else body
+            wishes = ({"expected_hit_tokens": hit} if hit else {}) | ({"receipt": True} if self._has_access_log else {})
+            told = self._add_wishes(given, wishes) if given and wishes else body
             response = await self._pass_on(request, told, pool, len(tokens) - (hit or 0))
             if response is not None:
                 return response
@@ -89,10 +95,10 @@ class Router:
         except ValueError:
             return {}
 
-    def _tell_expected(self, given: dict[str, Any], hit: int) -> bytes:
-        """The request with how many of its tokens should be there."""
+    def _add_wishes(self, given: dict[str, Any], wishes: dict[str, Any]) -> bytes:
+        """The request with how many of its tokens should be there, and whether it wants a receipt."""
         params = given.get("kv_transfer_params")
-        params = (params if isinstance(params, dict) else {}) | {"expected_hit_tokens": hit}
+        params = (params if isinstance(params, dict) else {}) | wishes
         return json.dumps(given | {"kv_transfer_params": params}).encode()
 
     async def _read_tokens(self, path: str, given: dict[str, Any], turn: int) -> list[int]:
@@ -142,6 +148,7 @@ class Router:
         """None: the engine cannot be reached, or ended before it said anything."""
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _OF_ONE_CONNECTION}
         target = pool.engine + str(request.rel_url)
+        begun_s, seen = time.monotonic(), bytearray()
         pool.waiting_tokens += lacking
         try:
             try:
@@ -157,11 +164,25 @@ class Router:
                 async for part in answer.content.iter_any():
                     # The prompt is computed when the first part of the answer is there.
                     pool.waiting_tokens, lacking = pool.waiting_tokens - lacking, 0
+                    if self._has_access_log and len(seen) <= MAX_ANSWER_BYTES:
+                        seen += part
                     await response.write(part)
                 await response.write_eof()
+                if self._has_access_log and request.path in PROMPTS:
+                    _log_access(request, pool, answer.status, time.monotonic() - begun_s, bytes(seen))
                 return response
         finally:
             pool.waiting_tokens -= lacking
+
+
+def _log_access(request: web.Request, pool: Pool, status: int, seconds: float, answer: bytes) -> None:
+    """Prints one line about a prompt. The receipt is null if the engine gave none."""
+    try:
+        receipt = json.loads(answer)["kv_transfer_params"]["kvoffload_receipt"]
+    except (ValueError, KeyError, TypeError):
+        receipt = None
+    line = {"path": request.path, "engine": pool.engine, "status": status, "seconds": round(seconds, 3)}
+    print(json.dumps(line | {"receipt": receipt}), flush=True)
 
 
 def main() -> None:
@@ -170,9 +191,11 @@ def main() -> None:
     parser.add_argument("--pool", action="append", required=True, help="ENGINE,CACHE[,IDENTITY]; once for each")
     parser.add_argument("--token-file", type=Path, required=True, help="what the web processes have as http_token_file")
     parser.add_argument("--seed", help="the engines' PYTHONHASHSEED, if they have one")
+    parser.add_argument("--access-log", action="store_true", help="print a line of JSON for each prompt")
     options = parser.parse_args()
     pools = [Pool(*(address.rstrip("/") for address in pool.split(","))) for pool in options.pool]
-    router = Router(pools, token=options.token_file.read_text().strip(), seed=options.seed)
+    token = options.token_file.read_text().strip()
+    router = Router(pools, token=token, seed=options.seed, has_access_log=options.access_log)
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.cleanup_ctx.append(router.open)
     app.router.add_route("*", "/{path:.*}", router.serve)

@@ -49,8 +49,8 @@ class DiskBenchmark:
     question = __doc__ or ""
 
     def run(self, progress: Progress) -> Iterator[Result]:
-        """Rates in bytes per second, compared with fio's or a plain loop's; bytes written per byte put, at a full disk;
-        and the effect on an engine."""
+        """Rates in bytes per second, compared with fio's or a plain loop's; and bytes written per byte put, at a full
+        disk."""
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="kvoffload-bench-") as folder:
             tier = open_tier(Path(folder) / "tier")
             try:
@@ -59,10 +59,6 @@ class DiskBenchmark:
                 yield self._amplification(tier)
             finally:
                 tier.close()
-            # They bring ZeroMQ, which a command line need not wait for.
-            from kvoffload.bench.tiered import measure_engine
-
-            yield from measure_engine(self.name, Path(folder), progress)
 
     def _rates(self, places: Places, progress: Progress) -> Iterator[Result]:
         tier = places.tier

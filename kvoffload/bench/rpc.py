@@ -1,4 +1,4 @@
-"""What do a request to the cache server and the server's failures cost, against an echo of the same bytes?"""
+"""What does a request to the cache server cost, against an echo of the same bytes?"""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ class RpcBenchmark:
     question = __doc__ or ""
 
     def run(self, progress: Progress) -> Iterator[Result]:
-        """Look-ups, acquires alone and with other clients, many clients, an idle server, and one that fails."""
-        # They bring ZeroMQ, which a command line need not wait for.
-        from kvoffload.bench.outage import measure_outages
+        """Look-ups, acquires alone and with other clients, many clients, and an idle server."""
+        # It brings ZeroMQ, which a command line need not wait for.
         from kvoffload.bench.requests import measure_requests
 
         yield from measure_requests(self.name, progress)
-        yield from measure_outages(self.name, progress)

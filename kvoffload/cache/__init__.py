@@ -23,6 +23,7 @@ from kvoffload.cache.answers import (
     Reservation,
     Residence,
     SessionId,
+    Shrunk,
     StoredBlocks,
     TenantUsage,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "Residence",
     "SegmentMap",
     "SessionId",
+    "Shrunk",
     "StoredBlocks",
     "TenantUsage",
     "find_reach",

@@ -211,6 +211,10 @@ class CacheStats:
     """Traffic of each slower tier: counts by name."""
     ready_bytes: int = 0
     """Bytes of the capacity that have their memory by now."""
+    given_back_bytes: int = 0
+    """Bytes that the pool has given back to the system so far."""
+    memory_reason: str = ""
+    """Why the pool is smaller than its full size, as metrics name it; empty: it is not, or nothing is known."""
     residence: Residence = field(default_factory=Residence)
     """How long evicted entries were in memory. A server reports it separately."""
 
@@ -254,6 +258,17 @@ class AdoptionReport:
     """Reserved slots of sessions that may still write to them."""
     dropped: int
     """Entries that were half-written, or contradicted others."""
+
+
+class Shrunk(NamedTuple):
+    """The outcome of a call that gives memory back."""
+
+    freed_bytes: int
+    """Bytes that were given back."""
+    pinned_bytes: int
+    """Bytes that are not used any more, but that an engine's driver still has pinned."""
+    is_done: bool
+    """Whether all that was asked for is given back."""
 
 
 class StoredBlocks(NamedTuple):

@@ -33,8 +33,19 @@ class IndexReader:
 
     @property
     def ready_bytes(self) -> int:
-        """How many bytes of the segments, from the first one's beginning, have their memory. It never becomes less."""
+        """How many bytes of the segments, from the first one's beginning, have their memory. It becomes less where a
+        server gives memory back."""
         return self._reader.ready_bytes()
+
+    @property
+    def leaving_from(self) -> int:
+        """Address from which on the server wants to give memory back; 0: it does not."""
+        return self._reader.leaving_from()
+
+    def mark_pinned(self, segment: int, is_pinned: bool) -> None:
+        """Marks a segment that a driver is to pin, before `ready_bytes` is looked at again, or takes the mark away when
+        it is unpinned. Meanwhile the server does not give its memory back. The mark is this process's."""
+        self._reader.mark_pinned(segment, is_pinned)
 
     @property
     def used_bytes(self) -> int:

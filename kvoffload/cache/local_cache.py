@@ -30,6 +30,7 @@ from kvoffload.cache.answers import (
     Reservation,
     Residence,
     SessionId,
+    Shrunk,
     TenantUsage,
     Tickets,
 )
@@ -56,6 +57,9 @@ class LocalCache:
         self._core = core
         self._growth = native.PopulateProgress()
         self._is_growth_stopped = False
+        self._given_back_bytes = 0
+        self.memory_reason = ""
+        """Why the pool is smaller than its full size, as metrics name it. Its owner sets it."""
         self._bases: Addresses | None = None
         self._segment_bytes = 0
 
@@ -106,22 +110,43 @@ class LocalCache:
             raise
         return cache
 
-    def grow(self) -> bool:
+    def grow(self, keep_free_bytes: int = 0) -> bool:
         """Takes the next step of memory, while other calls go on. False: there is no more to take, or growing was
         stopped. Blocks for about half a second per GiB and thread.
 
         While a step is taken nothing is evicted: a reservation that finds no room is refused until the step has come.
+        `keep_free_bytes` of memory are left to others, and at least one part in 32. Segments that `shrink` has not
+        given back yet are used again.
 
         CacheMemoryError: memory is short. Nothing has changed, and it may be had later.
         """
         try:
-            return self._core.grow(self._growth)
+            return self._core.grow(self._growth, keep_free_bytes)
         except RuntimeError as fault:
             if self._is_growth_stopped:
                 return False
             raise CacheMemoryError(
                 str(fault), remedy="give this process more memory, or let others have less"
             ) from fault
+
+    def shrink(self, target_bytes: int) -> Shrunk:
+        """Gives back whole segments at the pool's end until `target_bytes` are left, rounded up to a segment, while
+        other calls go on. What is worth least is evicted, and the rest moves to the other segments.
+
+        Segments with leased or reserved slots, and those before them, stay until these are gone, so call it again until
+        `is_done`; `grow` ends it. CacheMemoryError: nothing can be given back.
+        """
+        try:
+            shrunk = Shrunk(*self._core.shrink(target_bytes))
+        except (RuntimeError, ValueError) as fault:
+            raise CacheMemoryError(str(fault), remedy="set a smaller memory") from fault
+        self._given_back_bytes += shrunk.freed_bytes
+        return shrunk
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether there is memory that should be given back and is in use still."""
+        return self._core.is_leaving()
 
     def stop_growing(self) -> None:
         """Stops growing, from any thread: the step that is being taken is given up, and so is each later one."""
@@ -203,10 +228,11 @@ class LocalCache:
         """A new descriptor of the index for `IndexReader`, which cannot write through it. The caller closes it."""
         return os.dup(self.files.index)
 
-    def open_signed_index(self, session: SessionId) -> int:
+    def open_signed_index(self, session: SessionId, *, heeds: bool = True) -> int:
         """The index for one process of the session, to be sent and closed. For as long as the process has it open or
-        mapped, successors know that it lives, even where they cannot see it. ValueError: there is no such session."""
-        return self._core.open_index(session)
+        mapped, successors know that it lives, even where they cannot see it. `heeds`: the process knows that memory may
+        be given back. ValueError: there is no such session."""
+        return self._core.open_index(session, heeds)
 
     def note_user(self, uid: int) -> None:
         """Before a process of this user is sent the files: successors that do not admit him will not adopt them."""
@@ -512,7 +538,13 @@ class LocalCache:
         )
         bounds, buckets, sum_s = found["residence"]
         residence = Residence(bounds_s=tuple(bounds), counts=tuple(buckets), sum_s=sum_s)
-        return CacheStats(tenants=tenants, residence=residence, **counts)
+        return CacheStats(
+            tenants=tenants,
+            residence=residence,
+            given_back_bytes=self._given_back_bytes,
+            memory_reason=self.memory_reason,
+            **counts,
+        )
 
     def used_by(self, name_space: int) -> int:
         """Returns the bytes of a namespace's slots."""

@@ -27,6 +27,7 @@ _NUMBER_BITS = {
     "extent_bytes": 64,
     "entry_limit": 32,
     "threads": 32,
+    "floor_bytes": 64,
     "keep_free_bytes": 64,
     "step_bytes": 64,
 }
@@ -67,6 +68,8 @@ class CacheSettings:
     """Number of threads that take the memory."""
     step_bytes: int = 128 * MIB
     """Bytes with which the cache begins, and by which it grows at once."""
+    floor_bytes: int = 0
+    """Bytes that the pool keeps when memory gets short; its first segment stays in any case."""
     keep_free_bytes: int = 0
     """Memory of the machine, or of our cgroup, that must be left to others."""
     is_sparse: bool = False

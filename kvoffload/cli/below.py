@@ -66,7 +66,12 @@ def _plan_store(kind: TierKind, settings: Settings) -> TierPlan | None:
     where = getattr(settings, kind.setting)
     if not where:
         return None
-    tier_settings = TierSettings(name=kind.name, write=WriteRule(settings.remote_write), queue_s=settings.remote_queue)
+    tier_settings = TierSettings(
+        name=kind.name,
+        write=WriteRule(settings.remote_write),
+        queue_s=settings.remote_queue,
+        look_timeout_s=settings.remote_timeout,
+    )
     if kind.place:
         place = _load_place(kind.place).from_settings(settings, where)
     else:
@@ -106,5 +111,5 @@ def _load_place(path: str) -> type[RemotePlace]:
             f"{wrong}: {name} is not a tier", remedy="make it a subclass of kvoffload.tiers.remote.RemotePlace"
         )
     if missing := sorted(found.__abstractmethods__):
-        raise ConfigError(f"{wrong}: {name} has no {', '.join(missing)}", remedy="add what docs/write-a-tier.md lists")
+        raise ConfigError(f"{wrong}: {name} has no {', '.join(missing)}", remedy="add what docs/remote.md lists")
     return found

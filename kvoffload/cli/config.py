@@ -74,7 +74,8 @@ def show(
     for row in rows:
         value = format_shown(row.name, getattr(loaded.settings, row.name)) or "(empty)"
         typer.echo(f"{row.name:<{NAME_COLUMN}} {value:<{VALUE_COLUMN}} {loaded.sources[row.name].value}")
-        typer.echo(textwrap.fill(row.description, width, initial_indent="    ", subsequent_indent="    "))
+        meaning = f"{row.description} Allowed: {row.allowed}."
+        typer.echo(textwrap.fill(meaning, width, initial_indent="    ", subsequent_indent="    "))
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +25,18 @@ def doctor(
     file: ConfigOption = None,
     assignments: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    *,
+    sglang: Annotated[
+        str, typer.Option("--sglang", help="A command that starts SGLang, in quotes; it is checked, too.")
+    ] = "",
     allowed_plugins: Annotated[str | None, typer.Option("--vllm-plugins", envvar="VLLM_PLUGINS", hidden=True)] = None,
+    allocator: Annotated[str, typer.Option("--cuda-allocator", envvar="PYTORCH_CUDA_ALLOC_CONF", hidden=True)] = "",
 ) -> None:
     """Check this machine for what the settings ask of it, with a remedy for each finding; 1 if something fails."""
     settings = _load(file, parse_assignments(assignments or []))
     has_failed = False
     given = Given(file, tuple(assignments or ()), bool(settings.server))
-    for finding in examine(settings, given, allowed_plugins):
+    for finding in chain(examine(settings, given, allowed_plugins, allocator), examine_launch(sglang)):
         has_failed |= finding.verdict is Verdict.FAIL
         print_finding(finding, as_json)
     if has_failed:
@@ -50,7 +56,7 @@ def _load(file: Path | None, flags: dict[str, object]) -> Settings:
     return shared if Path(shared.server).exists() else loaded.settings
 
 
-def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> Iterator[Finding]:
+def examine(settings: Settings, given: Given, allowed_plugins: str | None, allocator: str = "") -> Iterator[Finding]:
     """Prints each finding as soon as it is known."""
     from kvoffload.cli.below import choose_tiers
     from kvoffload.cli.serve import choose_memory, read_tables
@@ -65,7 +71,7 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
 
     machine = look_at_machine()
     yield from check_machine(machine)
-    yield from check_engine(machine, allowed_plugins)
+    yield from check_engine(machine, allowed_plugins, allocator)
     try:
         config = read_tables(given.file)
         memory = choose_memory(settings, config).values()
@@ -85,6 +91,15 @@ def examine(settings: Settings, given: Given, allowed_plugins: str | None) -> It
     if settings.peer_listen and settings.peer_link == "sealed":
         yield look_at_sealing(machine)
     yield from check_stores(plans, settings.remote_timeout)
+
+
+def examine_launch(line: str) -> Iterator[Finding]:
+    """Checks a command that starts SGLang; an empty one is none."""
+    from kvoffload.doctor.launch_checks import check_launch
+    from kvoffload.doctor.machine import look_at_machine
+
+    if line:
+        yield from check_launch(line, look_at_machine())
 
 
 def print_finding(finding: Finding, as_json: bool) -> None:

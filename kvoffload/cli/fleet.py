@@ -12,7 +12,7 @@ from kvoffload.config.tcp_address import parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_pair_for, read_private_text
 from kvoffload.peers import SpaceTable
-from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetSettings
 from kvoffload.peers.fleet_registry import RegistrySettings
 from kvoffload.peers.peer_server import MAX_LINKS, MAX_OF_ONE_PEER
@@ -20,6 +20,7 @@ from kvoffload.server import Guest
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.tiering.settings import TierPlan, TierSettings, WriteRule
+from kvoffload.tiers.homes import find_homes
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import ValkeySettings
 
@@ -81,6 +82,7 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         name="peer",
         write=WriteRule(settings.remote_write),
         queue_s=settings.remote_queue,
+        look_timeout_s=settings.remote_timeout,
         wants=place.lives_elsewhere,
         on_learn=spaces.learn,
         on_forget=spaces.forget,

@@ -207,7 +207,7 @@ def _await_server(client: Client, socket: str) -> None:
 
     if client.wait_until_served(ABSENT_S):
         return
-    if client.state is LinkState.DOWN or not client.wait_until_served(ANSWER_S):
+    if client.link.state is LinkState.DOWN or not client.wait_until_served(ANSWER_S):
         raise ServerError(client.fault or f"the cache server on {socket} did not answer in time", remedy=_LOOK)
 
 

@@ -16,9 +16,12 @@ from kvoffload.errors import ConfigError
 from kvoffload.plan.element import DTYPES
 from kvoffload.plan.exact import ask_vllm
 from kvoffload.plan.model_shape import ShapeSettings, read_config, read_shape
+from kvoffload.plan.sglang_pages import PageSettings, read_pages
 from kvoffload.plan.sizing import Conversation, Holding, Place, Sizing, hold, size_model
 from kvoffload.units import format_duration, format_size, parse_size
 
+VLLM, SGLANG = "vllm", "sglang"
+ENGINES = (VLLM, SGLANG)
 LINK = "25GB/s"
 DISK = "3GB/s"
 FIXED_S = 0.002
@@ -31,6 +34,10 @@ def plan(
     *,
     memory: Annotated[str, typer.Option("--memory", help="Size of the pool, such as 512GiB.")] = "64GiB",
     disk: Annotated[str, typer.Option("--disk", help="Size of a disk tier; 0 for none.")] = "0",
+    engine: Annotated[str, typer.Option("--engine", help=f"{' or '.join(ENGINES)}.")] = VLLM,
+    page_size: Annotated[
+        int, typer.Option("--page-size", help="SGLang's: tokens of a page; 0: as SGLang has it by itself, 1.", min=0)
+    ] = 0,
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"As vLLM has it: {', '.join(DTYPES)}.")] = "auto",
     state_dtype: Annotated[str, typer.Option("--state-dtype", help="vLLM's mamba_ssm_cache_dtype.")] = "auto",
     ranks: Annotated[int, typer.Option("--ranks", help="Number of ranks of tensor parallelism.", min=1, max=1024)] = 1,
@@ -50,7 +57,12 @@ def plan(
 ) -> None:
     """Say what a model's tokens take in the cache, how many fit, and from where on loading them beats computing."""
     shape_settings = ShapeSettings(kv_dtype=kv_dtype, state_dtype=state_dtype, ranks=ranks)
-    shape = (ask_vllm if exact else read_shape)(read_config(model), shape_settings)
+    _check_engine(engine, page_size, exact=exact)
+    pages = PageSettings(shape=shape_settings, page_tokens=page_size or 1) if engine == SGLANG else None
+    if pages is not None:
+        shape = read_pages(read_config(model), pages)
+    else:
+        shape = (ask_vllm if exact else read_shape)(read_config(model), shape_settings)
     sizing = size_model(shape)
     talk = Conversation(tokens=conversation, turns=turns)
     places = [Place(name="memory", size_bytes=_read("memory", memory, parse_size), bytes_per_s=_rate("link", link))]
@@ -61,13 +73,22 @@ def plan(
         places.append(Place(name="disk", size_bytes=disk_bytes, bytes_per_s=slower))
     holdings = list(hold(sizing, places, talk, prefill=prefill, fixed_s=FIXED_S))
     if as_json:
-        typer.echo(json.dumps(_as_json(shape.model_type, sizing, talk, holdings)))
+        typer.echo(json.dumps(_as_json(shape.model_type, sizing, talk, holdings, pages)))
         return
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(_groups_table(sizing))
+    console.print(_groups_table(sizing, pages))
     console.print(_describe(sizing, talk))
     console.print(_places_table(holdings, prefill))
     console.print(f"\nTo begin with:\n{_suggest(places)}", highlight=False, markup=False)
+
+
+def _check_engine(engine: str, page_size: int, *, exact: bool) -> None:
+    if engine not in ENGINES:
+        raise ConfigError(f"--engine {engine!r} is not known", remedy=f"allowed are {', '.join(ENGINES)}")
+    if engine == VLLM and page_size:
+        raise ConfigError("--page-size is SGLang's", remedy=f"add --engine {SGLANG}, or leave it out")
+    if engine == SGLANG and exact:
+        raise ConfigError("--exact asks vLLM, and not SGLang", remedy="leave it out")
 
 
 def _read(name: str, text: str, parse: Callable[[str], T]) -> T:
@@ -88,9 +109,11 @@ def _rate(name: str, text: str) -> float:
     return float(rate)
 
 
-def _groups_table(sizing: Sizing) -> Table:
+def _groups_table(sizing: Sizing, pages: PageSettings | None) -> Table:
+    """With `pages`, a column has the bytes of a record on each rank."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("layers", "of", "a hit needs", "bytes a token", "bytes a state", "window"):
+    more = () if pages is None else ("bytes a record",)
+    for column in ("layers", "of", "a hit needs", "bytes a token", "bytes a state", "window", *more):
         table.add_column(column, justify="left" if column in ("of", "a hit needs") else "right")
     for group in sizing.groups:
         table.add_row(
@@ -100,6 +123,7 @@ def _groups_table(sizing: Sizing) -> Table:
             f"{group.token_bytes:,}" if group.token_bytes else "",
             f"{group.state_bytes:,}" if group.state_bytes else "",
             f"{group.window_tokens:,}" if group.window_tokens else "",
+            *([] if pages is None else [f"{pages.record_bytes(group):,}"]),
         )
     return table
 
@@ -138,7 +162,9 @@ def _suggest(places: list[Place]) -> str:
     return "\n".join(lines)
 
 
-def _as_json(model_type: str, sizing: Sizing, talk: Conversation, holdings: list[Holding]) -> dict[str, Any]:
+def _as_json(
+    model_type: str, sizing: Sizing, talk: Conversation, holdings: list[Holding], pages: PageSettings | None
+) -> dict[str, Any]:
     return {
         "model_type": model_type,
         "token_bytes": sizing.token_bytes,
@@ -152,6 +178,7 @@ def _as_json(model_type: str, sizing: Sizing, talk: Conversation, holdings: list
                 "token_bytes": group.token_bytes,
                 "window_tokens": group.window_tokens,
                 "state_bytes": group.state_bytes,
+                **({} if pages is None else {"record_bytes": pages.record_bytes(group)}),
             }
             for group in sizing.groups
         ],

@@ -247,6 +247,7 @@ def make_settings(settings: Settings, memory_bytes: int) -> CacheSettings:
     return CacheSettings(
         memory_bytes=memory_bytes,
         segment_bytes=segment_bytes,
+        floor_bytes=memory_bytes * settings.memory_floor // 100,
         verify=settings.verify,
         # Where little is touched, a huge page is mostly waste.
         huge_pages=HugePages.NONE if settings.sparse_memory else HugePages.TRANSPARENT,

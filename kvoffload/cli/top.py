@@ -15,6 +15,7 @@ from kvoffload.config.sources import load_shared
 
 if TYPE_CHECKING:
     from kvoffload.client.client import Client
+    from kvoffload.client.inspector import EngineSurvey
     from kvoffload.top.samples import Sample
 
 ANSWER_S = 5.0
@@ -62,12 +63,12 @@ def take_sample(client: Client, before: Sample | None = None) -> Sample:
     insight = None
     with contextlib.suppress(ServerError):
         insight = client.insight()
-    differing: tuple[str, ...] | None = None
+    survey: EngineSurvey | None = None
     # A server that has refused once is not asked again: it counts refusals as errors.
-    if before is None or before.differing is not None:
+    if before is None or before.survey is not None:
         with contextlib.suppress(ServerError):
-            differing = Inspector(client.look_into).find_differing()
-    return Sample(time_s=time.monotonic(), stats=stats, insight=insight, differing=differing)
+            survey = Inspector(client.look_into).survey_engines()
+    return Sample(time_s=time.monotonic(), stats=stats, insight=insight, survey=survey)
 
 
 def look_once(client: Client, where: str, *, as_json: bool) -> None:

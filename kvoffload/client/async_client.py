@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,7 @@ from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, CacheStats, ReservedSlots
 from kvoffload.client.block_calls import HintSettings, PendingAcquire, TierWait
+from kvoffload.client.client_calls import ClientCalls
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
@@ -32,34 +34,29 @@ from kvoffload.protocol import (
 from kvoffload.protocol.message import Reply, Request
 
 
-class AsyncClient(Connection):
+class AsyncClient(ClientCalls):
     """Must be called only from the loop in which `start` is awaited. A cancelled call gives back what it would have
     brought.
 
     There is no step budget, since a call blocks no other task: calls end by their deadlines.
     """
 
-    _hears_answers = True
-
     def __init__(self, settings: ClientSettings, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, in the loop."""
-        super().__init__(settings, on_event=None if on_event is None else self._pass_on)
-        self._on_event = on_event
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turned = asyncio.Event()
-        """Set at the next turn of the connection's thread, which may have ended calls. Each turn has its own."""
+        self._turns = _Turns()
+        hear = None if on_event is None else partial(self._turns.call, on_event)
+        super().__init__(settings, Connection(settings, on_event=hear, on_turn=self._turns.tell))
 
     async def start(self) -> Self:
         """Begins to join."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._keeper.start()
+        self._turns.enter_loop()
+        self.connection.start()
         return self
 
     async def close(self) -> None:
-        """Gives back what is held and parts from the server. Holds the loop for 0.4 s at most."""
-        self._end()
-        self._tell_turn()
+        """Gives back what is held and parts from the server. Holds the loop for 1.2 s at most."""
+        self.connection.close()
+        self._turns.end()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -84,7 +81,11 @@ class AsyncClient(Connection):
         return await self._finish(self.start_acquire(ask, far=far))
 
     async def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
-        return await self._finish(self._start_entries(group, hashes, shards))
+        with self.lock:
+            pending = self.blocks.start_acquire_entries(
+                group, hashes, time.monotonic_ns(), self.settings.link.acquire_ns, shards=shards
+            )
+        return await self._finish(pending)
 
     async def hint(self, hint: HintSettings) -> Hinted:
         """Does what a hint says, as far as it can be done. ServerError: the server takes none, or refuses this one."""
@@ -93,7 +94,8 @@ class AsyncClient(Connection):
         return expect(pending.answer, Hinted, "hint")
 
     async def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
-        pending = self._start_reserve(group, count, hashes)
+        with self.lock:
+            pending = self.blocks.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes)
         try:
             await self._until(lambda: pending.is_over)
         except asyncio.CancelledError:
@@ -106,7 +108,7 @@ class AsyncClient(Connection):
 
     async def stats(self) -> CacheStats:
         """Returns the server's counts, with all that was told before. ServerError: there is no answer."""
-        confirmed = self._confirm()
+        confirmed = self.connection.confirm()
         await self._until(lambda: confirmed is None or confirmed.is_over)
         return read_stats(await self._ask(Stats()))
 
@@ -134,7 +136,7 @@ class AsyncClient(Connection):
     # ---- inside ----
 
     async def _ask(self, message: Request) -> ServerMessage | None:
-        request = self._start_ask(message)
+        request = self.connection.ask(message)
         await self._until(lambda: request.is_over)
         return request.answer
 
@@ -152,39 +154,46 @@ class AsyncClient(Connection):
             with self.lock:
                 self.blocks.go_on(pending, time.monotonic_ns())
             # The memory may have been asked, with a deadline of its own.
-            self._wake_in_time()
+            self.connection.wake_in_time()
         return pending.is_over
 
     async def _until(self, is_over: Callable[[], bool]) -> None:
         """Waits until it is so."""
         if not is_over():
-            self._wake_in_time()
+            self.connection.wake_in_time()
         while not is_over():
-            await self._turned.wait()
+            await self._turns.wait()
 
-    def _wake_in_time(self) -> None:
-        """Wakes the connection's thread if it would sleep beyond the deadline of a call."""
-        with self.lock:
-            if self.link.next_ns(time.monotonic_ns()) < self._sleeps_until_ns:
-                self._wake_keeper()
 
-    def _look(self, now_ns: int) -> None:
-        super()._look(now_ns)
-        self._tell_turn()
+class _Turns:
+    """The turns of a connection's thread, for which the tasks of a loop wait."""
 
-    def _end_turn(self) -> None:
-        self._call_in_loop(self._tell_turn)
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turned = asyncio.Event()
+        """Set at the next turn, which may have ended calls. Each turn has its own."""
 
-    def _tell_turn(self) -> None:
-        turned, self._turned = self._turned, asyncio.Event()
-        turned.set()
+    def enter_loop(self) -> None:
+        """Calls are made in the running loop from now on, and in no other one."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
 
-    def _pass_on(self, heard: Heard, number: int) -> None:
-        if self._on_event is not None:
-            self._call_in_loop(self._on_event, heard, number)
-
-    def _call_in_loop(self, act: Callable[..., None], *arguments: object) -> None:
-        # A loop that has ended without closing this client hears nothing.
+    def call(self, act: Callable[..., None], *arguments: object) -> None:
+        """Calls `act` in the loop. Any thread may do that."""
+        # A loop that has ended without closing its client hears nothing.
         with contextlib.suppress(RuntimeError):
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(act, *arguments)
+
+    def tell(self) -> None:
+        """Ends a turn. Any thread may do that."""
+        self.call(self.end)
+
+    def end(self) -> None:
+        """Ends a turn, in the loop: all tasks that wait look at their calls."""
+        turned, self._turned = self._turned, asyncio.Event()
+        turned.set()
+
+    async def wait(self) -> None:
+        """Waits for the end of a turn."""
+        await self._turned.wait()

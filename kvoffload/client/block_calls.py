@@ -22,9 +22,9 @@ from kvoffload.cache import (
 )
 from kvoffload.client.credit_stock import CreditStock, fit_stocks
 from kvoffload.client.lanes import Pending, make_ended
-from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.link import Link
 from kvoffload.client.memories import MappedBlocks
-from kvoffload.client.settings import LinkSettings
+from kvoffload.client.settings import SECOND_NS, LinkSettings
 from kvoffload.hash_rows import choose_rows, count_hashes
 from kvoffload.protocol import (
     Abort,
@@ -112,6 +112,13 @@ class PendingAcquire:
         return self.found is not None
 
     @property
+    def reaches(self) -> tuple[tuple[str, int], ...]:
+        """The tiers that were asked to bring a part, the nearest first, each with the boundary of memory and the tiers
+        up to it. Servers before this field, and those whose answer was late, name none."""
+        answer = None if self.promotion is None else self.promotion.answer
+        return tuple((one.tier, one.boundary) for one in answer.reaches) if isinstance(answer, Promoted) else ()
+
+    @property
     def came_late(self) -> bool:
         """Slower tiers had more than came in time."""
         if self.promotion is None:
@@ -135,12 +142,14 @@ class PendingSlots:
 class BlockCalls(MappedBlocks):
     """Calls about blocks, and the look-ups that they need. The caller holds the client's lock."""
 
-    def __init__(self, link: Link, register: Register, settings: LinkSettings) -> None:
-        super().__init__(link.memories, groups=len(register.groups))
+    def __init__(self, link: Link, register: Register | None, settings: LinkSettings) -> None:
+        """Without a register, as an observer has none, there are no groups."""
+        groups = () if register is None else register.groups
+        super().__init__(link.memories, groups=len(groups))
         self._link = link
-        self._hash_block_size = register.hash_block_size
+        self._hash_block_size = 1 if register is None else register.hash_block_size
         self._settings = settings
-        wanted = (*settings.stock_slots, *[0] * len(register.groups))
+        wanted = (*settings.stock_slots, *[0] * len(groups))
         self._stocks = [
             CreditStock(
                 number,
@@ -148,13 +157,13 @@ class BlockCalls(MappedBlocks):
                 slot_bytes=group.record_bytes * group.shards,
                 whole=-(-group.window // group.block_size) + 1,
             )
-            for number, group in enumerate(register.groups)
+            for number, group in enumerate(groups)
         ]
-        self._is_hybrid = any(group.reuse is not ReuseRule.PREFIX for group in register.groups)
+        self._is_hybrid = any(group.reuse is not ReuseRule.PREFIX for group in groups)
         """With hybrid models, blocks are useless until their windows or states are there too, and the other way round:
         a full pool evicts the first pieces of a prompt that is saved in pieces. So more slots are asked for. With full
         attention alone, more slots held ready would only take the place of blocks."""
-        self._has_own_hashes = all(group.block_size == register.hash_block_size for group in register.groups)
+        self._has_own_hashes = all(group.block_size == self._hash_block_size for group in groups)
         self._stocked_in = 0
         """The link's number of the session to which the slots in stock belong."""
         self._leases: set[BlockLease] = set()
@@ -269,7 +278,7 @@ class BlockCalls(MappedBlocks):
         )
         if mapped is None or not self._link.is_serving or not self._link.has("hints"):
             return make_ended(message, now_ns)
-        return self._link.ask(message, now_ns, self._call_ns)
+        return self._link.ask(message, now_ns, self._settings.call_ns)
 
     # ---- saves ----
 
@@ -316,9 +325,13 @@ class BlockCalls(MappedBlocks):
         # The pool grows, and fills.
         stocks = self.stocks
         pool_bytes, is_full = mapped[0].index.ready_bytes, not self.has_room
+        leaving = mapped[0].index.leaving_from
         fit_stocks(stocks, pool_bytes, is_full=is_full)
         for stock in stocks:
             is_closing = self._link.is_closing
+            # The server gives the memory from there on back to the system.
+            if leaving and (slots := stock.take_from(self.memory_id, self.session, leaving)):
+                self.abort(slots, now_ns)
             if spare := len(stock) if is_closing else stock.surplus(now_ns):
                 self.abort(stock.take(self.memory_id, self.session, spare), now_ns)
                 stock.waits_for_save = True
@@ -329,7 +342,7 @@ class BlockCalls(MappedBlocks):
                 # The next group cannot have the bytes that this one gets beyond its limit.
                 fit_stocks(stocks, pool_bytes, is_full=is_full)
                 message = Credits(name_space=mapped[1], group=stock.group, count=count)
-                request = self._link.ask(message, now_ns, self._call_ns)
+                request = self._link.ask(message, now_ns, self._settings.call_ns)
                 request.when_over(partial(self._put, stock, request))
 
     def start_reserve(
@@ -348,7 +361,7 @@ class BlockCalls(MappedBlocks):
             pending.is_over = True
             return pending
         message = Credits(name_space=self._memories.mapped[1], group=group, count=min(count, MAX_BATCH), hashes=names)
-        request = pending.request = self._link.ask(message, now_ns, self._call_ns)
+        request = pending.request = self._link.ask(message, now_ns, self._settings.call_ns)
 
         def end() -> None:
             answer = request.answer
@@ -404,7 +417,7 @@ class BlockCalls(MappedBlocks):
 
     def close(self, now_ns: int) -> None:
         """Gives back leases, slots that are held ready, and what is on its way."""
-        self._link.forget_requests()
+        self._link.lanes.forget()
         for lease in list(self._leases):
             self.release(lease, now_ns)
         for stock in self.stocks:
@@ -412,10 +425,6 @@ class BlockCalls(MappedBlocks):
         self._memories.mapped = None
 
     # ---- inside ----
-
-    @property
-    def _call_ns(self) -> int:
-        return int(self._settings.call_deadline_s * SECOND_NS)
 
     def _acquire(self, pending: PendingAcquire, asked: MemoryAsk, now_ns: int, boundary: int) -> None:
         mapped, ask = self._memories.mapped, asked.ask

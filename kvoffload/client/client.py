@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,11 +11,11 @@ from typing_extensions import Buffer
 
 from kvoffload.cache import AcquiredBlocks, Ask, CacheStats, ReservedSlots
 from kvoffload.client.block_calls import PendingAcquire, TierWait
+from kvoffload.client.client_calls import ClientCalls
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
-from kvoffload.client.link import SECOND_NS
-from kvoffload.client.settings import ClientSettings
+from kvoffload.client.settings import SECOND_NS, ClientSettings
 from kvoffload.protocol import Clear, ClearedBlocks, Done, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats
 from kvoffload.protocol.message import Reply, Request
 
@@ -28,7 +27,7 @@ _LOOK_S = 0.0002
 """The end of a step's budget, in which a wait looks and does not sleep: a sleep would end when the system lets it."""
 
 
-class Client(Connection):
+class Client(ClientCalls):
     """Safe to call from any thread of the process that made it; not in a forked child.
 
     A call whose docstring says that it waits does so within a bound, and never beyond what is left of the step's budget
@@ -38,8 +37,7 @@ class Client(Connection):
     def __init__(self, settings: ClientSettings, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, mostly on the client's own thread; it must not call the
         client, which waits for it."""
-        super().__init__(settings, on_event=on_event)
-        self._changed = threading.Condition(self.lock)
+        super().__init__(settings, Connection(settings, on_event=on_event))
         budget_ns = int(settings.step_budget_s * SECOND_NS)
         self._step_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
         self.budget_ns = -1
@@ -47,15 +45,15 @@ class Client(Connection):
 
     def start(self) -> Self:
         """Begins to join. Only `wait_until_served` waits until that is done."""
-        self._keeper.start()
+        self.connection.start()
         return self
 
     def close(self) -> None:
-        """Gives back what is held and parts from the server: no copy runs any more. Waits for 0.4 s at most."""
-        self._end()
+        """Gives back what is held and parts from the server: no copy runs any more. Waits for 1.2 s at most."""
+        self.connection.close()
 
     def __enter__(self) -> Self:
-        return self if self._keeper.ident is not None else self.start()
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
@@ -64,8 +62,8 @@ class Client(Connection):
 
     def wait_until_served(self, timeout_s: float) -> bool:
         """Waits until it is served. False: it is not by then, and `fault` says why."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.link.is_serving, timeout_s)
+        with self.connection.turned:
+            return self.connection.turned.wait_for(lambda: self.link.is_serving, timeout_s)
 
     # ---- loads and saves ----
 
@@ -85,11 +83,16 @@ class Client(Connection):
 
     def acquire_entries(self, group: int, hashes: Buffer, *, shards: Sequence[int] = ()) -> AcquiredBlocks:
         """Waits, for the acquire deadline at most."""
-        return self._finish(self._start_entries(group, hashes, shards))
+        with self.lock:
+            pending = self.blocks.start_acquire_entries(
+                group, hashes, time.monotonic_ns(), self.settings.link.acquire_ns, shards=shards
+            )
+        return self._finish(pending)
 
     def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
         """Waits, for the call deadline at most."""
-        pending = self._start_reserve(group, count, hashes)
+        with self.lock:
+            pending = self.blocks.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes)
         self._wait(lambda: pending.is_over)
         return pending.slots
 
@@ -98,7 +101,7 @@ class Client(Connection):
     def stats(self) -> CacheStats:
         """Returns the server's counts, with all that was told before. Waits, for the call deadline at most.
         ServerError: there is no answer."""
-        confirmed = self._confirm()
+        confirmed = self.connection.confirm()
         self._wait(lambda: confirmed is None or confirmed.is_over)
         return read_stats(self._ask(Stats()))
 
@@ -135,7 +138,7 @@ class Client(Connection):
         return pending.found
 
     def _ask(self, message: Request) -> ServerMessage | None:
-        pending = self._start_ask(message)
+        pending = self.connection.ask(message)
         self._wait(lambda: pending.is_over)
         if not pending.is_over:
             pending.is_wanted = False
@@ -150,13 +153,9 @@ class Client(Connection):
             left_s = _SLICE_S if budget_ns < 0 else (budget_ns - (now_ns - start_ns)) / SECOND_NS
             if left_s > _LOOK_S and budget_ns >= 0:
                 left_s -= _LOOK_S
-            self.wire.await_answers(min(left_s, _SLICE_S), with_control=self.link.awaits_control)
+            self.wire.await_answers(min(left_s, _SLICE_S), with_control=self.link.lanes.awaits_control)
             now_ns = time.monotonic_ns()
             with self.lock:
-                self._look(now_ns)
+                self.connection.look(now_ns)
         if budget_ns >= 0:
             self.budget_ns = max(budget_ns - (now_ns - start_ns), 0)
-
-    def _end_turn(self) -> None:
-        if self.link.is_serving:
-            self._changed.notify_all()

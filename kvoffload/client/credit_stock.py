@@ -15,7 +15,7 @@ FULL_POOL_SHARE = 32
 """The same for a pool that is full: there, slots held ready take the place of blocks."""
 MAX_SLOTS = 32_768
 """The most slots that are held ready for one group."""
-KEPT_NS = 10_000_000_000
+KEPT_NS = 1_000_000_000
 """Slots beyond the limit of a stock go back to the server when no save has taken any for so many nanoseconds."""
 _NONE = np.empty(0, np.uint64)
 
@@ -69,7 +69,7 @@ class CreditStock:
 
     @property
     def is_low(self) -> bool:
-        """Whether the stock is to be filled up."""
+        """Whether the client should ask the server for slots until the stock is full again."""
         return 2 * len(self.tickets) < self.high and not self.waits_for_save
 
     def surplus(self, now_ns: int) -> int:
@@ -90,6 +90,13 @@ class CreditStock:
         self.tickets, self._addresses = self.tickets[count:], self._addresses[count:]
         self._untaken_since_ns = 0
         self.waits_for_save = False
+        return taken
+
+    def take_from(self, memory_id: int, session: int, first: int) -> ReservedSlots:
+        """Takes the slots at the address `first` and behind it. That is no use of the stock."""
+        is_taken = self._addresses >= np.uint64(first)
+        taken = ReservedSlots(memory_id, session, self.group, self.tickets[is_taken], self._addresses[is_taken])
+        self.tickets, self._addresses = self.tickets[~is_taken], self._addresses[~is_taken]
         return taken
 
     def clear(self) -> None:

@@ -119,7 +119,7 @@ def read_stats(answer: ServerMessage | None) -> CacheStats:
     )
     places = tuple(PlaceUsage(**vars(place)) for place in found.places)
     traffic = {one.tier: {k: v for k, v in vars(one).items() if isinstance(v, int)} for one in found.traffic}
-    return CacheStats(tenants=tenants, places=places, traffic=traffic, **counts)
+    return CacheStats(tenants=tenants, places=places, traffic=traffic, memory_reason=found.memory_reason, **counts)
 
 
 def read_insight(answer: ServerMessage | None) -> ServerInsight:

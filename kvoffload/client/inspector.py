@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -41,22 +42,54 @@ MAX_COMPARED = 16
 """Number of identities of joined engines, the latest ones, that are compared with each other."""
 
 
-def find_differing(token: str = "") -> Generator[Request, Reply, tuple[str, ...]]:
-    """Finds pairs of joined engines that have the same weights and share no blocks because a setting differs, as lines.
-    Yields what to ask the server, as an operator, and takes the replies."""
+@dataclass(frozen=True, kw_only=True)
+class EngineSurvey:
+    """The processes that have joined a server, and what they told about their identities."""
+
+    processes: Sequence[JoinedProcess]
+    identities: Mapping[str, IdentityRead]
+    """By the first letters of their fingerprints, as processes have them. The latest `MAX_COMPARED`."""
+
+    def find_differing(self) -> tuple[str, ...]:
+        """Returns a line for each pair of engines that have the same weights and share no blocks because a setting
+        differs."""
+        known = list(self.identities.values())
+        pairs = ((one, other) for at, one in enumerate(known) for other in known[at + 1 :])
+        return tuple(describe_pair(*pair) for pair in pairs if differ_by_setting(*pair))
+
+    def list_kinds(self) -> list[Row]:
+        """A row for each kind of engine, by its name, its version and its model, with the number of its sessions and
+        of their processes. An empty name is an engine that has not told it."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for process in self.processes:
+            if process.fingerprint and process.is_open:
+                read = self.identities.get(process.fingerprint)
+                parts = {} if read is None else {part.name: part.value for part in read.identity}
+                found.setdefault((parts.get("engine", ""), parts.get("model", "")), []).append(process.engine)
+        return [
+            {"engine": kind, "model": model, "sessions": len(set(names)), "processes": len(names)}
+            for (kind, model), names in found.items()
+        ]
+
+
+NO_ENGINES = EngineSurvey(processes=(), identities={})
+
+
+def survey_engines(token: str = "") -> Generator[Request, Reply, EngineSurvey]:
+    """Yields what to ask the server, as an operator, and takes the replies."""
     joined = yield ListJoined(first=0, token=token)
     assert isinstance(joined, Joined)
     names = list(dict.fromkeys(one.fingerprint for one in joined.processes if one.fingerprint))[-MAX_COMPARED:]
-    known: list[IdentityRead] = []
-    for name in names if len(names) > 1 else ():
+    known: dict[str, IdentityRead] = {}
+    for name in names:
         read = IdentityRead(total=1, place=-1)
         while not read.fingerprint and read.place + 1 < read.total:
             found = yield ReadIdentity(place=read.place + 1, identity=name, token=token)
             assert isinstance(found, IdentityRead)
             read = found
-        known += [read] if read.ranks else []
-    pairs = ((one, other) for at, one in enumerate(known) for other in known[at + 1 :])
-    return tuple(describe_pair(*pair) for pair in pairs if differ_by_setting(*pair))
+        if read.ranks:
+            known[name] = read
+    return EngineSurvey(processes=joined.processes, identities=known)
 
 
 class Inspector:
@@ -84,15 +117,15 @@ class Inspector:
         """A row for each identity, in the order in which they came."""
         return [_describe_identity(read) for read in self._identities()]
 
-    def find_differing(self) -> tuple[str, ...]:
-        """Returns a line for each pair of joined engines that share no blocks because a setting differs."""
-        steps, reply = find_differing(self._token), None
+    def survey_engines(self) -> EngineSurvey:
+        """Reads which engines have joined."""
+        steps, reply = survey_engines(self._token), None
         while True:
             try:
                 message = next(steps) if reply is None else steps.send(reply)
             except StopIteration as end:
-                lines: tuple[str, ...] = end.value
-                return lines
+                survey: EngineSurvey = end.value
+                return survey
             reply = self._look_into(message)
 
     def list_differences(self) -> list[Row]:

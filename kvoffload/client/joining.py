@@ -184,6 +184,7 @@ class Joining:
             software=SOFTWARE,
             wants_express=self._register is not None,
             wants_warnings=self._member.role is Role.SCHEDULER,
+            heeds_shrinking=True,
         )
         return [OnLifeline(greeting, (pidfd,))]
 

@@ -322,6 +322,15 @@ class Lanes:
         return iter((self.control, self.express))
 
     @property
+    def awaits_answers(self) -> bool:
+        return any(len(lane.pending) for lane in self)
+
+    @property
+    def awaits_control(self) -> bool:
+        """Whether a request on the control channel awaits its answer."""
+        return len(self.control.pending) > 0
+
+    @property
     def next_deadline_ns(self) -> int | None:
         deadlines = [lane.pending.next_deadline_ns() for lane in self]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -334,6 +343,11 @@ class Lanes:
         """Resets both lanes, since the connection is gone."""
         for lane in self:
             lane.reset()
+
+    def forget(self) -> None:
+        """Marks all requests as not wanted. Leases and slots that their answers bring are given back."""
+        for lane in self:
+            lane.pending.forget()
 
     def take_all(self) -> list[OneWay]:
         """Removes and returns the messages that the server may not have received, in the order in which to send them

@@ -12,15 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import numpy as np
 
-from kvoffload.client.inventory import Heard, Inventory
+from kvoffload.client.inventory import Heard
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
 from kvoffload.client.lanes import Backoff, Lane, Lanes, Pending, Wire, make_ended
 from kvoffload.client.memories import Memories
-from kvoffload.client.settings import LinkSettings, LinkState
+from kvoffload.client.settings import SECOND_NS, LinkSettings, LinkState
+from kvoffload.client.subscription import Subscription
 from kvoffload.packets import close_all
 from kvoffload.protocol import (
     Abort,
@@ -31,7 +33,6 @@ from kvoffload.protocol import (
     CreditsGranted,
     Error,
     ErrorCode,
-    EventsLost,
     Express,
     FormerMemory,
     Greeting,
@@ -43,8 +44,8 @@ from kvoffload.protocol import (
     Registered,
     Release,
     Retire,
+    ServerMessage,
     Subscribe,
-    Subscribed,
     Warned,
 )
 from kvoffload.protocol.limits import MAX_FORMER
@@ -52,11 +53,8 @@ from kvoffload.protocol.message import ONE_WAY_OPS, Event, OneWay, Request
 
 logger = logging.getLogger(__name__)
 
-SECOND_NS = 1_000_000_000
 MOST_LINES = 100
 """The most warnings of one server that are logged. Later ones are counted, and stand in the server's own log."""
-SUBSCRIBE_PAUSE_NS = SECOND_NS
-"""Least time after a refusal before the link asks for events again."""
 _IDLE_NS = SECOND_NS // 4
 _LOST_THREAD = (ErrorCode.NO_SESSION, ErrorCode.NOT_GREETED, ErrorCode.NOT_REGISTERED, ErrorCode.OUT_OF_ORDER)
 
@@ -75,11 +73,6 @@ class _Visit:
     """Number of one-way messages sent on the lifeline."""
     told_held: tuple[tuple[int, int], ...] | None = None
     """The memories, with their bytes, that the server knows this process still maps. None: it was not told yet."""
-    subscribing: Pending | None = None
-    """The request for events that the server has not answered yet, or None."""
-    is_subscribed: bool = False
-    subscribe_ns: int = 0
-    """Time before which events are not asked for again; 0: the server has not refused."""
 
 
 class Link:
@@ -104,8 +97,6 @@ class Link:
         self._settings = settings
         self._wire = wire
         self._pidfd = pidfd
-        self._random = random
-        self._on_event = on_event
         self.memories = memories
         self.warnings = ServerWarnings()
         self.state = LinkState.DOWN
@@ -126,10 +117,9 @@ class Link:
         """Number of joins that did not continue the session before. Slots of an earlier session are void."""
         self._visit = _Visit()
         self._dial_ns = 0
-        self._redial = self._make_backoff()
-        self.lanes = Lanes(wire, self._make_backoff, has_blocks=register is not None)
-        self._subscription: Subscribe | None = None
-        self._inventory: Inventory | None = None
+        self._redial = make_backoff(settings, random)
+        self.lanes = Lanes(wire, partial(make_backoff, settings, random), has_blocks=register is not None)
+        self.subscription = None if on_event is None else Subscription(on_event)
 
     @property
     def is_serving(self) -> bool:
@@ -140,25 +130,6 @@ class Link:
         """The server that it is served by has it, and this process may use it."""
         return self.state is LinkState.SERVING and capability in self._visit.capabilities
 
-    @property
-    def awaits_answers(self) -> bool:
-        return self.state is LinkState.JOINING or any(len(lane.pending) for lane in self.lanes)
-
-    @property
-    def awaits_control(self) -> bool:
-        """Whether a request on the control channel awaits its answer."""
-        return len(self.lanes.control.pending) > 0
-
-    @property
-    def hears_events(self) -> bool:
-        """Whether events may come on the control channel, for which no caller waits."""
-        return self.state is LinkState.SERVING and self._on_event is not None
-
-    @property
-    def one_way_count(self) -> int:
-        """One-way messages sent on the control channel."""
-        return self.lanes.control.one_way
-
     # ---- what comes in ----
 
     def on_time(self, now_ns: int) -> None:
@@ -167,11 +138,10 @@ class Link:
         if self.is_dial_due(now_ns):
             self._dial(now_ns)
         elif visit.joining is not None and visit.joining.step is not Step.MEMORY and now_ns >= visit.join_by_ns:
-            self._hang_up(now_ns, f"the server does not answer: awaited is its {visit.joining.step.value}")
+            self.hang_up(now_ns, f"the server does not answer: awaited is its {visit.joining.step.value}")
         elif self.state is LinkState.SERVING:
             self._watch_answers(now_ns)
-            self._go_on_subscription(now_ns)
-            self._go_on_inventory(now_ns)
+            self._go_on_events(now_ns)
             if self.state is LinkState.SERVING and visit.told_held:
                 self._tell_held(visit.capabilities, self.memories.list_mapped(), now_ns)
 
@@ -211,7 +181,7 @@ class Link:
         if isinstance(message, Warned):
             self.warnings.hear(message, answer.boot_id)
         elif isinstance(message, Quarantine):
-            self._hang_up(now_ns, message.message)
+            self.hang_up(now_ns, message.message)
         elif isinstance(message, Closing):
             # Of one that joins, too: what is held can be given back once it is joined.
             self.is_closing = True
@@ -230,35 +200,48 @@ class Link:
     def on_express(self, answer: Answer, now_ns: int) -> None:
         self._on_answer(self.lanes.express, answer, now_ns)
 
-    def on_hang_up(self, now_ns: int, line: str) -> None:
-        """Hears that a channel has ended, or that a message on it could not be decoded."""
-        if self.state in (LinkState.JOINING, LinkState.SERVING):
-            self._hang_up(now_ns, line)
+    def hang_up(self, now_ns: int, line: str) -> None:
+        """Ends the connection, for the reason that the line tells. The link dials again later."""
+        if self.state not in (LinkState.JOINING, LinkState.SERVING):
+            return
+        if self.state is LinkState.SERVING or line != self.fault:
+            logger.warning("not served by a cache server: %s", line)
+        self.fault = line
+        self._dial_ns = now_ns + self._redial.next_ns()
+        self.is_closing = False
+        self._leave(LinkState.DOWN)
 
     def _on_answer(self, lane: Lane, answer: Answer, now_ns: int) -> None:
         if self.state is not LinkState.SERVING:
             return
         if answer.boot_id != self.boot_id:
-            self._hang_up(now_ns, "another server answers")
+            self.hang_up(now_ns, "another server answers")
             return
         lane.breaker.on_answer()
         if isinstance(answer.message, Event):
-            if self._on_event is not None:
-                self._on_event(answer.message, answer.number)
-            if isinstance(answer.message, EventsLost):
-                self.begin_inventory(now_ns)
+            if self.subscription is not None:
+                self.subscription.hear(answer.message, answer.number)
+                self._go_on_events(now_ns)
             return
-        if isinstance(answer.message, Error) and self._has_lost_thread(answer.message, now_ns):
-            return
+        if isinstance(answer.message, Error):
+            error = answer.message
+            if error.code in _LOST_THREAD:
+                # The server does not know this connection or session any more.
+                self.hang_up(now_ns, error.message)
+                return
+            if error.about_op in ONE_WAY_OPS:
+                logger.warning("the cache server refused: %s", error.message)
+                return
         pending = lane.hear(answer.number)
         if pending is None or not pending.is_wanted:
-            self._give_back(answer, now_ns)
+            # No caller waits for it any more.
+            unwanted = find_return(answer.message)
+            if unwanted is not None:
+                self.tell(unwanted, now_ns)
         if pending is not None:
             pending.end(answer.message if pending.is_wanted else None)
-            if isinstance(pending.message, ListBlocks):
-                self._go_on_inventory(now_ns)
-            elif isinstance(pending.message, Subscribe):
-                self._go_on_subscription(now_ns)
+            if isinstance(pending.message, ListBlocks | Subscribe):
+                self._go_on_events(now_ns)
 
     # ---- what is asked ----
 
@@ -278,14 +261,9 @@ class Link:
         if self.state is not LinkState.SERVING:
             return
         if not lane.tell(message, self._visit.session):
-            self._hang_up(now_ns, "the server does not read, or is gone")
+            self.hang_up(now_ns, "the server does not read, or is gone")
         elif lane.needs_mark:
-            lane.mark(self._visit.session, now_ns, self._call_ns)
-
-    def forget_requests(self) -> None:
-        """Marks all requests as not wanted. Leases and slots that their answers bring are given back."""
-        for lane in self.lanes:
-            lane.pending.forget()
+            lane.mark(self._visit.session, now_ns, self._settings.call_ns)
 
     def confirm(self, now_ns: int, wait_ns: int) -> Pending | None:
         """Returns a request that is over when the server has received every message about blocks. None: it has
@@ -299,36 +277,19 @@ class Link:
         """Asks for events now and after every join, and again for as long as the server refuses. `EventsLost(count=0)`
         shows that events may have been missed. With an inventory, which follows and is repeated after every loss, of
         the namespaces that are named or else of the process's own one."""
-        assert self._on_event is not None, "no receiver of events was given"
-        self._inventory = Inventory(self._on_event) if with_inventory else None
-        self._subscription = message
-        if self.state is LinkState.SERVING:
-            self._subscribe(now_ns)
+        assert self.subscription is not None, "no receiver of events was given"
+        self.subscription.start(message, with_inventory=with_inventory)
+        self._go_on_events(now_ns)
 
     def begin_inventory(self, now_ns: int) -> bool:
         """Starts the subscription's inventory from its beginning, once the server tells events. False: there is no
         inventory."""
-        if self._inventory is None or self._subscription is None or not self.has("inventory"):
-            return False
-        if not self._visit.is_subscribed:
-            return True
-        name_spaces = self._subscription.name_spaces
-        if not name_spaces and self.registered is not None and self._register is not None:
-            name_spaces = (self.registered.name_space,)
-            opened = NamespaceOpened(name_space=self.registered.name_space, fingerprint=self._register.fingerprint)
-            if self._on_event is not None:
-                self._on_event(opened, 0)
-        if not name_spaces:
-            return False
-        self._inventory.begin(name_spaces)
-        self._go_on_inventory(now_ns)
-        return True
+        is_there = self.subscription is not None and self.subscription.begin_inventory()
+        self._go_on_events(now_ns)
+        return is_there
 
     def close(self) -> None:
-        self._leave()
-        self.state = LinkState.CLOSED
-        self.lanes.reset()
-        self._wire.hang_up()
+        self._leave(LinkState.CLOSED)
 
     # ---- joining ----
 
@@ -351,12 +312,13 @@ class Link:
     def _go_on(self, joining: Joining, messages: list[ToSend], now_ns: int) -> None:
         self._visit.join_by_ns = now_ns + int(self._settings.join_deadline_s * SECOND_NS)
         if joining.step is Step.FAILED:
+            self.hang_up(now_ns, joining.fault)
+            # Another thread that sees the refusal reads the fault next.
             self.refusal = joining.refusal
-            self._hang_up(now_ns, joining.fault)
             return
         for one in messages:
             if not self._send(joining, one):
-                self._hang_up(now_ns, "the server does not read, or is gone")
+                self.hang_up(now_ns, "the server does not read, or is gone")
                 return
         if joining.accepted is not None and self._visit.told_held is None and self.memories.current is not None:
             # Before the server takes memory of its own, if it is not too late.
@@ -391,7 +353,7 @@ class Link:
         rows = tuple(FormerMemory(memory=memory_id, size_bytes=size_bytes) for memory_id, size_bytes in held)
         visit.told += 1
         if not self._wire.send_lifeline(Call(Holding(memories=rows[:MAX_FORMER]), visit.told, 0, 0), ()):
-            self._hang_up(now_ns, "the server does not read, or is gone")
+            self.hang_up(now_ns, "the server does not read, or is gone")
 
     def _start_serving(self, joining: Joining, now_ns: int) -> None:
         former = self.memories.current
@@ -400,7 +362,7 @@ class Link:
             held = joining.take_memory()
             is_new = held is not None and self.memories.take(held)
         except (OSError, RuntimeError, ValueError) as fault:
-            self._hang_up(now_ns, f"the server's memory cannot be mapped: {fault}")
+            self.hang_up(now_ns, f"the server's memory cannot be mapped: {fault}")
             return
         # The session in the welcome does not count here: it may have been sent before an adoption.
         goes_on = held is not None and not is_new and held.memory_session == former_session
@@ -423,48 +385,21 @@ class Link:
         if self.registered is not None and self.memories.current is not None:
             self.memories.mapped = self.memories.current, self.registered.name_space
             self.tenants = {name: place for place, name in enumerate(self.registered.tenants, 1)}
-        if self._subscription is not None:
-            if self._on_event is not None and self.joins > 1:
-                self._on_event(EventsLost(count=0), 0)
-            self._subscribe(now_ns)
+        if self.subscription is not None:
+            own = None
+            if self.registered is not None and self._register is not None:
+                own = NamespaceOpened(name_space=self.registered.name_space, fingerprint=self._register.fingerprint)
+            self.subscription.join(own, has_inventory=self.has("inventory"), is_again=self.joins > 1)
+            self._go_on_events(now_ns)
         if held is not None and self.state is LinkState.SERVING:
             self._visit.told_held = None
             self._tell_held(self._visit.capabilities, self.memories.list_mapped(), now_ns)
 
     # ---- being served ----
 
-    def _subscribe(self, now_ns: int) -> None:
-        assert self._subscription is not None
-        self._visit.is_subscribed = False
-        self._visit.subscribing = self.ask(self._subscription, now_ns, self._call_ns)
-
-    def _go_on_subscription(self, now_ns: int) -> None:
-        """Handles the answer to a subscription. The inventory begins only once the server tells events: without them it
-        would soon be wrong without notice."""
-        visit, asked = self._visit, self._visit.subscribing
-        if asked is None:
-            if visit.subscribe_ns and not visit.is_subscribed and now_ns >= visit.subscribe_ns:
-                self._subscribe(now_ns)
-            return
-        if not asked.is_over or self.state is not LinkState.SERVING:
-            return
-        visit.subscribing = None
-        if not isinstance(asked.answer, Subscribed):
-            refusal = asked.answer if isinstance(asked.answer, Error) else None
-            if not visit.subscribe_ns:
-                line = "there was no answer" if refusal is None else refusal.message
-                logger.warning("the cache server tells no events and is asked again: %s", line)
-            pause_ns = 0 if refusal is None else refusal.retry_after_ms * 1_000_000
-            visit.subscribe_ns = now_ns + max(pause_ns, SUBSCRIBE_PAUSE_NS)
-            return
-        visit.is_subscribed = True
-        if visit.subscribe_ns and self._on_event is not None:
-            self._on_event(EventsLost(count=0), 0)
-        self.begin_inventory(now_ns)
-
-    def _go_on_inventory(self, now_ns: int) -> None:
-        if self._inventory is not None and self.state is LinkState.SERVING:
-            self._inventory.go_on(now_ns, lambda message: self.ask(message, now_ns, self._call_ns))
+    def _go_on_events(self, now_ns: int) -> None:
+        if self.subscription is not None and self.state is LinkState.SERVING:
+            self.subscription.go_on(now_ns, lambda message: self.ask(message, now_ns, self._settings.call_ns))
 
     def _watch_answers(self, now_ns: int) -> None:
         for lane in self.lanes:
@@ -473,58 +408,34 @@ class Link:
             if not breaker.is_open:
                 continue
             if now_ns - breaker.opened_ns >= int(self._settings.rejoin_after_s * SECOND_NS):
-                self._hang_up(now_ns, "the server has not answered for long")
+                self.hang_up(now_ns, "the server has not answered for long")
                 return
             if breaker.take_probe(now_ns):
-                lane.mark(self._visit.session, now_ns, self._call_ns)
+                lane.mark(self._visit.session, now_ns, self._settings.call_ns)
 
-    def _has_lost_thread(self, error: Error, now_ns: int) -> bool:
-        """Whether the error leaves nothing to answer: the server does not know this connection or session any more, and
-        the link hangs up, or the error is about a one-way message, and is logged."""
-        if error.code in _LOST_THREAD:
-            self._hang_up(now_ns, error.message)
-            return True
-        if error.about_op in ONE_WAY_OPS:
-            logger.warning("the cache server refused: %s", error.message)
-            return True
-        return False
-
-    def _give_back(self, answer: Answer, now_ns: int) -> None:
-        """Gives back the lease or the slots of an answer for which no caller waits any more."""
-        message = answer.message
-        if isinstance(message, Acquired) and message.lease:
-            self.tell(Release(leases=message.lease.to_bytes(8, "little")), now_ns)
-        elif isinstance(message, CreditsGranted) and message.tickets:
-            self.tell(Abort(tickets=message.tickets), now_ns)
-
-    def _hang_up(self, now_ns: int, line: str) -> None:
-        self._leave()
-        if self.state is LinkState.SERVING or line != self.fault:
-            logger.warning("not served by a cache server: %s", line)
-        self.fault = line
-        self._wire.hang_up()
-        self.state = LinkState.DOWN
-        self._dial_ns = now_ns + self._redial.next_ns()
-        self.lanes.reset()
-        self.is_closing = False
-
-    def _leave(self) -> None:
-        """Ends the visit: stops the inventory, and closes descriptors that the server has begun to hand over."""
-        if self._inventory is not None:
-            self._inventory.stop()
+    def _leave(self, state: LinkState) -> None:
+        """Ends the visit: stops the subscription, and closes descriptors that the server has begun to hand over."""
+        if self.subscription is not None:
+            self.subscription.leave()
         if self._visit.joining is not None:
             self._visit.joining.close()
         self._visit = _Visit()
+        self._wire.hang_up()
+        self.state = state
+        self.lanes.reset()
 
-    @property
-    def _call_ns(self) -> int:
-        return int(self._settings.call_deadline_s * SECOND_NS)
 
-    def _make_backoff(self) -> Backoff:
-        settings = self._settings
-        return Backoff(
-            int(settings.first_backoff_s * SECOND_NS), int(settings.last_backoff_s * SECOND_NS), self._random
-        )
+def make_backoff(settings: LinkSettings, random: Random) -> Backoff:
+    return Backoff(int(settings.first_backoff_s * SECOND_NS), int(settings.last_backoff_s * SECOND_NS), random)
+
+
+def find_return(message: ServerMessage) -> OneWay | None:
+    """Returns the message that gives back the lease or the slots that an answer brings; None: it brings none."""
+    if isinstance(message, Acquired) and message.lease:
+        return Release(leases=message.lease.to_bytes(8, "little"))
+    if isinstance(message, CreditsGranted) and message.tickets:
+        return Abort(tickets=message.tickets)
+    return None
 
 
 class ServerWarnings:

@@ -203,8 +203,13 @@ class MappedBlocks:
         return self._find_memory(memory_id).segments
 
     def ready_bytes(self, memory_id: int) -> int:
-        """Returns how many bytes from that memory's beginning have their pages and may be touched. It never shrinks."""
+        """Returns how many bytes from that memory's beginning have their pages and may be touched. It shrinks
+        where the server gives memory back."""
         return self._find_memory(memory_id).index.ready_bytes
+
+    def mark_pinned(self, memory_id: int, segment: int, is_pinned: bool) -> None:
+        """Marks a segment before a driver pins it, or takes the mark away when it is unpinned: see `IndexReader`."""
+        self._find_memory(memory_id).index.mark_pinned(segment, is_pinned)
 
     def places(self) -> tuple[tuple[int, int], ...]:
         """Returns all (memory, session) pairs that `may_copy` accepts."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvoffload.client.lanes import Pending
-from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.link import Link
+from kvoffload.client.settings import SECOND_NS
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Explain, Explained, Explanation, Miss, Query, Register
 from kvoffload.protocol.insight import MAX_TAGS, TAG_BYTES

@@ -13,6 +13,8 @@ from kvoffload.protocol import IdentityField, Register
 from kvoffload.protocol.limits import MAX_REPORT
 from kvoffload.types import Fingerprint
 
+SECOND_NS = 1_000_000_000
+
 
 class LinkState(Enum):
     """How a client stands with its server."""
@@ -38,6 +40,16 @@ class LinkSettings:
     last_backoff_s: float = 2.0
     stock_slots: tuple[int, ...] = ()
     """Number of slots of each group that are held ready, up to a share of the pool. Groups beyond its end have none."""
+
+    @property
+    def acquire_ns(self) -> int:
+        """The acquire deadline in nanoseconds."""
+        return int(self.acquire_deadline_s * SECOND_NS)
+
+    @property
+    def call_ns(self) -> int:
+        """The deadline of other calls in nanoseconds."""
+        return int(self.call_deadline_s * SECOND_NS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,10 +81,6 @@ class SocketWire:
         """Whether a message waits to be written to the lifeline."""
         return bool(self._outbox)
 
-    @property
-    def needs_path(self) -> bool:
-        return self.path is None
-
     def dial(self) -> str:
         assert self.path is not None, "a server that has to be found is found before"
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -162,9 +158,6 @@ class SocketWire:
             self._express.shut()
             self._express = None
 
-    def close(self) -> None:
-        self.hang_up()
-
     def await_answers(self, timeout_s: float, *, with_control: bool = True) -> None:
         """Waits until something may have come on the express channel, or on the control channel if there is no other or
         `with_control` says so; `timeout_s` at most. Needs no lock."""
@@ -187,12 +180,12 @@ class SocketWire:
         if self._express is not None:
             self._express.flush()
         if not self.receive_answers(link, now_ns):
-            link.on_hang_up(now_ns, "the server has closed the express channel")
+            link.hang_up(now_ns, "the server has closed the express channel")
 
     def receive_answers(self, link: Link, now_ns: int) -> bool:
         """Hands over what has come on the control and the express channel. False: the latter has ended."""
         express = self._express
-        if express is None or link.awaits_control:
+        if express is None or link.lanes.awaits_control:
             self.receive_control(link, now_ns)
         if express is None:
             return True
@@ -205,7 +198,7 @@ class SocketWire:
             if isinstance(answer, Answer):
                 link.on_express(answer, now_ns)
             else:
-                link.on_hang_up(now_ns, f"express: {answer.message}")
+                link.hang_up(now_ns, f"express: {answer.message}")
         return goes_on or express is not self._express
 
     def receive_lifeline(self, link: Link, now_ns: int) -> None:
@@ -219,11 +212,11 @@ class SocketWire:
                 answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
                 if isinstance(answer, ProtocolFault):
                     packet.close()
-                    link.on_hang_up(now_ns, f"lifeline: {answer.message}")
+                    link.hang_up(now_ns, f"lifeline: {answer.message}")
                     return
                 link.on_lifeline(answer, packet.take(), now_ns)
         except PacketError as fault:
-            link.on_hang_up(now_ns, str(fault))
+            link.hang_up(now_ns, str(fault))
 
     def receive_control(self, link: Link, now_ns: int) -> None:
         control = self._control
@@ -239,12 +232,12 @@ class SocketWire:
                 if isinstance(answer, Answer):
                     link.on_control(answer, now_ns)
                 else:
-                    link.on_hang_up(now_ns, f"control: {answer.message}")
+                    link.hang_up(now_ns, f"control: {answer.message}")
         except PacketError as fault:
             # The lifeline may say why.
             self.receive_lifeline(link, now_ns)
             if control is self._control:
-                link.on_hang_up(now_ns, f"control: {fault}")
+                link.hang_up(now_ns, f"control: {fault}")
 
     def _forget_path(self) -> None:
         """Forgets the path of a server that was found: it may have ended before the next attempt."""

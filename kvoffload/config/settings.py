@@ -70,6 +70,16 @@ class Settings(BaseModel):
         "1GiB, and at most four times the memory that the engines that start a private server use for caching "
         "themselves.",
     )
+    memory_floor: Count = _setting(
+        25,
+        room="cli",
+        is_served=True,
+        allowed="a number from 0 to 100",
+        description="Per cent of the memory that the server keeps when the machine's or its cgroup's memory gets "
+        "short. It gives whole segments beyond that back, and takes them again later. 100: it gives nothing back.",
+        ge=0,
+        le=100,
+    )
     sparse_memory: Switch = _setting(
         False,
         room="cli",

@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvoffload.config.sources import load_settings
+from kvoffload.connector.common.receipt import Sources
 from kvoffload.connector.common.step_plan import UNASKED, SaveJob, StepPlan, WorkerFacts, WorkerReport
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.geometry import EngineCache, describe_cache, with_scale_views
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -94,9 +96,6 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._weights = WeightWatch(functools.partial(find_weights, vllm_config))
         self._register_again: Callable[[], None] | None = None
         """Registers again the tensors that the engine gave last: vLLM does not give them when it wakes."""
-        source = vllm_compat.host_hit_source()
-        if source is not None:
-            self._cache_hit_source = source
         if role is KVConnectorRole.SCHEDULER:
             self.scheduler_side = self._make_scheduler(start)
         else:
@@ -331,6 +330,16 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         would zero."""
         return ()
 
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        """Returns where the tokens of an accepted hit come from, in vLLM's own terms. vLLM 0.31 does not ask."""
+        sources: Sources = ()
+        try:
+            assert self.scheduler_side is not None
+            sources = self.scheduler_side.find_sources(request)
+        except Exception as fault:  # noqa: BLE001  (as in degrade)
+            self.note_fault("get_external_cache_hit_sources", fault)
+        return vllm_compat.label_hit(sources, num_external_tokens)
+
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Admits a request and queues its load. After a fault the load is reported as failed: the hit was reported, so
         the request would else wait for ever.
@@ -379,18 +388,28 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Ends a request. Its blocks are never held back: saves pin their own, and an aborted load is reported like any
         other.
 
-        The answer goes through a proxy to the engine that decodes: `expect_tokens` is a wish of our own.
+        The answer goes to the client, and through a proxy to the engine that decodes: `expect_tokens` is a wish of our
+        own, and that engine ignores the receipt.
         """
         assert self.scheduler_side is not None
+        answer: dict[str, Any] = {}
+        receipt = self.scheduler_side.find_receipt(request)
+        if receipt is not None:
+            answer["kvoffload_receipt"] = receipt.describe()
         tokens = self.scheduler_side.end_request(request, block_ids)
-        return False, {"expect_tokens": tokens} if tokens else None
+        if tokens:
+            answer["expect_tokens"] = tokens
+        return False, answer or None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
+    @degrade(lambda: False)
     def has_pending_block_frees(self) -> bool:
-        """Returns whether pins will soon free blocks, so that the engine waits rather than preempts a request."""
-        return self.scheduler_side is not None and self.scheduler_side.will_free_blocks
+        """Returns whether the engine should wait rather than preempt a request: pins will soon free blocks, or the
+        request has blocks that are not saved yet."""
+        side = self.scheduler_side
+        return side is not None and (side.will_free_blocks or side.save_before_preemption())
 
     def has_pending_push_work(self) -> bool:
         """Returns whether an idle engine must go on stepping, until every pin is undone and every answer has come."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from kvoffload.cache import SegmentMap
 from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, SaveJob
 from kvoffload.connector.saves.rank_part import RankPart
+from kvoffload.engines.record_mover import RecordDigests
 from kvoffload.hash_rows import as_rows
-from kvoffload.native import finish_digests
 from kvoffload.transfer.copy_engine import CopyItems, RunDigests
 
 
@@ -38,8 +38,8 @@ class RankRecords:
         self, part: RankPart, *, fingerprint: bytes, record_bytes: Sequence[int], own_groups: Mapping[int, int]
     ) -> None:
         self.part = part
-        self._fingerprint = fingerprint
         self.record_bytes = tuple(record_bytes)
+        self._digests = RecordDigests(fingerprint, self.record_bytes)
         self._sizes = np.array(record_bytes, np.int64)
         self._groups = tuple(own_groups)
         self.own_groups = np.zeros(len(record_bytes), np.int64)
@@ -79,19 +79,15 @@ class RankRecords:
             if not len(mine):
                 continue
             shard = int(self.part.shards[group]) + offset
-            found = finish_digests(
-                by_shard[mine, offset].tobytes(),
-                self.record_bytes[group],
-                fingerprint=self._fingerprint,
-                block_hashes=names[mine].tobytes(),
+            bad = self._digests.find_wrong(
+                by_shard[mine, offset],
+                names[mine].tobytes(),
+                job.wanted.digests[shard, at[mine]],
                 group=group,
                 shard=shard,
             )
-            wanted = job.wanted.digests[shard, at[mine]]
-            # A digest of 0 means that none was made of this record yet.
-            bad = (np.frombuffer(found, np.uint64) != wanted) & (wanted != 0)
-            if bad.any():
-                block = int(blocks[mine[bad.argmax()]])
+            if len(bad):
+                block = int(blocks[mine[bad[0]]])
                 return f"a record of group {group} differs from the saved bytes (loaded into block {block})"
         return ""
 

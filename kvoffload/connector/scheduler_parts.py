@@ -88,6 +88,8 @@ class SchedulerSettings:
     max_requests: int = 256
     """Maximum number of requests that run at a time."""
     steps_under_way: int = 1
+    by_priority: bool = False
+    """Whether the engine preempts requests by their priority: see `vllm_compat.preempts_by_priority`."""
     decoded_tokens: int = 1
     """Maximum number of tokens that a request gains in a step once its prompt is computed."""
     round_steps: int = ROUND_STEPS
@@ -232,6 +234,8 @@ def assemble(
             promote_wait_s=settings.promote_wait_s,
             arrival_wait_s=settings.arrival_wait_s,
             replayed_tokens=settings.replayed_tokens,
+            # vLLM lets one request in a step begin from a state that it has, so waiting for it would take longer.
+            shares_loads=settings.has_prefix_cache and not groups.with_states,
         ),
         judge=judge,
         notes=PromptNotes(cache, judge, measures, open_traces(settings.traces_endpoint), clock),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.cache import Ask
 from kvoffload.connector.common.block_chain import NO_MASK, BlockChain
+from kvoffload.connector.common.receipt import Receipt, Sources
 from kvoffload.connector.common.request_settings import NO_SETTINGS, read_settings
 from kvoffload.connector.common.step_plan import (
     NOTHING_TO_DO,
@@ -77,6 +78,8 @@ class SchedulerSide:
         """When an engine that was told to stop must have ended; None: it was not told to."""
         self._idle_since_s: float | None = None
         """When the engine was first seen idle, since it last computed something or a save was planned."""
+        self._admitted = 0
+        """How often a request was given blocks."""
         self._rest = 0
         """Number of steps that need no plan, unless another hook brings work before they are over."""
         self.rested = 0
@@ -264,6 +267,8 @@ class SchedulerSide:
         self._rest = 0
         tracked = self.requests.get(request.request_id)
         if self.parts is not None and tracked is not None:
+            self._admitted += 1
+            tracked.admitted, tracked.kept_tokens = self._admitted, 0
             self.parts.saves.look_out.admit(tracked)
             if tracked.wishes:
                 self.parts.hints.admit(tracked)
@@ -280,6 +285,26 @@ class SchedulerSide:
         self._rest = 0
         if self.parts is not None:
             self.parts.restores.doom(request.request_id)
+
+    def save_before_preemption(self) -> bool:
+        """Returns whether the engine should wait for one step: it is about to preempt a request, which has blocks that
+        are not saved, and would give them away in the same step. The plan of this step saves them."""
+        parts = self.parts
+        running = [
+            one
+            for one in self.requests.values()
+            if one.has_run and one.request.num_computed_tokens and not one.is_tainted
+        ]
+        if parts is None or not running:
+            return False
+        if self.settings.by_priority:
+            victim = max(running, key=lambda one: (one.request.priority, one.request.arrival_time))
+        else:
+            victim = max(running, key=lambda one: one.admitted)
+        is_due = parts.saves.save_soon(victim)
+        if is_due:
+            self._rest = 0
+        return is_due
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """Returns this step's loads and saves, for every worker, and the orders for other nodes."""
@@ -364,6 +389,15 @@ class SchedulerSide:
                     parts.saves.end_jobs(report)
                     if parts.saves.rank_digests.unequal and not self._is_parting:
                         self._begin_parting(parts)
+
+    def find_sources(self, request: Request) -> Sources:
+        """Returns where the tokens of the request's load come from; empty: none is on its way."""
+        return () if self.parts is None else self.parts.restores.find_sources(request.request_id)
+
+    def find_receipt(self, request: Request) -> Receipt | None:
+        """Returns the receipt of a request that wants one; None: it wants none, or the cache was not asked."""
+        tracked = self.requests.get(request.request_id)
+        return tracked.receipt if tracked is not None and tracked.settings.receipt else None
 
     def end_request(self, request: Request, block_ids: Sequence[Sequence[int]]) -> int:
         """Ends a request that has finished or was aborted; its blocks are freed after this. Returns how many of its

@@ -76,7 +76,7 @@ class KVOffloadTier(SecondaryTierManager):
         locality: str | None = None,
         **settings: object,
     ) -> None:
-        """`settings` are ours, by the names in `docs/configuration.md`. Raises if the engine must not start: a setting
+        """`settings` are ours, by the names in `docs/reference.md`. Raises if the engine must not start: a setting
         is unknown, the engine cannot be told from others, or a server refuses it."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         join_engine_log()
@@ -220,7 +220,7 @@ class KVOffloadTier(SecondaryTierManager):
         try:
             where = describe_size(client.stats().capacity_bytes)
         except ServerError:
-            where = "a server that is not there yet"
+            where = "the memory, once a server is there,"
         logger.info(
             "kvoffload keeps chunks of %s for vLLM's OffloadingConnector in %s of %s",
             describe_size(self._block_size_bytes),

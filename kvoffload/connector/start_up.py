@@ -97,6 +97,7 @@ class EngineStart:
             step_tokens=self._config.scheduler_config.max_num_batched_tokens,
             max_requests=self._config.scheduler_config.max_num_seqs,
             steps_under_way=vllm_compat.steps_under_way(self._config),
+            by_priority=vllm_compat.preempts_by_priority(self._config),
             decoded_tokens=1 + vllm_compat.draft_tokens(self._config),
             retention_interval=vllm_compat.retention_interval(self._config),
         )
@@ -176,25 +177,25 @@ class EngineStart:
         all_bytes = sum(shards * group.record_bytes / group.rule.block_size for group in engine.groups)
         own = int(engine.cache_bytes / sharing.nodes * deployed * per_token / all_bytes)
         share = None
+        place = self._settings.server or _name_private(client)
         try:
             pool = client.stats().capacity_bytes
             share = pool / own if own else None
-            where = f"{describe_size(pool)} ({pool / per_token:,.0f} tokens)"
+            where = f"{describe_size(pool)} ({pool / per_token:,.0f} tokens) of {place}"
         except ServerError:
-            where = "a server that is not there yet"
+            where = f"the memory of {place}, where no server is yet"
         logger.info(
-            "kvoffload keeps KV cache of %s in %s of %s: %s; %.0f bytes per token, which adds %s to the cache that the "
-            "engines that share it have themselves, %s",
+            "kvoffload keeps KV cache of %s in %s: %s; %.0f bytes per token; the engines that use it cache %s "
+            "themselves%s",
             self._config.model_config.model,
             where,
-            self._settings.server or _name_private(client),
             ", ".join(
                 _describe_group(group, sharing, size) for group, size in zip(engine.groups, block_bytes, strict=True)
             )
             + (f" on the first of {sharing.nodes} machines" if sharing.nodes > 1 else ""),
             per_token,
-            "its capacity" if share is None else f"{share:.0%}",
             describe_size(own),
+            "" if share is None else f", to which it adds {share:.0%}",
         )
         unkept = describe_unkept(self._cache)
         if unkept:
@@ -294,7 +295,7 @@ def _find_units(config: VllmConfig) -> HeadUnits:
 
 def _name_private(client: Client) -> str:
     """Describes a private server with its log, which has more details than its answers to engines."""
-    socket = client.socket
+    socket = client.wire.path
     return "a private server" if socket is None else f"a private server (log: {PrivateFiles(socket).log})"
 
 

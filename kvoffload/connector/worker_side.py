@@ -41,7 +41,6 @@ from kvoffload.connector.engine.pipeline import (
 from kvoffload.connector.identity.agreement import (
     SharingSettings,
     add_report,
-    describe_parts,
     describe_weights,
     make_register,
     name_division,
@@ -51,7 +50,7 @@ from kvoffload.connector.nodes.node_proxy import NodeProxy
 from kvoffload.connector.rank_records import RankRecords
 from kvoffload.connector.saves.rank_part import RankPart
 from kvoffload.errors import KVOffloadError, NativeError, RegistrationError, StorageError
-from kvoffload.keys.identity import Identity
+from kvoffload.keys.identity import Identity, describe_parts
 from kvoffload.kvspec import KVGeometry, PageMap, Registration
 from kvoffload.protocol import Register
 from kvoffload.transfer import (

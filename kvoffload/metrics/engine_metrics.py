@@ -39,7 +39,7 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit=Unit.NONE,
         help="Faults that were turned into a miss or a refusal.",
-        labels={"code": "an error code of docs/errors.md"},
+        labels={"code": "an error code of docs/reference.md"},
     ),
     Metric(
         name="kvoffload_failed_loads_total",

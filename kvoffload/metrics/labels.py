@@ -33,6 +33,19 @@ OUTCOMES: Mapping[str, Label] = {
     "skipped": Label("not wanted", "Computed: the request or its engine wanted no restores."),
     "other": Label("other reasons", "Computed for reasons that are less frequent; the table has each."),
 }
+SMALLER: Mapping[str, Label] = {
+    "growing": Label("it grows", "The pool is served from its beginning on, and takes its memory step by step."),
+    "former": Label("engines still have a former server's", "It grows when engines have let go of former memory."),
+    "not_free": Label(
+        "the machine has no more free", "It grows when the machine and its cgroups have more memory free."
+    ),
+    "cgroup": Label(
+        "its cgroup got short of memory", "Memory of the cgroup got short, so part of the pool was given back."
+    ),
+    "machine": Label("the machine got short of memory", "Memory of the machine got short, so part was given back."),
+    "stalls": Label("processes waited for memory", "Processes had to wait for memory, so part was given back."),
+}
+"""Reasons why a pool is smaller than its full size."""
 CALLS: Mapping[str, Label] = {
     "call acquire": Label(
         "find and lease a prefix", "Finds the longest cached prefix of a prompt, and leases it for a load."

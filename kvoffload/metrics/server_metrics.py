@@ -197,6 +197,14 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_memory_given_back_bytes_total",
+        kind=Kind.COUNTER,
+        unit=Unit.BYTES,
+        help="Memory that was given back to the system because the machine or its cgroup had too little.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_memory_hit_ratio",
         kind=Kind.GAUGE,
         unit=Unit.RATIO,
@@ -212,6 +220,14 @@ SERVER_METRICS: tuple[Metric, ...] = (
         help="Memory that has been taken so far, out of the capacity: a pool is served from its beginning on, and "
         "grows.",
         labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_memory_smaller",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="1 for the reason why less memory than the capacity is there now, 0 for the others.",
+        labels={"reason": "growing, former, not_free, cgroup, machine or stalls"},
         source=Source.SERVER,
     ),
     Metric(

@@ -28,7 +28,7 @@ from kvoffload.tiers.base import (
     TierHealth,
     TierState,
 )
-from kvoffload.tiers.home_ring import HomeBatch, Homes, join_homes, pick_hashes, split_by_home
+from kvoffload.tiers.homes import HomeBatch, Homes, join_homes, pick_hashes, split_by_home
 
 logger = logging.getLogger(__name__)
 

@@ -35,6 +35,7 @@ _ATTENTION_ALONE = (
 """All layers of these models are attention, where their config does not list layers. Of others that is not known."""
 _LISTS = ("layer_types", "layers_block_type")
 """Which layer is what, as a model's class in transformers tells it."""
+LATENT = "latent (MLA)"
 _EXACTLY = "run it with --exact where vLLM is installed"
 
 
@@ -230,7 +231,10 @@ _KINDS = {
 
 
 def _list_kinds(text: _Fields) -> list[str]:
-    count = text.number("num_hidden_layers")
+    pattern = text.raw.get("hybrid_override_pattern")
+    named = list(pattern) if isinstance(pattern, str) else text.words("layer_types") or text.words("layers_block_type")
+    # Nemotron-H lists its layers, and may leave their number out.
+    count = text.number("num_hidden_layers", *([len(named)] if named else []))
     if not 0 < count <= MAX_LAYERS:
         raise ConfigError(f"a model of {count} layers", remedy=f"allowed are 1 to {MAX_LAYERS}")
     full = text.raw.get("attn_layer_indices")
@@ -238,15 +242,15 @@ def _list_kinds(text: _Fields) -> list[str]:
         return ["full" if at in full else "mamba" for at in range(count)]
     if period := text.number("attn_layer_period", 0):
         return ["full" if at % period == text.number("attn_layer_offset") else "mamba" for at in range(count)]
-    pattern = text.raw.get("hybrid_override_pattern")
-    named = list(pattern) if isinstance(pattern, str) else text.words("layer_types") or text.words("layers_block_type")
     if named is not None:
         if len(named) != count:
             raise ConfigError(f"{len(named)} layers are named, and there are {count}", remedy="take a complete config")
         strange = next((name for name in named if name not in _KINDS), None)
         if strange is not None:
             raise ConfigError(f"layers of type {strange!r} are not known here", remedy=_EXACTLY)
-        return [_KINDS[name] for name in named]
+        is_mamba = text.raw.get("linear_num_key_heads") is None and text.raw.get("mamba_n_heads") is not None
+        kinds = {**_KINDS, "linear_attention": "mamba"} if is_mamba else _KINDS
+        return [kinds[name] for name in named]
     if text.raw.get("linear_num_value_heads") is not None:
         every = text.number("full_attention_interval")
         return ["full" if every and (at + 1) % every == 0 else "delta" for at in range(count)]
@@ -302,7 +306,7 @@ class _Makers:
             raise ConfigError(f"a latent has no {self._element.name}", remedy="choose auto or fp8 as kv-dtype")
         numbers = self._text.number("kv_lora_rank") + self._text.number("qk_rope_head_dim")
         size = self._element.row_bytes(numbers)
-        return LayerShape(keeps=Keeps.TOKENS, what="latent (MLA)", token_bytes=size, copies=self._ranks)
+        return LayerShape(keeps=Keeps.TOKENS, what=LATENT, token_bytes=size, copies=self._ranks)
 
     def _window(self, name: str) -> LayerShape:
         tokens = self._text.number(name)

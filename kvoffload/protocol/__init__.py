@@ -20,6 +20,7 @@ from kvoffload.protocol.blocks import (
     PromotionOutcome,
     Publish,
     Release,
+    TierReach,
 )
 from kvoffload.protocol.catalog import CAPABILITIES, MESSAGES
 from kvoffload.protocol.codec import CODEC, Answer, Call, Codec
@@ -193,6 +194,7 @@ __all__ = [
     "Subscribe",
     "Subscribed",
     "TenantCounts",
+    "TierReach",
     "Timing",
     "TrafficCounts",
     "Warned",

@@ -16,11 +16,12 @@ from kvoffload.protocol.fields import (
     Chain,
     Choice,
     Hashes,
+    Name,
     Numbers,
     Several,
     Whole,
 )
-from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS, MAX_GROUPS, MAX_LEASES, MAX_SHARDS
+from kvoffload.protocol.limits import MAX_BATCH, MAX_BLOCKS, MAX_GROUPS, MAX_LEASES, MAX_SHARDS, MAX_TIERS
 from kvoffload.protocol.message import EXPRESS, OneWay, Reply, Request
 from kvoffload.protocol.shape import Shape
 from kvoffload.types import AcquireOutcome
@@ -98,6 +99,14 @@ class Acquire(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TierReach:
+    """How far a hit reaches with memory and the slower tiers up to one."""
+
+    tier: Annotated[Name, "the tier's kind"]
+    boundary: Annotated[U64, "boundary, in tokens; never less than that of the tier before"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Promoted(Reply):
     """The promoted blocks are held in memory for half a second, so that an acquire finds them."""
 
@@ -105,6 +114,9 @@ class Promoted(Reply):
 
     outcome: Annotated[PromotionOutcome, Choice(PromotionOutcome), "how much was promoted"]
     boundary: Annotated[U64, "boundary, in tokens, of memory and slower tiers together; `local` if there is none"]
+    reaches: Annotated[
+        tuple[TierReach, ...], Several(Shape(TierReach), MAX_TIERS), "the tiers that bring a part, the nearest first"
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

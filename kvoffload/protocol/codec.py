@@ -13,7 +13,7 @@ from kvoffload.protocol.faults import ErrorCode, FieldError, ProtocolFault
 from kvoffload.protocol.fields import U64_MAX, Plan, Whole
 from kvoffload.protocol.limits import ARRAY_ITEMS, FRAME_ARRAYS
 from kvoffload.protocol.message import Channel, ClientMessage, Message, ServerMessage
-from kvoffload.protocol.shape import Shape, name_of
+from kvoffload.protocol.shape import name_of, shape_of
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 M = TypeVar("M", bound=Message)
@@ -122,7 +122,7 @@ class _Direction(Generic[M]):
         self._channel = channel
         self._limit_bytes = channel.limit_bytes
         self._head = tuple((name, kind.minimum, kind.maximum, kind.read) for name, kind in head.items())
-        self._by_op = {kind.op: (name_of(kind), Shape(kind)) for kind in here}
+        self._by_op = {kind.op: (name_of(kind), shape_of(kind)) for kind in here}
         assert len(self._by_op) == len(here), "an operation number is used twice"
         minima = tuple(kind.minimum for name, kind in head.items() if name != "op")
         self._plain = None if make_plain is None else make_plain(minima, self._limit_bytes)

@@ -83,6 +83,9 @@ class Greeting(Request):
     software: Annotated[Name, "name of the software, for logs"] = ""
     wants_express: Annotated[Flag, "an express channel, without which it has no blocks"] = False
     wants_warnings: Annotated[Flag, "whether the process wants the warnings of the server's log"] = False
+    heeds_shrinking: Annotated[Flag, "whether the process marks segments that a driver has pinned; else all stay"] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

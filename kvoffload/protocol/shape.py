@@ -122,6 +122,16 @@ class Shape:
                 raise
 
 
+_SHAPES: dict[type[Any], Shape] = {}
+
+
+def shape_of(record: type[Any]) -> Shape:
+    """Returns the shape of a record, whose annotations are read the first time only, because that takes long."""
+    if record not in _SHAPES:
+        _SHAPES[record] = Shape(record)
+    return _SHAPES[record]
+
+
 def name_of(record: type[Any]) -> str:
     """Returns the name that docs and errors use for a message or row: `acquire_entries` for AcquireEntries."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", record.__name__).lower()

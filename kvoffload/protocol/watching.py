@@ -112,6 +112,8 @@ class Counts(Reply):
         tuple[TrafficCounts, ...], Several(Shape(TrafficCounts), MAX_TIERS), "traffic with each tier"
     ] = ()
     ready_bytes: Annotated[U64, "the part of the capacity that has its memory by now"] = 0
+    given_back_bytes: Annotated[U64, "bytes of memory that were given back to the system so far"] = 0
+    memory_reason: Annotated[Name, "why less than the capacity is there, as metrics name it; empty: it is not"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import zmq
 from kvoffload.errors import ProtocolError
 from kvoffload.protocol import Error, ErrorCode, ProtocolFault, ServerMessage
 from kvoffload.server.channels.control import FRAMES_AT_ONCE, ControlLimits, ControlSocket
+from kvoffload.server.channels.foreign_files import ForeignFiles
 from kvoffload.server.channels.lifelines import Watcher
 from kvoffload.server.channels.remote_control import RemoteControl
 from kvoffload.server.core import ServerCore
@@ -51,7 +52,7 @@ class ChannelSettings:
 class ControlChannels:
     """Belongs to the thread of the event loop."""
 
-    def __init__(self, settings: ChannelSettings, watcher: Watcher) -> None:
+    def __init__(self, settings: ChannelSettings, watcher: Watcher, files: ForeignFiles) -> None:
         """Listens. ConfigError: a path or an address cannot be used."""
         self._boot_id = settings.boot_id
         self._tells_users = settings.tells_users
@@ -62,7 +63,9 @@ class ControlChannels:
         watcher.watch(self.long_file, writes=False)
         try:
             path = settings.socket.with_name(settings.socket.name + ".control")
-            self._local = ControlSocket(path, mode=settings.mode, group=settings.group, limits=settings.limits)
+            self._local = ControlSocket(
+                path, files=files, mode=settings.mode, group=settings.group, limits=settings.limits
+            )
             if settings.remote is not None:
                 inner = settings.socket.with_name(settings.socket.name + ".tcp")
                 self.remote = RemoteControl(settings.remote, inner, watcher)

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from kvoffload import __version__
+from kvoffload import __version__, native
 from kvoffload.cache import CacheOwner, CacheSettings
-from kvoffload.packets import Credentials, ReceivedDescriptor, close_all
+from kvoffload.packets import Credentials, ReceivedDescriptor
 from kvoffload.protocol import (
     CAPABILITIES,
     AdoptVerdict,
@@ -38,6 +38,7 @@ from kvoffload.protocol import (
 from kvoffload.protocol.limits import MAX_PACKET_SEGMENTS
 from kvoffload.server.channels.control import ControlLimits
 from kvoffload.server.channels.express_channels import ExpressChannels
+from kvoffload.server.channels.foreign_files import NOBODY, ForeignFiles
 from kvoffload.server.channels.lifelines import Lifelines
 from kvoffload.server.channels.open_files import is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
@@ -108,11 +109,8 @@ class ServerPlan:
 class _Offered:
     """Descriptors of an old server's memory, as far as they have come."""
 
+    uid: int
     files: list[int] = field(default_factory=list)
-
-    def close(self) -> None:
-        close_all(self.files)
-        self.files.clear()
 
 
 class CacheServer:
@@ -145,7 +143,9 @@ class CacheServer:
         )
         with contextlib.ExitStack() as opened:
             opened.callback(listener.close)
-            self.pools = Pools(plan.memory, owners, tenants)
+            self._files = ForeignFiles()
+            opened.callback(self._files.close)
+            self.pools = Pools(plan.memory, owners, tenants, clock=lambda: clock_ns() / 1e9)
             opened.callback(self.pools.stop)
             self.channels = ControlChannels(
                 ChannelSettings(
@@ -158,6 +158,7 @@ class CacheServer:
                     limits=plan.connections,
                 ),
                 self,
+                self._files,
             )
             opened.pop_all()
         self._record = MemoryRecord(listener.lock_file)
@@ -191,7 +192,7 @@ class CacheServer:
         peers = () if self.peers is None else (self.peers.fileno(),)
         for file in (self.channels.local_file, self._express.fileno(), *self.core.tiers.files(), *peers):
             self._poller.register(file, zmq.POLLIN)
-        self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id)
+        self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id, files=self._files)
         wait_s = plan.adopt_wait_s
         if wait_s is None:
             wait_s = 0.0 if self._record.is_new else ADOPT_WAIT_S
@@ -231,8 +232,10 @@ class CacheServer:
 
     def run(self, after_turn: Callable[[], None] = lambda: None) -> None:
         """Serves until the server was stopped and drained, or ends by itself. Calls `after_turn` between turns. The
-        process is the server's own: its threads switch as often as the loop needs it."""
+        process is the server's own: its threads switch as often as the loop needs it, and the kernel runs the loop soon
+        after it wakes."""
         sys.setswitchinterval(SWITCH_S)
+        native.take_short_turns()
         # Modules and settings are there for good. Looking for garbage among them would hold up the loop for 50 ms.
         gc.collect()
         gc.freeze()
@@ -281,7 +284,8 @@ class CacheServer:
         if self.peers is not None:
             self.peers.close()
         for offered in self._offered.values():
-            offered.close()
+            self._files.close_files(offered.uid, offered.files)
+        self._files.close()
         self.core.tiers.close(self._clock_ns)
         self.pools.close()
         # The last of all: a successor makes files of the same names.
@@ -343,7 +347,7 @@ class CacheServer:
         for _ in range(LAST_LOOKS):
             if not self._serve_ready(0):
                 break
-        if not self._is_due(life):
+        if self._lifelines.is_receiving or not self._is_due(life):
             life.free_start()
             return False
         logger.info("no process is connected any more, the server ends")
@@ -381,16 +385,17 @@ class CacheServer:
         return not is_others and self.core.is_offer_wanted(lifeline, offer.former_boot_id)
 
     def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
-        if not self.wants_offer(lifeline, offer):
-            close_all(descriptors)
+        session = self.core.sessions.find_lifeline(lifeline)
+        if session is None or not self.wants_offer(lifeline, offer):
+            self._files.close_files(NOBODY if session is None else session.uid, descriptors)
             return
-        offered = self._offered.setdefault(lifeline, _Offered())
+        offered = self._offered.setdefault(lifeline, _Offered(session.uid))
         beside = 0 if offered.files else 2
         is_next = offer.first == len(offered.files) - (2 - beside)
         offered.files += descriptors
         is_whole = len(descriptors) == beside + len(offer.segment_sizes) // 8
         is_too_much = len(offered.files) - 2 > self.core.count_offered(lifeline) or any(map(is_of_reserve, descriptors))
-        if not is_next or not is_whole or is_too_much:
+        if not is_next or not is_whole or is_too_much or not all(map(native.is_memory_file, descriptors)):
             self._forget_offer(lifeline, AdoptVerdict.NOT_USABLE)
         elif offer.is_last:
             self._adopt(lifeline, offer.former_boot_id)
@@ -409,7 +414,7 @@ class CacheServer:
         self._limit_growth()
         offered = self._offered.pop(lifeline, None)
         if offered is not None:
-            offered.close()
+            self._files.close_files(offered.uid, offered.files)
 
     # ---- memory ----
 
@@ -429,7 +434,8 @@ class CacheServer:
     def _attach(self, domain: str, adopted_boot_id: int) -> None:
         for lifeline in [lifeline for lifeline in self._offered if self._domain_of(lifeline) == domain]:
             # It did not end in time.
-            self._offered.pop(lifeline).close()
+            late = self._offered.pop(lifeline)
+            self._files.close_files(late.uid, late.files)
         if self.peers is not None:
             try:
                 self.peers.attach(domain, self.pools.caches[domain], self.core.tiers.find_chain(domain))
@@ -456,7 +462,8 @@ class CacheServer:
 
     def _forget_offer(self, lifeline: int, verdict: AdoptVerdict) -> None:
         session = self.core.sessions.find_lifeline(lifeline)
-        self._offered.pop(lifeline).close()
+        offered = self._offered.pop(lifeline)
+        self._files.close_files(offered.uid, offered.files)
         if session is not None:
             self.core.refuse_offer(session, verdict)
 
@@ -511,7 +518,9 @@ class CacheServer:
             return
         cache.note_user(session.uid)
         try:
-            index = cache.open_signed_index(session.cache_session)
+            process = session.processes.get(wanted.lifeline)
+            heeds = process is not None and process.heeds_shrinking
+            index = cache.open_signed_index(session.cache_session, heeds=heeds)
         except (RuntimeError, ValueError) as fault:
             if not self._has_warned:
                 self._has_warned = True

@@ -31,8 +31,16 @@ class AskedPrompts:
     Tokens are those of whole pages, and the engine's own ones are not among them: it does not say how many it has.
     """
 
-    def __init__(self, tell: Callable[[PromptNote], None], *, page_size: int) -> None:
+    def __init__(
+        self,
+        tell: Callable[[PromptNote], None],
+        *,
+        page_size: int,
+        note_computed: Callable[[str, Miss], None] = lambda _, __: None,
+    ) -> None:
+        """`note_computed` hears of requests whose pages were not all found, and why."""
         self._tell = tell
+        self._note_computed = note_computed
         self._page_size = page_size
         self._asked: dict[str, _Asked] = {}
         """By request, the one that was asked for longest ago first."""
@@ -55,14 +63,17 @@ class AskedPrompts:
         asked = self._asked.pop(rid, None)
         if asked is None:
             return
+        found, miss = (asked.found, asked.miss) if is_loaded else (0, Miss.REFUSED)
+        if found < asked.pages:
+            self._note_computed(rid, miss)
         self._tell(
             PromptNote(
                 chain=asked.names,
                 local=0,
                 tokens=asked.pages * self._page_size,
-                boundary=(asked.found if is_loaded else 0) * self._page_size,
+                boundary=found * self._page_size,
                 limit=asked.pages * self._page_size,
-                miss=asked.miss if is_loaded else Miss.REFUSED,
+                miss=miss,
             )
         )
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvoffload.cache import AcquiredBlocks, Ask, BlockLease
-from kvoffload.client import Client
+from kvoffload.client import Client, PromptNote
+from kvoffload.engines.computed_prompts import ComputedPrompts
 from kvoffload.hash_rows import choose_rows
 from kvoffload.protocol import Miss
 from kvoffload.sglang.asked_prompts import AskedPrompts
 from kvoffload.sglang.held_pages import HeldPages, list_lengths
+from kvoffload.sglang.linker_metrics import LinkerMetrics
 from kvoffload.sglang.page_settings import FULL, PageSettings
 from kvoffload.types import HASH_BYTES
 
@@ -44,8 +46,19 @@ class Hit:
 class HitTable:
     """Owned by the scheduler's thread. It holds `MAX_HELD` hits at most, and each for `HELD_S`."""
 
-    def __init__(self, settings: PageSettings, cache: Client, *, clock: Callable[[], float]) -> None:
-        self.prompts = AskedPrompts(cache.note_prompt, page_size=settings.page_size)
+    def __init__(
+        self,
+        settings: PageSettings,
+        cache: Client,
+        *,
+        clock: Callable[[], float],
+        metrics: LinkerMetrics | None = None,
+    ) -> None:
+        self._computed = ComputedPrompts(clock)
+        self.prompts = AskedPrompts(
+            self._tell_prompt, page_size=settings.page_size, note_computed=self._note_computed_prompt
+        )
+        self._metrics = metrics
         self._settings = settings
         self._cache = cache
         self._clock = clock
@@ -95,6 +108,11 @@ class HitTable:
         for rid in list(self._hits):
             self.drop(rid)
 
+    def close(self) -> None:
+        """Gives all hits back, and writes a last line about the prompts that the log was not told of yet."""
+        self.drop_all()
+        self._computed.tell()
+
     def drop_old(self) -> None:
         """Drops hits whose requests have not come, and the oldest where there are too many."""
         now_s = self._clock()
@@ -103,6 +121,16 @@ class HitTable:
             if len(self._hits) < MAX_HELD and now_s < hit.until_s:
                 return
             self.drop(rid)
+
+    def _tell_prompt(self, note: PromptNote) -> None:
+        if self._settings.rank != 0:
+            return
+        self._cache.note_prompt(note)
+        if self._metrics is not None:
+            self._metrics.count_prompt(note)
+
+    def _note_computed_prompt(self, rid: str, miss: Miss) -> None:
+        self._computed.note(rid, miss, self._cache.fault if miss is Miss.NOT_SERVED else "")
 
     def _acquire(self, names: bytes) -> tuple[Hit | None, Miss]:
         """Acquires these pages. Returns the hit, and the reason why it has no more pages."""

@@ -10,21 +10,21 @@ import logging
 import time
 from binascii import unhexlify
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import Publication, ReservedSlots, SegmentMap
+from kvoffload.cache import ReservedSlots
 from kvoffload.client import Client
+from kvoffload.engines.record_mover import RecordDigests, RecordMover, Records
 from kvoffload.errors import KVOffloadError, NativeError, StorageError
 from kvoffload.hash_rows import as_rows, choose_rows
-from kvoffload.native import finish_digests
 from kvoffload.sglang.hit_table import Hit, HitTable
+from kvoffload.sglang.linker_metrics import LinkerMetrics
 from kvoffload.sglang.page_settings import FULL, PageSettings
-from kvoffload.transfer import CopyDirection, CopyEngine, CopyItems, FinishedCopy
-from kvoffload.transfer.copy_engine import CopyTicket
+from kvoffload.transfer import CopyEngine
 from kvoffload.types import HASH_BYTES
 
 logger = logging.getLogger(__name__)
@@ -50,31 +50,13 @@ class GroupRows:
     rows: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class _Chosen:
-    """Pages of one group that are copied: their names and numbers, and where their records are."""
-
-    group: int
-    names: bytes
-    pages: npt.NDArray[np.int64]
-    addresses: npt.NDArray[np.uint64]
-    digests: npt.NDArray[np.uint64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.pages)
-
-    def words(self) -> set[_Word]:
-        return {(self.group, name.tobytes()) for name in as_rows(self.names)}
-
-
 @dataclass(eq=False)
 class _Save:
     """Pages that the engine offered at once, and locks until this is told as done."""
 
-    pieces: list[tuple[_Chosen, ReservedSlots]] = field(default_factory=list)
-    ticket: CopyTicket | None = None
-    memory: list[SegmentMap] = field(default_factory=list)
-    """Stays as long as the copy may write to it."""
+    parts: list[Records] = field(default_factory=list)
+    slots: list[ReservedSlots] = field(default_factory=list)
+    """The slots of each part, until its copy has begun."""
     is_whole: bool = True
     """All that was offered is kept, if this copy ends well."""
     result: bool | None = None
@@ -94,20 +76,22 @@ class PageLinker:
         *,
         mask: bytes = NO_MASK,
         clock: Callable[[], float] = time.monotonic,
+        metrics: LinkerMetrics | None = None,
     ) -> None:
-        """`mask`: of the weights; what was saved under one is never found under another."""
+        """`mask`: of the weights; what was saved under one is never found under another. `metrics`: None if the engine
+        has none."""
         self.settings = settings
         self.cache = cache
         self.mask = mask
-        self._engine: CopyEngine | None = engine
+        digests = RecordDigests(settings.fingerprint, [group.record_bytes for group in settings.groups])
+        self._mover: RecordMover[_Save | None] | None = RecordMover(cache, engine, digests)
         self._clock = clock
-        self._hits = HitTable(settings, cache, clock=clock)
+        self._metrics = metrics
+        self._hits = HitTable(settings, cache, clock=clock, metrics=metrics)
         self._loaded: dict[str, bool] = {}
         """Whether a load's bytes are there, for each request that waits for its forward."""
         self._saves: deque[_Save] = deque()
         """In the order in which they were offered, until they are told as done."""
-        self._copies: dict[CopyTicket, _Save] = {}
-        self._ended: dict[CopyTicket, FinishedCopy] = {}
         self._under_way: set[_Word] = set()
         self._forgotten: set[_Word] = set()
         """Pages that were reported as invalid. The index may still show them when the engine offers them again."""
@@ -122,7 +106,7 @@ class PageLinker:
 
         `is_counted`: the server hears of it as a prompt.
         """
-        if self._engine is None or self.is_distrusted or not keys:
+        if self._mover is None or self.is_distrusted or not keys:
             self._hits.drop(rid)
             return []
         return self._hits.find(rid, self._name(keys), is_counted=is_counted)
@@ -133,13 +117,16 @@ class PageLinker:
 
         NativeError: a copy does not end, so that the rows cannot be given to another request; the engine must end.
         """
-        hit = self._hits.take(rid)
+        hit, begun_s = self._hits.take(rid), self._clock()
         fault = "its lease is over" if hit is None else self._copy_hit(hit, parts)
         if hit is not None:
             self._hits.release(hit)
         self._hits.prompts.end(rid, is_loaded=not fault)
         if fault:
-            self.note_line(f"load of request {rid} failed", fault)
+            self.note_line(f"load of request {rid} failed", fault, counts="kvoffload_failed_loads_total")
+        elif self._metrics is not None:
+            copied = sum(len(part.keys) * self.settings.groups[part.group].record_bytes for part in parts)
+            self._metrics.count_load(copied, self._clock() - begun_s)
         if fault and self.settings.ranks == 1:
             return False
         self._loaded[rid] = not fault
@@ -163,6 +150,8 @@ class PageLinker:
         self.cache.begin_step()
         self.cache.ready_slots()
         self._hits.prompts.end_old(self._clock())
+        if self._metrics is not None:
+            self._metrics.set("kvoffload_server_up", int(self.cache.is_served))
 
     def offload(self, parts: Sequence[GroupRows]) -> None:
         """Keeps what is not kept yet, as far as there is room. The pages stay as they are until it is told as done."""
@@ -171,10 +160,11 @@ class PageLinker:
         try:
             self._begin_save(save, parts)
         except Exception as fault:  # noqa: BLE001  (an offer that is never told as done keeps its pages for ever)
-            if save.ticket is None:
-                self._abort_pieces(save)
+            for slots in save.slots:
+                self.cache.abort(slots)
             save.result = False
-            self.note_line("a save failed", str(fault) or type(fault).__name__)
+            why = str(fault) or type(fault).__name__
+            self.note_line("a save failed", why, counts="kvoffload_failed_saves_total")
 
     def count_done(self) -> int:
         """Offers, in their order, that can be told as done."""
@@ -193,11 +183,12 @@ class PageLinker:
 
     def end_saves(self) -> None:
         """Waits until every save has ended, within its bound; what has not by then is given up."""
-        if self._engine is not None and self._copies:
-            self._engine.fence(RESET_WAIT_S)
+        if self._mover is not None and self._under_way:
+            self._mover.engine.fence(RESET_WAIT_S)
             self._collect()
-        for save in self._copies.values():
-            save.result = False
+        for save in self._saves:
+            if save.result is None:
+                save.result = False
 
     # ---- the engine's cache as a whole ----
 
@@ -218,7 +209,7 @@ class PageLinker:
     def has_ended(self) -> bool:
         """After a load that has not: whether no copy runs any more. Nothing is copied from then on."""
         try:
-            self._close_engine()
+            self._close_mover()
         except NativeError:
             return False
         return True
@@ -226,14 +217,20 @@ class PageLinker:
     def close(self) -> None:
         """Gives back what is held; nothing is restorable any more."""
         self.reset(self.mask)
-        self._close_engine()
+        self._hits.close()
+        self._close_mover()
         self.cache.close()
 
     def note_fault(self, hook: str, fault: Exception) -> None:
+        if self._metrics is not None:
+            self._metrics.count("kvoffload_faults_total", 1, hook)
         self.note_line(f"{hook} failed", str(fault) or type(fault).__name__)
 
-    def note_line(self, what: str, why: str) -> None:
+    def note_line(self, what: str, why: str, *, counts: str = "") -> None:
+        """Logs a fault, until there were too many. `counts`: name of the metric that it adds one to."""
         self.faults += 1
+        if counts and self._metrics is not None:
+            self._metrics.count(counts)
         if self.faults <= MAX_FAULT_LINES:
             last = ", no further ones are logged" if self.faults == MAX_FAULT_LINES else ""
             logger.warning("%s: %s%s", what, why, last)
@@ -260,46 +257,36 @@ class PageLinker:
             raise StorageError("the rows of a page do not follow each other", remedy="")
         return pages
 
-    def _copy_hit(self, hit: Hit, parts: Sequence[GroupRows]) -> str:
+    def _copy_hit(self, hit: Hit, offered: Sequence[GroupRows]) -> str:
         """Loads a hit. Returns the fault; empty: every byte is where it belongs. NativeError: it is unknown when the
         copy ends."""
         try:
-            chosen = self._choose_held(hit, parts)
-            memory = self.cache.memory(hit.leases[0].memory_id)
-            ticket = self._submit(CopyDirection.LOAD, chosen, [memory] * len(chosen), self.settings.verify_always)
+            parts = self._choose_held(hit, offered)
+            assert self._mover is not None
+            move = self._mover.begin(None, parts)
         except (KVOffloadError, ValueError) as fault:
             return str(fault)
-        assert self._engine is not None
-        if not self._engine.fence(LOAD_WAIT_S):
-            self._close_engine()
+        if not self._mover.engine.fence(LOAD_WAIT_S):
+            self._close_mover()
         self._collect()
-        finished, count = self._ended.pop(ticket, None), sum(map(len, chosen))
-        if finished is None:
+        count, wrong = sum(len(part.blocks) for part in parts), sum(map(len, move.wrong))
+        if move.fault is None:
             raise NativeError(f"a copy to {count} pages did not end in {LOAD_WAIT_S:.0f} s")
-        if finished.fault or finished.digests is None:
-            return finished.fault
-        wrong = 0
-        # Those of one request at most: it is computed next.
-        forgotten: set[_Word] = set()
-        for part, digests in self._digest(finished, chosen):
-            # A digest of 0: no digest of this record has been made yet.
-            is_wrong = (digests != part.digests) & (part.digests != 0)
-            if is_wrong.any():
-                # The next request for these pages computes them.
-                names = choose_rows(part.names, is_wrong)
-                self.cache.invalidate(part.group, names)
-                forgotten |= {(part.group, name.tobytes()) for name in as_rows(names)}
-                wrong += int(is_wrong.sum())
         if not wrong:
-            return ""
-        self._forgotten = forgotten
+            return move.fault
+        # Those of one request at most: it is computed next.
+        self._forgotten = {
+            (part.group, name.tobytes())
+            for part, places in zip(parts, move.wrong, strict=True)
+            for name in as_rows(part.names)[places]
+        }
         return f"{wrong} of {count} records differ from the saved bytes"
 
-    def _choose_held(self, hit: Hit, parts: Sequence[GroupRows]) -> list[_Chosen]:
+    def _choose_held(self, hit: Hit, parts: Sequence[GroupRows]) -> list[Records]:
         """StorageError: the engine wants other pages than it was told of."""
         if sorted(part.group for part in parts) != list(range(len(self.settings.groups))):
             raise StorageError(f"it asks for groups {[part.group for part in parts]}", remedy="")
-        if self._engine is None or not all(self.cache.may_copy(lease) for lease in hit.leases):
+        if self._mover is None or not all(self.cache.may_copy(lease) for lease in hit.leases):
             raise StorageError("the memory of its records cannot be copied from any more", remedy="")
         length = max(len(part.keys) for part in parts if part.group == FULL)
         chosen = []
@@ -310,58 +297,26 @@ class PageLinker:
             wanted = hit.names[max(first, 0) * HASH_BYTES : length * HASH_BYTES]
             if not names or not is_asked or wanted != names or not held.is_held[first:length].all():
                 raise StorageError("it asks for other pages than it was told of", remedy="")
-            addresses, digests = held.addresses[first:length], held.digests[first:length]
-            chosen.append(_Chosen(part.group, names, self._find_pages(part), addresses, digests))
+            digests = held.digests[first:length] if self.settings.verify_always else None
+            place = (hit.leases[0].memory_id, held.addresses[first:length])
+            chosen.append(Records(names, self._find_pages(part), part.group, *place, digests))
         return chosen
 
-    def _submit(
-        self, direction: CopyDirection, chosen: Sequence[_Chosen], memory: Sequence[SegmentMap], has_digests: bool
-    ) -> CopyTicket:
-        assert self._engine is not None
-        slots = [
-            one.pointers(part.addresses, self.settings.groups[part.group].record_bytes)
-            for part, one in zip(chosen, memory, strict=True)
-        ]
-        items = CopyItems(
-            group=np.repeat([part.group for part in chosen], [len(part) for part in chosen]),
-            block=np.concatenate([part.pages for part in chosen]),
-            slot=np.concatenate(slots),
-        )
-        return self._engine.submit(direction, items, has_digests=has_digests)
-
-    def _digest(
-        self, finished: FinishedCopy, chosen: Sequence[_Chosen]
-    ) -> Iterator[tuple[_Chosen, npt.NDArray[np.uint64]]]:
-        """Yields each part with its digests as they are kept."""
-        assert finished.digests is not None
-        first = 0
-        for part in chosen:
-            made = finish_digests(
-                finished.digests[first : first + len(part)].tobytes(),
-                self.settings.groups[part.group].record_bytes,
-                fingerprint=self.settings.fingerprint,
-                block_hashes=part.names,
-                group=part.group,
-                shard=0,
-            )
-            first += len(part)
-            yield part, np.frombuffer(made, np.uint64)
-
     def _begin_save(self, save: _Save, parts: Sequence[GroupRows]) -> None:
-        if self.is_distrusted or self._engine is None:
+        if self.is_distrusted or self._mover is None:
             return
         for part in parts:
             self._take_slots(save, part)
-        if not save.pieces:
+        if not save.parts:
             save.result = save.is_whole
             return
-        chosen = [piece for piece, _ in save.pieces]
-        save.ticket = self._submit(CopyDirection.SAVE, chosen, save.memory, has_digests=True)
-        save.result = None
-        save.words = {word for piece in chosen for word in piece.words()}
+        # Windows are published before the pages that they belong to: a reader that finds all pages finds their windows
+        # too.
+        self._mover.begin(save, save.parts[::-1], save.slots[::-1])
+        save.result, save.slots = None, []
+        save.words = {(part.group, name.tobytes()) for part in save.parts for name in as_rows(part.names)}
         self._under_way |= save.words
         self._forgotten -= save.words
-        self._copies[save.ticket] = save
 
     def _take_slots(self, save: _Save, part: GroupRows) -> None:
         """Takes slots for those pages that are neither kept nor on their way."""
@@ -377,49 +332,32 @@ class PageLinker:
             return
         slots = self.cache.take(part.group, len(wanted))
         save.is_whole &= len(slots) == len(wanted)
+        if self._metrics is not None:
+            self._metrics.count("kvoffload_dropped_saves_total", len(wanted) - len(slots), "no_slot")
         if not len(slots):
             return
         wanted = wanted[: len(slots)]
-        piece = _Chosen(part.group, choose_rows(names, wanted), pages[wanted], slots.addresses)
-        save.pieces.append((piece, slots))
+        save.slots.append(slots)
+        place = (slots.group, slots.memory_id, slots.addresses)
+        save.parts.append(Records(choose_rows(names, wanted), pages[wanted], *place))
         if not self.cache.may_copy(slots):
             raise StorageError("the memory of its slots is not mapped here", remedy="")
-        save.memory.append(self.cache.memory(slots.memory_id))
 
     def _collect(self) -> None:
-        if self._engine is None:
+        if self._mover is None:
             return
-        for finished in self._engine.poll():
-            save = self._copies.pop(finished.ticket, None)
+        # No engine may read the slots of a save that was given up meanwhile.
+        for move in self._mover.poll(lambda save: save is not None and save.result is None):
+            save = move.job
             if save is None:
-                self._ended[finished.ticket] = finished
-            else:
-                self._finish_save(save, finished)
-
-    def _finish_save(self, save: _Save, finished: FinishedCopy) -> None:
-        self._under_way -= save.words
-        if save.result is not None or finished.fault:
-            # The save was given up meanwhile, or it failed: no engine may read these slots.
-            self._abort_pieces(save)
-            if finished.fault:
-                self.note_line("a save failed", finished.fault)
-            save.result = False
-        else:
-            # Windows are published before the pages that they belong to: a reader that finds all pages finds their
-            # windows too.
-            told = [
-                self.cache.publish(Publication(slots, hashes=part.names, digests=digests))
-                for (_, slots), (part, digests) in reversed(
-                    list(zip(save.pieces, self._digest(finished, [part for part, _ in save.pieces]), strict=True))
-                )
-            ]
-            save.result = all(told) and save.is_whole
-        save.memory, save.pieces = [], []
-
-    def _abort_pieces(self, save: _Save) -> None:
-        for _, slots in save.pieces:
-            self.cache.abort(slots)
-        save.pieces = []
+                continue
+            self._under_way -= save.words
+            if move.fault:
+                self.note_line("a save failed", move.fault, counts="kvoffload_failed_saves_total")
+            elif self._metrics is not None and save.result is None:
+                copied = sum(len(part.blocks) * self.settings.groups[part.group].record_bytes for part in move.parts)
+                self._metrics.count_save(copied, self._clock() - save.begun_s)
+            save.result = move.is_published and save.is_whole
 
     def _give_up_late(self) -> None:
         now_s = self._clock()
@@ -428,14 +366,14 @@ class PageLinker:
                 continue
             if now_s - save.begun_s < SAVE_WAIT_S:
                 return
-            self.note_line("a save is given up", f"its copy has not ended in {SAVE_WAIT_S:.0f} s")
+            why = f"its copy has not ended in {SAVE_WAIT_S:.0f} s"
+            self.note_line("a save is given up", why, counts="kvoffload_failed_saves_total")
             save.result = False
 
-    def _close_engine(self) -> None:
+    def _close_mover(self) -> None:
         """NativeError: a copy still runs."""
-        engine = self._engine
-        if engine is None:
+        if self._mover is None:
             return
-        engine.close()
+        self._mover.engine.close()
         self._collect()
-        self._engine = None
+        self._mover = None

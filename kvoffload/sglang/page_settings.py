@@ -22,6 +22,8 @@ class PageSettings:
     ranks: int = 1
     """Number of ranks of the engine. An engine with one rank may answer that a load failed, and then computes the
     request."""
+    rank: int = 0
+    """This rank's number. All ranks of an engine get the same prompts, so rank 0 alone counts them."""
     verify_always: bool = False
 
     @property

@@ -15,11 +15,13 @@ from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.config.sources import load_settings, read_variables
 from kvoffload.engines.cache_access import CacheAccess
 from kvoffload.errors import ServerError, UnsupportedError
+from kvoffload.keys.identity import describe_parts
 from kvoffload.kvspec import Registration
-from kvoffload.protocol import Role
+from kvoffload.protocol import IdentityField, Role
 from kvoffload.sglang.engine_identity import HASH_ALGORITHM, VARIABLES, identify_rank, resolve_arguments
 from kvoffload.sglang.host_pages import HostPages
 from kvoffload.sglang.host_pools import describe_host_pool
+from kvoffload.sglang.linker_metrics import open_metrics
 from kvoffload.sglang.page_linker import PageLinker
 from kvoffload.sglang.page_settings import PageSettings
 from kvoffload.sglang.pools import KV, MAMBA, SWA, PoolPages, describe_pool
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PACKAGE = "kvoffload"
 DEVICE = "cpu"
 DYNAMIC = "dynamic"
 PREFILL_TOKENS = 8192
@@ -118,8 +121,18 @@ def start_host_pages(
 
 
 def _join_engine_log() -> None:
-    """SGLang writes by the root logger's handlers, at the level that its arguments say."""
-    logging.getLogger("kvoffload").setLevel(logging.NOTSET)
+    """SGLang writes by the root logger's handlers, at the level that its arguments say. Its lines do not show the
+    logger's name, so that ours begin with it."""
+    logging.getLogger(PACKAGE).setLevel(logging.NOTSET)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(name_line)
+
+
+def name_line(record: logging.LogRecord) -> bool:
+    """Adds our name to a record of ours that does not have it. Suppresses no record."""
+    if record.name.partition(".")[0] == PACKAGE and PACKAGE not in str(record.msg):
+        record.msg = f"{PACKAGE}: {record.msg}"
+    return True
 
 
 def _identify(arguments: Any, pages: PoolPages, *, version: str, dtype: Any, rank: int) -> Identity:
@@ -141,7 +154,7 @@ def _link(
     registration = Registration()
     copies = _open_copies(registration, pages, settings)
     try:
-        register = _describe(pages.geometry, fingerprint, registration)
+        register = _describe(pages.geometry, identity, registration)
         client = _open_cache(settings, register, arguments, pages.geometry, rank=rank, ranks=ranks)
     except BaseException:
         copies.close()
@@ -151,10 +164,12 @@ def _link(
         groups=pages.pool_settings,
         fingerprint=fingerprint,
         ranks=ranks,
+        rank=rank,
         verify_always=settings.verify == "always",
     )
     _tell(client, page_settings, rank)
-    return PageLinker(page_settings, client, copies, mask=weights.take())
+    metrics = open_metrics(arguments, rank=rank)
+    return PageLinker(page_settings, client, copies, mask=weights.take(), metrics=metrics)
 
 
 def refuse_multimodal(arguments: Any) -> None:
@@ -280,7 +295,7 @@ def _open_copies(registration: Registration, pages: PoolPages, settings: Setting
     return opened[0]
 
 
-def _describe(geometry: KVGeometry, fingerprint: bytes, registration: Registration) -> Register:
+def _describe(geometry: KVGeometry, identity: Identity, registration: Registration) -> Register:
     groups = tuple(
         CacheGroup(
             rule=GroupRule(block_size=group.block_size, reuse=group.reuse_rule, window=group.window),
@@ -289,9 +304,12 @@ def _describe(geometry: KVGeometry, fingerprint: bytes, registration: Registrati
         for group in geometry.groups
     )
     register = describe_blocks(
-        fingerprint,  # type: ignore[arg-type]
+        identity.fingerprint(),
         CacheGeometry(hash_block_size=geometry.hash_block_size, groups=groups),
         hash_algorithm=HASH_ALGORITHM,
+        identity=tuple(
+            IdentityField(name=name, value=value) for name, value in describe_parts(identity.describe()).items()
+        ),
     )
     return add_report_text(register, str(registration.report))
 
@@ -324,7 +342,7 @@ def _tell(client: Client, page_settings: PageSettings, rank: int) -> None:
     try:
         where = describe_size(client.stats().capacity_bytes)
     except ServerError:
-        where = "a server that is not there yet"
+        where = "the memory of a server that does not run yet"
     logger.info(
         "kvoffload keeps pages of rank %d in %s: %s a page of %d tokens",
         rank,

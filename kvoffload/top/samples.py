@@ -8,6 +8,7 @@ from typing import Any
 
 from kvoffload.cache import CacheStats, PlaceUsage
 from kvoffload.client.insight import ServerInsight, TimedCalls
+from kvoffload.client.inspector import NO_ENGINES, EngineSurvey
 from kvoffload.metrics.histogram import CALL_BOUNDS_S, RESIDENCE_BOUNDS_S, WAIT_BOUNDS_S
 
 _BOUNDS_S = {"call": CALL_BOUNDS_S, "promotion": WAIT_BOUNDS_S, "residence": RESIDENCE_BOUNDS_S}
@@ -23,9 +24,8 @@ class Sample:
     stats: CacheStats | None
     insight: ServerInsight | None = None
     """The server's insight; None although `stats` is not: the server is of an earlier version."""
-    differing: tuple[str, ...] | None = ()
-    """Pairs of engines that share no blocks because a setting differs; None: the server tells this to operators
-    only."""
+    survey: EngineSurvey | None = NO_ENGINES
+    """The engines that have joined; None: the server tells this to operators only."""
     fault: str = ""
 
 
@@ -139,6 +139,8 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
         "memory": {
             "capacity_bytes": stats.capacity_bytes,
             "ready_bytes": stats.ready_bytes,
+            "reason": stats.memory_reason,
+            "given_back_bytes": stats.given_back_bytes,
             "used_bytes": stats.used_bytes,
             "blocks": stats.readable,
             "reserved": stats.reserved,
@@ -152,7 +154,8 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
         "hit_rate": view.hit_rate,
         "prompts": None if view.insight is None else _describe_prompts(view.insight, view.outcomes),
         "errors": {} if view.insight is None else dict(view.insight.errors),
-        "differing": list(sample.differing or ()),
+        "engines": [] if sample.survey is None else sample.survey.list_kinds(),
+        "differing": [] if sample.survey is None else list(sample.survey.find_differing()),
         "models": [] if view.insight is None else [vars(model) for model in view.insight.models],
         "calls": [] if view.insight is None else [_describe_calls(timing) for timing in view.insight.timings],
         "tenants": [

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kvoffload.client.insight import ServerInsight
-from kvoffload.metrics.labels import OUTCOMES
+from kvoffload.client.inspector import EngineSurvey
+from kvoffload.metrics.labels import OUTCOMES, SMALLER
 from kvoffload.top.samples import Sample, TierLine, View
 from kvoffload.units import GIB, KIB, MIB
 
 _BAR = 24
 _OUTCOMES = 4
+_KINDS = 4
 _TENANTS = 8
 """The largest; the others are one line."""
 
@@ -28,7 +32,7 @@ def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
             (f"kvoffload  {where}", "bold"),
             f"  {plural(view.stats.sessions, 'process', 'es')}, {plural(view.stats.namespaces, 'identit', 'ies', 'y')}",
         ),
-        *(_draw_differing(line) for line in sample.differing or ()),
+        *([] if sample.survey is None else _draw_engines(sample.survey)),
         _draw_memory(view),
         _draw_requests(view),
         *([] if view.insight is None else [_draw_prompts(view, view.insight)]),
@@ -57,7 +61,8 @@ def number(count: float) -> str:
 def _draw_memory(view: View) -> Text:
     stats, full = view.stats, round(view.fill * _BAR)
     color = "green" if view.fill < 0.9 else "yellow"
-    growth = f" ({size(stats.ready_bytes)} are there, it grows)" if stats.ready_bytes < stats.capacity_bytes else ""
+    why = SMALLER[stats.memory_reason].words if stats.memory_reason in SMALLER else "it grows"
+    growth = f" ({size(stats.ready_bytes)} are there, {why})" if stats.ready_bytes < stats.capacity_bytes else ""
     return Text.assemble(
         "memory    ",
         ("█" * full, color),
@@ -84,9 +89,21 @@ def _draw_prompts(view: View, insight: ServerInsight) -> Text:
     return Text(f"tokens    {'a second' if per_second else 'so far'}: {line}{ceiling}")
 
 
-def _draw_differing(line: str) -> Text:
-    """Draws a pair of engines that share no blocks, and the settings that differ."""
-    return Text.assemble(("engines   share no blocks: ", "red"), line, overflow="fold")
+def _draw_engines(survey: EngineSurvey) -> Iterator[Text]:
+    """Draws which engines have joined, and a line for each pair that shares no blocks, with the settings that
+    differ."""
+    rows = survey.list_kinds()
+    told = [
+        f"{row['engine'] or 'of an unknown kind'} {row['model']}".rstrip()
+        + f" ({plural(row['sessions'], 'session')}, {plural(row['processes'], 'process', 'es')})"
+        for row in rows[:_KINDS]
+    ]
+    if len(rows) > _KINDS:
+        told.append(f"{len(rows) - _KINDS} more kinds")
+    if told:
+        yield Text(f"engines   {', '.join(told)}", overflow="fold")
+    for line in survey.find_differing():
+        yield Text.assemble(("engines   share no blocks: ", "red"), line, overflow="fold")
 
 
 def _draw_curve(insight: ServerInsight) -> Text:

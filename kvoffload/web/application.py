@@ -181,7 +181,7 @@ class Application:
         seen = await self._watcher.look()
         is_open = "application/openmetrics-text" in request.head.headers.get("accept", "")
         told = () if seen.insight is None else read_insight(seen.insight)
-        differing = () if seen.stats is None else read_differing(seen.differing)
+        differing = () if seen.stats is None else read_differing(seen.survey)
         ignored = read_ignored(self._hints.ignored)
         body = expose([*read_stats(seen.stats), *told, *differing, *ignored], is_open=is_open)
         return Response(body=body, content_type=OPEN_TYPE if is_open else PLAIN_TYPE)
@@ -192,7 +192,7 @@ class Application:
 
     async def _tell(self) -> dict[str, Any]:
         seen = await self._watcher.look()
-        sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, differing=seen.differing, fault=seen.fault)
+        sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, survey=seen.survey, fault=seen.fault)
         return as_row(sample, compare(None, sample))
 
     async def _show(self, _request: Request) -> Response:

@@ -39,8 +39,12 @@ class _Connection:
 Handler = Callable[[Request], Awaitable[Response]]
 BodyLimit = Callable[[RequestHead], int]
 """Bytes that may follow a head. HttpError: none may."""
-BACKLOG = 512
-"""Connections that wait to be accepted. Beyond it the kernel drops them, and their clients try again after a second."""
+BACKLOG = 4096
+"""Number of connections that may wait to be accepted, if the machine's `net.core.somaxconn` permits as many. The kernel
+drops more of them, and their clients try again after one second, after three, and so on."""
+ACCEPTS_AT_ONCE = 64
+"""Number of connections that are accepted in one turn of the loop. Each has a descriptor until it has been served or
+closed, and asyncio accepts none for a second when there is no descriptor left."""
 _NAMES_OF_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -92,9 +96,12 @@ class HttpServer:
         address = self._settings.address
         family = socket.AF_INET6 if address.is_version_6 else socket.AF_INET
         try:
+            listener = socket.create_server((address.host, address.port), family=family)
             self._server = await asyncio.start_server(
-                self._serve, address.host, address.port, family=family, limit=MAX_HEAD_BYTES, backlog=BACKLOG
+                self._serve, sock=listener, limit=MAX_HEAD_BYTES, backlog=ACCEPTS_AT_ONCE
             )
+            # asyncio takes one number for both.
+            listener.listen(BACKLOG)
         except OSError as fault:
             raise ConfigError(
                 f"cannot listen for HTTP at {address}: {fault.strerror or fault}",

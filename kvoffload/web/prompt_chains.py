@@ -50,8 +50,8 @@ class KnownIdentities:
 
     async def choose(self, meant: Meant) -> Chosen:
         """Those that are meant, MAX_IDENTITIES at most. ServerError: the server refuses, or does not answer."""
-        if self._known_of != self._client.boot_id or time.monotonic() >= self._fresh_until_s:
-            self._known, self._known_of = {}, self._client.boot_id
+        if self._known_of != self._client.link.boot_id or time.monotonic() >= self._fresh_until_s:
+            self._known, self._known_of = {}, self._client.link.boot_id
             self._fresh_until_s = time.monotonic() + FRESH_S
         wanted = meant.identity, meant.model
         if wanted not in self._known:
@@ -60,7 +60,7 @@ class KnownIdentities:
 
     def check_same(self) -> None:
         """Checks that the server is that whose identities were chosen. ServerError: it is not."""
-        if self._client.boot_id != self._known_of:
+        if self._client.link.boot_id != self._known_of:
             raise ServerError("the cache server was replaced meanwhile", remedy="ask again")
 
     def forget(self) -> None:

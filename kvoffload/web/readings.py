@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from kvoffload.cache import CacheStats
 from kvoffload.client.insight import ServerInsight
+from kvoffload.client.inspector import EngineSurvey
 from kvoffload.metrics.exposition import Reading, distribution, reading
+from kvoffload.metrics.labels import SMALLER
 
 MEMORY = "memory"
 _GAUGES = {
@@ -23,6 +25,7 @@ _GAUGES = {
     "lost_touches": "kvoffload_lost_touches_total",
     "mismatches": "kvoffload_mismatches_total",
     "moved_bytes": "kvoffload_compacted_bytes_total",
+    "given_back_bytes": "kvoffload_memory_given_back_bytes_total",
 }
 _TRAFFIC = {
     "missing": "kvoffload_tier_missing_blocks_total",
@@ -52,6 +55,8 @@ def read_stats(stats: CacheStats | None) -> Iterator[Reading]:
         yield reading(name, getattr(stats, field))
     for outcome, count in (("hit", stats.hits), ("miss", stats.misses), ("refused", stats.refused)):
         yield reading("kvoffload_acquires_total", count, outcome=outcome)
+    for reason in SMALLER:
+        yield reading("kvoffload_memory_smaller", float(reason == stats.memory_reason), reason=reason)
     yield from _read_places(stats)
     for tenant in stats.tenants:
         yield reading("kvoffload_tenant_used_bytes", tenant.used_bytes, tenant=tenant.name)
@@ -87,10 +92,10 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
             yield distribution(name, timing.counts, timing.sum_s, **({label: timing.label} if label else {}))
 
 
-def read_differing(differing: tuple[str, ...] | None) -> Iterator[Reading]:
+def read_differing(survey: EngineSurvey | None) -> Iterator[Reading]:
     """Reads how many pairs of engines share no blocks because a setting differs, if the server told it."""
-    if differing is not None:
-        yield reading("kvoffload_differing_engines", len(differing))
+    if survey is not None:
+        yield reading("kvoffload_differing_engines", len(survey.find_differing()))
 
 
 def read_ignored(ignored: Mapping[str, int]) -> Iterator[Reading]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvoffload.cache import CacheStats
 from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.insight import AS_OPERATOR, ServerInsight
-from kvoffload.client.inspector import find_differing
+from kvoffload.client.inspector import NO_ENGINES, EngineSurvey, survey_engines
 from kvoffload.errors import ServerError
 from kvoffload.protocol import AgentSession, AgentSessions, Draining, ListAgentSessions
 
@@ -25,9 +25,8 @@ class Seen:
     stats: CacheStats | None
     insight: ServerInsight | None = None
     """The server's insight; None although `stats` is not: the server is of an earlier version."""
-    differing: tuple[str, ...] | None = ()
-    """Pairs of engines that share no blocks because a setting differs; None: the server tells this to operators
-    only."""
+    survey: EngineSurvey | None = NO_ENGINES
+    """The engines that have joined; None: the server tells this to operators only."""
     fault: str = ""
 
 
@@ -77,27 +76,27 @@ class Watcher:
         except ServerError:
             return None
 
-    async def _find_differing(self) -> tuple[str, ...] | None:
+    async def _survey_engines(self) -> EngineSurvey | None:
         """A server that has refused once is not asked again: it counts refusals as errors."""
-        if self._seen.differing is None:
+        if self._seen.survey is None:
             return None
-        steps, reply = find_differing(), None
+        steps, reply = survey_engines(), None
         while True:
             try:
                 message = next(steps) if reply is None else steps.send(reply)
                 reply = await self._client.look_into(message)
             except StopIteration as end:
-                lines: tuple[str, ...] = end.value
-                return lines
+                survey: EngineSurvey = end.value
+                return survey
             except ServerError as fault:
-                return None if fault.remedy == AS_OPERATOR else ()
+                return None if fault.remedy == AS_OPERATOR else NO_ENGINES
 
     async def _ask(self) -> Seen:
         try:
             async with asyncio.timeout(ANSWER_S):
                 stats = await self._client.stats()
                 insight = await self._find_insight()
-                return Seen(stats=stats, insight=insight, differing=await self._find_differing())
+                return Seen(stats=stats, insight=insight, survey=await self._survey_engines())
         except ServerError as fault:
             return Seen(stats=None, fault=self._client.fault or fault.message)
         except TimeoutError:

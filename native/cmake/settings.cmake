@@ -27,8 +27,8 @@ target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-W
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees overlaps in every concatenation of strings that it inlines (its bug 105651).
   target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
-  # The same under TSan where <string> comes out of a precompiled header; the other builds keep these warnings.
-  if("thread" IN_LIST KVOFFLOAD_SANITIZE)
+  # The same where <string> comes out of a precompiled header; the other builds keep these warnings.
+  if(KVOFFLOAD_SHARES_HEADERS)
     target_compile_options(kvoffload_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-stringop-overflow>)
   endif()
 endif()
@@ -59,6 +59,21 @@ set(KVOFFLOAD_SHARED_HEADERS
   <algorithm> <array> <atomic> <bit> <cerrno> <chrono> <condition_variable> <cstdint> <cstdio> <cstring> <deque>
   <filesystem> <fstream> <functional> <limits> <list> <map> <memory> <mutex> <optional> <random> <set> <span> <sstream>
   <stdexcept> <string> <string_view> <system_error> <thread> <utility> <vector>)
+
+# Compiles each folder of a library as one file, but for what is compiled for other processors, and for benchmarks, which
+# share no names. To be called where its sources are listed.
+function(kvoffload_join_files library)
+  set_target_properties(${library} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${library} SOURCES)
+  foreach(source IN LISTS sources)
+    if(NOT source MATCHES "_(x86|arm)[.]cpp$|/bench/")
+      get_filename_component(folder ${source} DIRECTORY)
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder})
+    endif()
+  endforeach()
+  # GCC takes a class of one of the files for one that other files see.
+  target_compile_options(${library} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endfunction()
 
 # The core's precompiled headers, which these targets reuse: they are compiled with the same flags.
 function(kvoffload_share_headers)

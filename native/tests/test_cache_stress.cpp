@@ -40,6 +40,7 @@ struct Stage {
     std::vector<Space> spaces;
     std::vector<TenantNumber> tenants;
     std::atomic<std::uint64_t> served = 0;
+    bool shrinks = false;
 };
 
 class Actor {
@@ -131,6 +132,13 @@ private:
             stage_.cache->reclaim_ended();
         } else if (which == 82 && random_() % 20 == 0) {
             stage_.cache->removals().clear(namespace_of(stage_.spaces[random_() % 2]));
+        } else if (which == 83 && stage_.shrinks) {
+            PopulateProgress progress;
+            if (random_() % 2 == 0) {
+                CHECK(stage_.cache->growth().shrink(kSegmentBytes).ok());
+            } else {
+                CHECK(stage_.cache->growth().grow(progress).ok());
+            }
         } else {
             const CacheStats stats = stage_.cache->stats();
             CHECK(stats.used_bytes <= stats.capacity_bytes);
@@ -152,8 +160,10 @@ private:
     std::vector<LeaseId> leases_;
 };
 
-void play(const std::string& policy, Verify verify, std::size_t operations, Growth growth = Growth::full) {
+void play(const std::string& policy, Verify verify, std::size_t operations, Growth growth = Growth::full,
+          bool shrinks = false) {
     Stage stage(policy, verify, growth);
+    stage.shrinks = shrinks;
     std::mutex mutex;
     std::string failure;
     std::vector<std::thread> threads;
@@ -218,6 +228,8 @@ TEST(every_policy_under_eight_threads) {
 TEST(with_every_use_checked) { play("lru", Verify::always, 1200); }
 
 TEST(while_it_grows) { play("prefix", Verify::adopted, 600, Growth::first_step); }
+
+TEST(while_it_shrinks_and_grows) { play("prefix", Verify::always, 1200, Growth::full, true); }
 
 TEST(a_successor_under_eight_threads) {
     // Adopted records are checked while others use, evict and replace them.

@@ -111,6 +111,24 @@ TEST(what_is_being_drained_already_is_not_offered) {
     CHECK(!cheapest_windows(pool.spans, pool.runs, {15, kSegment, kNoLimit, 0}).empty());
 }
 
+TEST(a_withdrawn_segment_has_no_window) {
+    for (const bool is_on_grid : {false, true}) {
+        SlotPool pool(kSegment);
+        pool.add_extents(2 * kSegment);
+        const RoomQuestion question{.extents = 8,
+                                    .extents_per_segment = kSegment,
+                                    .bytes_limit = kNoLimit,
+                                    .bytes_enough = 0,
+                                    .is_on_grid = is_on_grid};
+        pool.withdraw(kSegment);
+        for (const Window& window : cheapest_windows(pool.spans, pool.runs, question)) {
+            CHECK(window.first + window.extents <= kSegment);
+        }
+        pool.withdraw(0);
+        CHECK(cheapest_windows(pool.spans, pool.runs, question).empty());
+    }
+}
+
 TEST(of_a_very_large_pool_a_part_is_enough) {
     constexpr std::uint32_t kLarge = 1024;
     SlotPool pool(kLarge);

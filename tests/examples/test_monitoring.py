@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from docs.panels import INTERVAL, PANEL_ROWS
 from kvoffload.cli.web import MIN_TOKEN_LETTERS
 from kvoffload.errors import ServerError
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.metric import Kind, Metric, Source
-from kvoffload.metrics.panels import INTERVAL, PANEL_ROWS
 from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.types import HASH_BYTES
 from tests.house.tree import ROOT
@@ -83,6 +83,7 @@ def test_every_metric_of_a_server_is_shown_or_told() -> None:
     inner = {"kvoffload_compacted_bytes_total", "kvoffload_index_bytes", "kvoffload_lost_touches_total"}
     less = {
         "kvoffload_hint_retained_prefixes",
+        "kvoffload_memory_given_back_bytes_total",
         "kvoffload_tenant_quota_bytes",
         "kvoffload_tier_coded_records_total",
         "kvoffload_tier_missing_blocks_total",

@@ -37,6 +37,7 @@ router.main()
 """
 """The router on a machine whose caches are late: what it is told late counts, too."""
 TEXT_TOKENS = 10 * BLOCK
+RECEIPT = {"tokens": {"engine": 0, "computed": 5, "memory": 16, "disk": 32}, "saved_s": 0.25, "loaded_bytes": 4096}
 told_params: list[Any] = []
 """The `kv_transfer_params` of the requests, one after the other."""
 
@@ -67,6 +68,9 @@ class PlayedEngine(BaseHTTPRequestHandler):
             self._tell({"tokens": make_tokens(text)})
             return
         told_params.append(given.get("kv_transfer_params"))
+        if not given.get("stream") and (given.get("kv_transfer_params") or {}).get("receipt"):
+            self._tell({"choices": [], "kv_transfer_params": {"kvoffload_receipt": RECEIPT}})
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -119,7 +123,7 @@ class Routed:
 
 
 @contextmanager
-def router(folder: Path, *, identity: str = "") -> Iterator[Routed]:
+def router(folder: Path, *options: str, identity: str = "") -> Iterator[Routed]:
     token = folder / "token"
     token.write_text("x" * MIN_TOKEN_LETTERS)
     token.chmod(0o600)
@@ -146,7 +150,10 @@ def router(folder: Path, *, identity: str = "") -> Iterator[Routed]:
             "--token-file",
             str(token),
         ]
-        with subprocess.Popen([*command, *pools, "--seed", SEED], stdout=subprocess.DEVNULL) as process:
+        with (
+            (folder / "log").open("w") as log,
+            subprocess.Popen([*command, *pools, "--seed", SEED, *options], stdout=log) as process,
+        ):
             try:
                 await_that(lambda: is_there(f"http://{listen}/v1/models"))
                 yield Routed(f"http://{listen}", ports, engines, sockets, caches)
@@ -215,6 +222,24 @@ def test_the_engine_is_told_what_was_counted_on(tmp_path: Path) -> None:
             {"pin_s": 6},
             {"expected_hit_tokens": there},
         ]
+
+
+def test_the_access_log_has_each_prompts_receipt(tmp_path: Path) -> None:
+    with router(tmp_path, "--access-log") as routed:
+        told_params.clear()
+        body = json.dumps({"model": "m", "prompt": "ab", "kv_transfer_params": {"pin_s": 5}}).encode()
+        with urllib.request.urlopen(f"{routed.address}/v1/completions", data=body, timeout=30) as answer:
+            assert json.load(answer)["kv_transfer_params"]["kvoffload_receipt"] == RECEIPT
+        routed.ask("ab")
+        assert told_params == [{"pin_s": 5, "receipt": True}, {"receipt": True}]
+        log = tmp_path / "log"
+        await_that(lambda: log.read_text().count('"receipt"') == 2)
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        engines = {f"http://127.0.0.1:{port}" for port in routed.ports}
+        assert {line["engine"] for line in lines} <= engines
+        assert [(line["path"], line["status"]) for line in lines] == [("/v1/completions", 200)] * 2
+        assert [line["receipt"] for line in lines] == [RECEIPT, None], "a stream has none"
+        assert all(line["seconds"] >= 0 for line in lines)
 
 
 def test_where_no_cache_answers_engines_take_turns(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def test_the_example_runs(script: str, says: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert says in done.stdout
-    assert done.stderr == ""
+    # On a busy machine the server has time to warn that an engine with other groups stores the other model's prompt.
+    assert [line for line in done.stderr.splitlines() if "an engine that differs in groups" not in line] == []
 
 
 def test_without_torch_the_example_says_what_to_install() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import typer
 
+from docs.panels import PANEL_ROWS
 from kvoffload.cli.app import make_app
 from kvoffload.config.sources import describe_settings
 from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN
-from kvoffload.metrics.panels import PANEL_ROWS
 from kvoffload.protocol import MESSAGES
 from kvoffload.protocol.shape import Shape
 from tests.house.prose import Text, find_texts

@@ -11,16 +11,21 @@ from typing import Any
 
 import yaml
 
-from docs.generate import render_site_pages
+from docs.generate import PLACE, render_site_pages, render_tables
 from docs.site import SitePages
+from kvoffload.config.sources import describe_settings
+from kvoffload.errors import walk_errors
+from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN
 from kvoffload.protocol import MESSAGES
 from kvoffload.protocol.shape import name_of
+from kvoffload.sglang.linker_metrics import RECORDED
 from tests.house.tree import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 MADE = render_site_pages()
-PAGES = SitePages(made=MADE).add_all()
+TABLES = render_tables()
+PAGES = SitePages(made=MADE, tables=TABLES).add_all()
 _FENCE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 
 
@@ -46,14 +51,27 @@ def test_the_navigation_has_every_page_once() -> None:
     assert sorted(nav) == sorted(rest)
 
 
-def test_pages_of_the_site_alone_have_a_row_for_each_message_and_label() -> None:
+def test_pages_of_the_site_alone_have_a_row_for_each_message() -> None:
     assert not any((ROOT / path).exists() for path in MADE)
     assert set(MADE) <= set(PAGES.texts)
     for message in MESSAGES:
         row = rf"^\| {message.op} +\| \[`{name_of(message)}`\]\(#{name_of(message)}\) +\|"
         assert re.search(row, MADE["docs/protocol-messages.md"], re.MULTILINE), message
-    for label in (*OUTCOMES.values(), *CALLS.values(), *SHOWN.values()):
-        assert f"| {label.words} " in MADE["docs/labels.md"], label
+
+
+def test_tables_of_the_site_have_a_row_for_each_setting_metric_error_and_label() -> None:
+    assert all(f"| `{row.name}` |" in TABLES["settings"] for row in describe_settings())
+    assert all(f"| `{metric.name}` |" in TABLES["metrics"] for metric in CATALOG)
+    assert all(f"| `{name}` | vLLM, SGLang" in TABLES["metrics"] for name in RECORDED)
+    assert all(f"| `{kind.code}` |" in TABLES["errors"] for kind in walk_errors())
+    assert all(f"| {one.words} |" in TABLES["labels"] for one in (*OUTCOMES.values(), *CALLS.values(), *SHOWN.values()))
+
+
+def test_each_table_of_the_site_has_one_place_and_no_place_is_left() -> None:
+    for name, table in TABLES.items():
+        assert sum(text.count(table) for text in PAGES.texts.values()) == 1, name
+    left = re.compile(re.escape(PLACE).replace(r"\{name\}", ".*?"))
+    assert [page for page, text in PAGES.texts.items() if left.search(text) and not page.endswith(".py.md")] == []
 
 
 def test_links_and_anchors_lead_somewhere() -> None:
@@ -80,30 +98,28 @@ def test_a_former_address_leads_to_a_page_and_is_none_itself() -> None:
 
 
 def test_what_pages_link_to_is_laid_out(tmp_path: Path) -> None:
-    """A source file is a page that shows it, a folder its README or a list; files of a former run are gone."""
-    for folder in ("docs/decisions", "parts"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "0001-one.md").write_text("# 1. One\n")
-    (tmp_path / "docs/decisions/README.md").write_text("# Decisions\n")
+    """A source file is a page that shows it, a folder a list; files of a former run are gone."""
+    for folder in ("docs", "parts"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "parts/one.md").write_text("# 1. One\n")
     (tmp_path / "docs/old.png").write_bytes(b"\x89PNG")
     (tmp_path / "docs/site.css").write_text("")
     (tmp_path / "tool.py").write_text("print()\n")
     for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
         (tmp_path / name).write_text(f"# {name}\n")
     (tmp_path / "docs/a.md").write_text(
-        "# A\n[t](../tool.py) ![p](old.png) [d](decisions/) [p](../parts)\n```\n[t](../tool.py)\n```\n"
+        "<!-- The site has the table of prices here. -->\n# A\n"
+        "[t](../tool.py) ![p](old.png) [p](../parts)\n```\n[t](../tool.py)\n```\n"
     )
     site = tmp_path / "site"
     (site / "gone.md").parent.mkdir()
     (site / "gone.md").write_text("")
-    SitePages(tmp_path, {"docs/made.md": "# Made\n[a](a.md)\n"}).add_all().write(site)
+    SitePages(tmp_path, {"docs/made.md": "# Made\n[a](a.md)\n"}, {"prices": "| 1 |"}).add_all().write(site)
     assert (site / "docs/a.md").read_text() == (
-        "# A\n[t](../tool.py.md) ![p](old.png) [d](decisions/README.md) [p](../parts/index.md)\n"
-        "```\n[t](../tool.py)\n```\n"
+        "| 1 |\n# A\n[t](../tool.py.md) ![p](old.png) [p](../parts/index.md)\n```\n[t](../tool.py)\n```\n"
     )
     assert "print()" in (site / "tool.py.md").read_text()
     assert (site / "docs/old.png").read_bytes() == b"\x89PNG"
     assert (site / "docs/made.md").read_text() == "# Made\n[a](a.md)\n"
-    assert (site / "docs/decisions/README.md").read_text() == "# Decisions\n"
-    assert (site / "parts/index.md").read_text() == "# parts\n\n* [1. One](0001-one.md)\n"
+    assert (site / "parts/index.md").read_text() == "# parts\n\n* [1. One](one.md)\n"
     assert not (site / "gone.md").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,23 @@ def bound_to(cpus: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, ALL_CPUS)
+
+
+_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+_SCHEDULE = struct.Struct("<IIQiIQQQ")
+
+
+def measure_turn_ns(thread: int) -> int:
+    """Returns for how long a thread runs before the kernel lets another one have its processor; 0: the kernel does not
+    tell, as before Linux 6.12."""
+    schedule = ctypes.create_string_buffer(_SCHEDULE.size)
+    number = _SCHED_GETATTR.get(os.uname().machine)
+    if number is None or ctypes.CDLL(None).syscall(number, thread, schedule, _SCHEDULE.size, 0) != 0:
+        return 0
+    return int(_SCHEDULE.unpack(schedule.raw)[5])
+
+
+needs_turns = pytest.mark.skipif(measure_turn_ns(0) == 0, reason="the kernel does not tell how long turns are")
 
 
 def thread_cpus(prefix: str) -> dict[int, set[int]]:

@@ -1,5 +1,6 @@
 """Makes an environment see what is installed where this runs: kvoffload, in editable form, and packages of the versions
-that a list asks for. Nothing else of it is seen.
+that a list asks for. Nothing else of it is seen. The environment also gets the stand-ins for what has no build for a
+machine without a GPU.
 
 python -m tests.sglang.share_packages ENVIRONMENT REQUIREMENTS > THE_REST
 """
@@ -13,6 +14,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+STAND_INS = Path(__file__).parent / "stand_ins"
 NAME = "zz_kvoffload.pth"
 FINDER = "_editable_skbc_kvoffload"
 """The module by which an editable install finds what was built."""
@@ -21,11 +23,11 @@ OWN = frozenset({"pip", "setuptools"})
 
 
 def share_build(environment: Path) -> Path:
-    """The file that does it: what Python runs when it starts there."""
+    """Writes the file that does it, which Python reads when it starts there, and returns its path."""
     packages = Path(sysconfig.get_path("purelib"))
     lines = f"import sys; sys.path.append({str(packages)!r}); import {FINDER}; sys.path.remove({str(packages)!r})\n"
     file = _find_packages(environment) / NAME
-    file.write_text(f"{lines}{ROOT}\n")
+    file.write_text(f"{lines}{ROOT}\n{STAND_INS}\nimport correct_imports\n")
     return file
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.client.inspector import Inspector, Row
+from kvoffload.sglang.tested import VERSION
 from tests.sglang.engine import VLLM_PYTHON, EngineProcess, SGLangEngine, build_model, make_prompt
 from tests.sglang.shared_records import Observer, observed, zeroed
 from tests.vllm.cache_server import SharedServer
@@ -64,6 +66,19 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         sglang = SGLangEngine(model, folder / "sglang.log", linker=settings, page_size=PAGE)
         with vllm, sglang, observed(server) as observer:
             yield Pair(sglang, vllm, server, observer)
+
+
+def test_the_server_tells_which_engines_have_joined(pair: Pair) -> None:
+    kinds: dict[str, Row] = {}
+
+    def have_joined() -> bool:
+        told = Inspector(pair.observer.client.look_into).survey_engines().list_kinds()
+        kinds.update({row["engine"].partition(" ")[0]: row for row in told})
+        return kinds.keys() == {"vllm", "sglang"}
+
+    pair.observer.await_that(have_joined, "the two engines are not among those that have joined")
+    assert kinds["sglang"]["engine"] == f"sglang {VERSION}"
+    assert kinds["sglang"]["sessions"] == kinds["vllm"]["sessions"] == 1
 
 
 def test_each_finds_its_own_and_nothing_of_the_other(pair: Pair) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.sglang.engine import PAGE, SGLangEngine, Told, build_model, make_prompt
+from tests.sglang.planned import plan_records, registered_records
 from tests.sglang.shared_records import Observer, observed, zeroed
 from tests.sglang.tiny_models import EMBEDDING, change_token
 from tests.vllm.cache_server import SharedServer
@@ -65,6 +66,10 @@ def test_a_restored_prompt_equals_the_engines_own_hit_bit_for_bit(served: Served
     restored = served.ask(make_prompt(1))
     assert (restored.own, restored.restored) == (0, PROMPT_PAGES * PAGE)
     assert restored.answer == own.answer
+
+
+def test_its_records_have_the_size_that_was_planned(served: Served) -> None:
+    assert registered_records(served.observer) == plan_records(served.model, page_tokens=PAGE)
 
 
 def test_zeros_in_the_records_change_the_answer(served: Served) -> None:

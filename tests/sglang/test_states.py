@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.sglang.engine import ZEROING, SGLangEngine, build_model, make_prompt
+from tests.sglang.planned import plan_records, registered_records
 from tests.sglang.shared_records import observed
 from tests.vllm.cache_server import SharedServer
 
@@ -69,6 +70,14 @@ def test_a_prompt_goes_on_from_the_state_that_was_kept_at_its_end(engine: SGLang
         zeroed.unlink()
         assert spoiled.restored == PROMPT
         assert spoiled.answer != own.answer, pool
+
+
+def test_its_records_have_the_size_that_was_planned(
+    request: pytest.FixtureRequest, engine: SGLangEngine, zeroed: Path, server: SharedServer
+) -> None:
+    model = zeroed.parent / request.node.callspec.params["engine"] / "model"
+    with observed(server) as observer:
+        assert registered_records(observer) == plan_records(model, page_tokens=1, kv_dtype="float32")
 
 
 def test_prompts_that_are_computed_together_go_on_from_their_states(engine: SGLangEngine) -> None:

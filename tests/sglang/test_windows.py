@@ -19,6 +19,8 @@ pytestmark = pytest.mark.sglang
 
 CHUNK = 512
 """Tokens that the engine computes at once."""
+FLOAT32_ROUNDING = 1e-3
+"""Log probabilities of the same tokens differ by less, if these are computed in pieces of other lengths."""
 WINDOWED = {"attention_backend": "intel_amx", "dtype": "float32"}
 """SGLang refuses the other name for this model, and takes the other kernel under this one."""
 
@@ -102,6 +104,27 @@ def test_a_prompt_that_parts_from_a_long_one_hits_where_a_window_was_kept(window
     assert restored.answer == own.answer
     windowed.engine.flush()
     assert windowed.ask(long[:300] + make_prompt(62, 60), salt="restored").restored == 0
+
+
+def test_pages_that_are_computed_again_keep_the_bytes_of_the_first_computation(windowed: Windowed) -> None:
+    """The second prompt is restored up to the end of a chunk within the part that both have, so that the rest of that
+    part is computed again, in another shape than the first time."""
+    long = make_prompt(64, 1300)
+    parting = long[:650] + make_prompt(65, 60)
+    first = windowed.save(long)
+    assert windowed.ask(parting).restored == CHUNK
+    own = windowed.ask(parting)
+    windowed.engine.flush()
+    restored = windowed.ask(parting)
+    assert (own.own, restored.own, restored.restored) == (704, 0, 704)
+    assert restored.answer.tokens == own.answer.tokens
+    assert restored.answer.logprobs == pytest.approx(own.answer.logprobs, abs=FLOAT32_ROUNDING)
+    windowed.engine.flush()
+    assert windowed.ask(parting).answer == restored.answer
+    windowed.engine.flush()
+    again = windowed.ask(long)
+    assert (again.restored, again.answer) == (first.own, first.answer)
+    windowed.engine.flush()
 
 
 def test_what_gave_way_to_other_prompts_comes_back(windowed: Windowed) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kvoffload.engines.weight_sample import pick_positions
-from tests.vllm.tiny_models import MLA_POSITIONS, VOCAB_SIZE
+from tests.vllm.tiny_models import MLA_POSITIONS, VOCAB_SIZE, save_tokenizer
 
 INIT_STD = 0.2
 """Wide, so that attention matters and wrong bytes show in the tokens."""
@@ -40,6 +40,15 @@ def build_mha(folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     config = LlamaConfig(**_shape(), num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def build_mha_text(folder: Path, seed: int) -> None:
+    """The same with a tokenizer, and a template for chats."""
+    build_mha(folder, seed)
+    save_tokenizer(folder)
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    told["chat_template"] = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
 
 
 def build_mla(folder: Path, seed: int) -> None:
@@ -215,6 +224,7 @@ def _shape() -> dict[str, object]:
 
 BUILDERS = {
     "mha": build_mha,
+    "mha_text": build_mha_text,
     "mla": build_mla,
     "swa": build_swa,
     "gdn": build_gdn,

@@ -64,6 +64,11 @@ class ModelMemory:
         return len(self.entries) * SLOT_BYTES
 
     @property
+    def leaving_from(self) -> int:
+        """Returns 0: no memory is given back."""
+        return 0
+
+    @property
     def used_bytes(self) -> int:
         return SLOT_BYTES * sum(entry.state != "free" for entry in self.entries)
 
@@ -370,7 +375,8 @@ class ModelCache:
             "leases": len(self.memory.leases),
             "sessions": len(self.memory.sessions),
         }
-        return CacheStats(**(counts | {"tenants": (), "places": (), "traffic": {}, "residence": Residence()}))
+        others = {"tenants": (), "places": (), "traffic": {}, "residence": Residence(), "memory_reason": ""}
+        return CacheStats(**(counts | others))
 
     def used_by(self, name_space: int) -> int:
         return self.used_by_each().get(name_space, 0)

@@ -251,7 +251,7 @@ class Process:
             return
         if isinstance(item, Hangup):
             self.note("lifeline has ended")
-            self.link.on_hang_up(self.now_ns, "the other end has closed the connection")
+            self.link.hang_up(self.now_ns, "the other end has closed the connection")
         elif not self.world.may_fail_here(self):
             self.note("receives %s", item.content.message)
             if isinstance(item.content.message, Retire):
@@ -276,7 +276,7 @@ class Process:
             self.stopped.append(lambda: self.on_express(connection, item))
         elif isinstance(item, Hangup):
             self.note("express channel has ended")
-            self.link.on_hang_up(self.now_ns, "the server has closed the express channel")
+            self.link.hang_up(self.now_ns, "the server has closed the express channel")
             self.turn()
         elif not self.world.may_fail_here(self):
             self._on_answer(connection, item, self.link.on_express, self.link.lanes.express)

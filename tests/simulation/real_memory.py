@@ -96,6 +96,11 @@ class RealMemory:
         return self._index.ready_bytes
 
     @property
+    def leaving_from(self) -> int:
+        """Returns 0: no memory is given back."""
+        return 0
+
+    @property
     def used_bytes(self) -> int:
         return self._index.used_bytes
 

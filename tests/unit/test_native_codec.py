@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvoffload import native
 
-VECTORS = (Path(__file__).parents[1] / "golden" / "record-vectors.md").read_text()
+VECTORS = (Path(__file__).parents[1] / "golden" / "record-vectors.txt").read_text()
 PARTS = 2048
 LOWEST_STATE = 1 << 15
 LANES = 32

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvoffload import native
 
-VECTORS = (Path(__file__).parents[1] / "golden" / "record-vectors.md").read_text()
+VECTORS = (Path(__file__).parents[1] / "golden" / "record-vectors.txt").read_text()
 PRIME = 2**64 + 13
 ENVELOPE_AT = 2**63
 NAME = {"fingerprint": bytes(range(32)), "block_hash": bytes(range(32, 64)), "group": 0, "shard": 0}

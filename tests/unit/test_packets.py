@@ -18,7 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvoffload.errors import PacketError
-from kvoffload.packets import MAX_DESCRIPTORS, MAX_PACKET_BYTES, Credentials, Packet, PacketSocket, ReceivedDescriptor
+from kvoffload.packets import (
+    MAX_DESCRIPTORS,
+    MAX_PACKET_BYTES,
+    Credentials,
+    Packet,
+    PacketSocket,
+    ReceivedDescriptor,
+    refuse_descriptors,
+)
 from tests.kit.crowded_kernel import Kernel
 
 
@@ -154,6 +162,31 @@ def test_an_empty_packet_is_a_fault(ends: Ends) -> None:
         ends.here.receive()
 
 
+@pytest.mark.parametrize("packets", [[], [b""], [b"x"], [b"", b""], [b"", b"x"]])
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_an_end_knows_whether_something_was_not_received(ends: Ends, packets: list[bytes], is_gone: bool) -> None:
+    """A packet without bytes may have descriptors, too, and is not the end of the connection."""
+    with socket.socket(fileno=os.dup(ends.here.fileno())) as sender:
+        for packet in packets:
+            sender.send(packet)
+    if is_gone:
+        ends.here.close()
+    ends.there.shut()
+    assert ends.there.is_empty() == (not packets)
+    if not is_gone:
+        with pytest.raises(PacketError):
+            ends.here.send(b"late")
+
+
+def test_descriptors_are_refused_where_nobody_wants_them(ends: Ends) -> None:
+    if not refuse_descriptors(ends.raw):
+        assert os.uname().release.split(".") < ["6", "16"]
+        return
+    with pytest.raises(PacketError, match="not permitted"):
+        ends.here.send(b"x", [0])
+    assert ends.here.send(b"x")
+
+
 def test_an_end_that_is_gone_is_told_on_both_ways(ends: Ends) -> None:
     assert ends.there.send(b"last")
     ends.there.close()
@@ -202,7 +235,7 @@ def test_descriptors_that_are_not_taken_were_never_here(ends: Ends, tmp_path: Pa
     before = open_descriptors()
     for most in (0, 1, 2):
         assert ends.here.send(b"x", [0] * most + [lock] * 5)
-        assert ends.there.peek() == b"x"
+        assert ends.there.peek() == (b"x", True)
         packet = ends.there.receive(most, drops_rest=True)
         assert packet is not None
         with packet:
@@ -217,12 +250,12 @@ def test_what_was_looked_at_stays(ends: Ends) -> None:
     assert ends.there.peek() is None
     assert ends.here.send(b"first", [0])
     assert ends.here.send(b"second")
-    assert (ends.there.peek(), ends.there.peek()) == (b"first", b"first")
+    assert (ends.there.peek(), ends.there.peek()) == ((b"first", True), (b"first", True))
     with received(ends.there) as packet:
         assert (packet.data, len(packet.descriptors)) == (b"first", 1)
     assert received(ends.there).data == b"second"
     ends.here.close()
-    assert ends.there.peek() == b""
+    assert ends.there.peek() == (b"", False)
     with pytest.raises(PacketError):
         ends.there.receive()
 

@@ -99,7 +99,7 @@ def await_served(engine: Engine) -> None:
     worker: Any = probe.worker_side()
     clients = (connector.scheduler_side.parts.cache, worker.cache)
     for _ in range(LOOKS):
-        if all(client.wait_until_served(LOOK_S) for client in clients) and len({c.boot_id for c in clients}) == 1:
+        if all(client.wait_until_served(LOOK_S) for client in clients) and len({c.link.boot_id for c in clients}) == 1:
             return
     raise AssertionError(f"not served again: {[client.fault for client in clients]}")
 

@@ -122,9 +122,16 @@ def find_calls(source: str, receivers: re.Pattern[str] = CONNECTORS) -> list[Cal
     return sorted(calls, key=lambda call: (call.line, call.name))
 
 
-def complain_of_calls(ours: type, sources: Mapping[str, str], expected: Mapping[str, Sequence[str]]) -> list[str]:
-    """`sources` by their paths; `expected`: in which of them each hook of ours is called."""
-    calls = {path: find_calls(source, ITSELF if path == BASE else CONNECTORS) for path, source in sources.items()}
+def complain_of_calls(
+    ours: type,
+    sources: Mapping[str, str],
+    expected: Mapping[str, Sequence[str]],
+    *,
+    receivers: re.Pattern[str] = CONNECTORS,
+) -> list[str]:
+    """`sources` by their paths; `expected`: in which of them each hook of ours is called; `receivers`: names that the
+    engine gives to an object of ours."""
+    calls = {path: find_calls(source, ITSELF if path == BASE else receivers) for path, source in sources.items()}
     complaints = []
     for name, paths in sorted(expected.items()):
         complaints += [

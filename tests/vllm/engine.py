@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from platform import machine
 from typing import TYPE_CHECKING, Any
+
+from tests.vllm.forked_processes import prepare_processes
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from tests.vllm.tiny_models import GroupShape, TinyModel
 
 Json = bool | int | float | str | None | list["Json"] | dict[str, "Json"]
+
+NO_FP8 = "this processor has neither AVX-512 nor AMX, which vLLM needs for a cache of fp8"
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -36,7 +41,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process would inherit the plugin instead of loading it
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a process forked from this one would have the plugin already
 }
 
 SETTINGS: Mapping[str, object] = {
@@ -174,13 +179,18 @@ def start_engine(model: TinyModel, folder: Path, *, has_own_processes: bool = Fa
     In this process it takes about 2 s, and the scheduler and workers can be looked at. With its own processes, as
     users run it, about 20 s. A start that fails raises vLLM's own error.
     """
+    import pytest
     import torch
     from vllm import LLM, envs
 
     _spare_imports()
     settings = {**SETTINGS, **model.engine_args, **arguments}
+    if lacks_kernels(settings):
+        pytest.skip(NO_FP8)
     envs.disable_envs_cache()  # an engine in this process has frozen what the next one must read again
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(has_own_processes))
+    if has_own_processes or any(name.endswith("parallel_size") for name in settings):
+        prepare_processes()
     if torch.get_num_threads() > 1:  # torch was imported before the environment was set
         torch.set_num_threads(1)
     try:
@@ -191,6 +201,13 @@ def start_engine(model: TinyModel, folder: Path, *, has_own_processes: bool = Fa
             _leave_torch_distributed()
         raise
     return Engine(model, llm, has_own_processes=has_own_processes)
+
+
+def lacks_kernels(arguments: Mapping[str, object]) -> bool:
+    """Whether vLLM has no kernels on this processor for the cache that an engine with these arguments would have."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    is_fp8 = str(arguments.get("kv_cache_dtype", "")).startswith("fp8")
+    return is_fp8 and machine() == "x86_64" and not flags & {"avx512f", "amx_tile"}
 
 
 @cache
@@ -208,7 +225,10 @@ def _spare_imports() -> None:
 
 def _leave_torch_distributed() -> None:
     from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
+    # An engine that could not start has left its connector for the next one.
+    ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()
     gc.collect()
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -16,15 +16,27 @@ from pathlib import Path
 
 from tests.kit.free_ports import free_port
 from tests.vllm.connector_probe import PATIENCE
+from tests.vllm.engine import ENVIRONMENT
 from tests.vllm.tiny_models import DENSE
 
 START_S = 180.0
+ANSWER_S = 60.0
+END_S = 30.0
 CLEAR_MARGIN = 0.2
 CONNECTOR = {
     "kv_connector": "KVOffloadConnector",
     "kv_role": "kv_both",
     "kv_connector_extra_config": {"memory": "256MiB", **PATIENCE},
 }
+UNCHANGED = {"kv_connector": "KVOffloadConnector", "kv_role": "kv_both"}
+"""Our connector as a user has it who sets nothing."""
+USERS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # without it vLLM wants nearly all memory and refuses to start
+    "VLLM_SERVER_DEV_MODE": "1",  # for the reset over HTTP
+}
+USERS_ARGUMENTS = ("--enable-prefix-caching", "--enable-prompt-tokens-details", "--max-model-len", "4096")
+"""vLLM has no prefix caching for hybrid models unless it is told so."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +65,11 @@ class Service:
 
     port: int
     log: Path
+    answer_s: float = ANSWER_S
+    """How long an answer may take."""
 
     def ask(self, path: str, body: dict[str, object] | None = None, *, headers: Mapping[str, str] | None = None) -> str:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=self.answer_s)
         try:
             connection.request(
                 "GET" if body is None else "POST",
@@ -69,6 +83,16 @@ class Service:
             return text
         finally:
             connection.close()
+
+    def ask_for_cached(self, prompt: list[int]) -> int:
+        """Asks for one token, and returns how many of the prompt's were not computed."""
+        body = {"model": DENSE.name, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+        usage = json.loads(self.ask("/v1/completions", body))["usage"]
+        return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+    def reset(self) -> bool:
+        """Drops the engine's own cache. False: some of its blocks are in use."""
+        return bool(json.loads(self.ask("/reset_prefix_cache", {}))["success"])
 
     def stream(self, prompt: list[int], *, data_parallel_rank: int | None = None) -> Streamed:
         body = {
@@ -106,22 +130,35 @@ def serving(model: Path, log: Path, *arguments: str, connector: Mapping[str, obj
         yield one
 
 
+def list_users_environment() -> dict[str, str]:
+    """Returns the environment of a login shell, without what the tests tell their own engines."""
+    return {name: value for name, value in os.environ.items() if name not in ENVIRONMENT and "VLLM" not in name} | USERS
+
+
 @contextmanager
 def serving_with(
-    environment: Mapping[str, str], model: Path, log: Path, *arguments: str, connector: Mapping[str, object]
+    environment: Mapping[str, str],
+    model: Path,
+    log: Path,
+    *arguments: str,
+    connector: Mapping[str, object] | None,
+    enter: Sequence[str] = (),
+    patience: float = 1.0,
 ) -> Iterator[Service]:
-    """Runs `vllm serve` with these arguments and environment variables alone, and ends it."""
+    """Runs `vllm serve` with these arguments and environment variables alone, and ends it. `enter` begins its command
+    line: where it runs. `patience`: how many times as long as usual everything may take."""
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    command = [*enter, sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", DENSE.name, "--enforce-eager"]
-    command += ["--kv-transfer-config", json.dumps(connector), *arguments]
+    if connector is not None:
+        command += ["--kv-transfer-config", json.dumps(connector)]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
+        subprocess.Popen([*command, *arguments], stdout=output, stderr=output, env=environment) as process,
     ):
         try:
-            one = Service(port, log)
-            until = time.monotonic() + START_S
+            one = Service(port, log, ANSWER_S * patience)
+            until = time.monotonic() + START_S * patience
             while True:
                 with suppress(OSError):
                     one.ask("/health")
@@ -133,5 +170,5 @@ def serving_with(
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+                process.wait(END_S * patience)  # killed, it would leave its engine behind
             process.kill()

@@ -26,6 +26,7 @@ MAX_LOOKS = 1000
 STOCKED_SLOTS = 8
 JOIN_TIMEOUT_S = 30.0
 GROWTH_TIMEOUT_S = 60.0
+LOOK_S = 0.1
 SMALL_POOL_BYTES = 1 << 30
 
 
@@ -145,10 +146,22 @@ def settle(side: SchedulerSide) -> tuple[CacheStats, int]:
     for _ in range(MAX_LOOKS):
         before = _count_stock(client)
         with unhurried(client):
-            stats = client.stats()
+            stats = _await_stats(client)
         if before is not None and before == _count_stock(client):
             return stats, before
     raise AssertionError("the client asks for slots without end")
+
+
+def _await_stats(client: Any) -> CacheStats:
+    """On a busy machine, a link may end and come back while the server is asked."""
+    deadline = time.monotonic() + GROWTH_TIMEOUT_S
+    while True:
+        try:
+            return client.stats()
+        except ServerError:
+            if time.monotonic() > deadline:
+                raise
+            client.wait_until_served(LOOK_S)
 
 
 def _await_whole_pool(side: SchedulerSide) -> CacheStats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -176,7 +177,8 @@ def run_traffic(engine: Engine, traffic: Traffic, *, requests: int, prompts: int
     assert after["open_files"] == before["open_files"]
     left = {name: count for name, count in after.items() if count and name not in UNHELD}
     assert not left, left
-    assert _count_files(engine) == files
+    left_files = _count_files(engine)
+    assert left_files == files, (left_files, files)
     assert counts["mismatches"] == counts["doomed_loads"] == 0
     assert probe.faults(engine) == {}
     compared, different = _compare_outputs(run, asks, hits)
@@ -198,6 +200,7 @@ def run_traffic(engine: Engine, traffic: Traffic, *, requests: int, prompts: int
 
 def _count_files(engine: Engine) -> list[int]:
     """Counts the open files of this process, and of each worker's."""
+    gc.collect()  # objects of engines that have ended may still hold some
     return [count_open_files(), *engine.ask_workers(lambda _worker: count_open_files())]
 
 

@@ -102,7 +102,9 @@ def valkeys(room: Path) -> Iterator[Servers]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "model"), [(disks, DENSE), (disks, GDN), (valkeys, DENSE)], ids=["disk-dense", "disk-gdn", "valkey-dense"]
+    ("kind", "model"),
+    [pytest.param(disks, DENSE, marks=pytest.mark.campaign), (disks, GDN), (valkeys, DENSE)],
+    ids=["disk-dense", "disk-gdn", "valkey-dense"],
 )
 def test_what_was_coded_equals_the_engines_own_hit_bit_for_bit(
     engines: EnginePool, tmp_path: Path, kind: Callable[[Path], AbstractContextManager[Servers]], model: TinyModel

@@ -24,6 +24,7 @@ from tests.vllm.contract import (
 pytestmark = pytest.mark.vllm
 
 SINCE = {
+    "get_external_cache_hit_sources": (0, 32),
     "get_loaded_kv_cache_group_ids": (0, 32),
     "supports_sleep_mode": (0, 33),
     "unregister_kv_caches": (0, 33),
@@ -36,7 +37,6 @@ INHERITED = {
     "clear_connector_metadata": "as the base has it",
     "finish_forward": "nothing of ours ends with a forward",
     "get_block_ids_with_load_errors": "failed loads are told by request",
-    "get_external_cache_hit_sources": "by _cache_hit_source",
     "get_finished": "get_transfer_results says it",
     "get_finished_count": "all ranks report",
     "get_kv_connector_kv_cache_events": "take_events says it",
@@ -62,6 +62,7 @@ CALLED_IN = {
     "bind_gpu_block_pool": (BASE,),
     "bind_kv_cache_manager": (SCHEDULER,),
     "build_connector_meta": (SCHEDULER,),
+    "get_external_cache_hit_sources": (SCHEDULER,),
     "get_loaded_kv_cache_group_ids": (SCHEDULER,),
     "get_num_new_matched_tokens": (SCHEDULER,),
     "has_pending_block_frees": (SCHEDULER,),

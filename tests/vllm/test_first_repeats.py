@@ -8,8 +8,6 @@ and lets them spin as it likes.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engine import ENVIRONMENT, make_prompt
-from tests.vllm.http_service import Service, serving_with
+from tests.vllm.engine import make_prompt
+from tests.vllm.http_service import UNCHANGED, USERS_ARGUMENTS, Service, list_users_environment, serving_with
 from tests.vllm.tiny_deepseek_v4 import WORKER as DEEPSEEK_V4_WORKER
 from tests.vllm.tiny_families import BUILDERS
-from tests.vllm.tiny_models import DENSE
 
 pytestmark = pytest.mark.vllm
 
@@ -31,12 +28,6 @@ PAUSE_S = 0.3
 PROMPT_TOKENS = 2000
 LEAST_RESTORED = 1280
 """Tokens of such a prompt that end at a boundary of every family."""
-CONNECTOR = {"kv_connector": "KVOffloadConnector", "kv_role": "kv_both"}
-USERS = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # without it vLLM wants nearly all memory and refuses to start
-    "VLLM_SERVER_DEV_MODE": "1",  # for the reset over HTTP
-}
 
 
 @dataclass(frozen=True)
@@ -60,20 +51,11 @@ ALL = (*SOME, Family("full"), Family("mamba"), *LATENTS, Family("chunked"))
 def served_for_a_user(family: Family, folder: Path) -> Iterator[Service]:
     model = folder / "model"
     BUILDERS[family.name](model)
-    mine = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT and "VLLM" not in name}
     bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if family.ranks > 1 else {}
-    # vLLM has no prefix caching for hybrid models unless it is told so.
-    arguments = ("--enable-prefix-caching", "--enable-prompt-tokens-details", "--max-model-len", "4096")
-    told = (*arguments, "--tensor-parallel-size", str(family.ranks), *family.arguments)
-    with serving_with(mine | USERS | bound, model, folder / "log", *told, connector=CONNECTOR) as one:
+    told = (*USERS_ARGUMENTS, "--tensor-parallel-size", str(family.ranks), *family.arguments)
+    environment = list_users_environment() | bound
+    with serving_with(environment, model, folder / "log", *told, connector=UNCHANGED) as one:
         yield one
-
-
-def ask_for_cached(service: Service, prompt: list[int]) -> int:
-    """Asks for one token, and returns how many of the prompt's were not computed."""
-    body = {"model": DENSE.name, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-    usage = json.loads(service.ask("/v1/completions", body))["usage"]
-    return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
 def count_restored(service: Service, prompts: int) -> int:
@@ -81,10 +63,10 @@ def count_restored(service: Service, prompts: int) -> int:
     restored = 0
     for seed in range(prompts):
         prompt = make_prompt(seed, PROMPT_TOKENS)
-        assert ask_for_cached(service, prompt) == 0
+        assert service.ask_for_cached(prompt) == 0
         time.sleep(PAUSE_S)  # what a user does: nothing is waited for
-        assert json.loads(service.ask("/reset_prefix_cache", {}))["success"]
-        restored += ask_for_cached(service, prompt) >= LEAST_RESTORED
+        assert service.reset()
+        restored += service.ask_for_cached(prompt) >= LEAST_RESTORED
     return restored
 
 

@@ -15,11 +15,10 @@ from kvoffload.kvspec import (
     ScaleView,
     attention_layer,
     find_layout,
-    layer_dims,
-    layout_dims,
     place_dims,
 )
 from tests.kit.kvspec.builders import one_group
+from tests.kit.kvspec.layouts import layer_dims, layout_dims
 
 pytestmark = pytest.mark.vllm
 

@@ -18,7 +18,7 @@ import pytest
 from tests.kit.children import child
 from tests.vllm import connector_probe as probe
 from tests.vllm import tiny_models
-from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
+from tests.vllm.engine import NO_FP8, Engine, EnginePool, lacks_kernels, make_prompt, start_engine
 from tests.vllm.tiny_adapters import write_adapter
 from tests.vllm.tiny_models import DENSE
 from tests.vllm.weights import loaded_with_other_keys
@@ -185,16 +185,20 @@ def first_answers(shop: Shop) -> Mapping[str, tuple[Answer, Answer]]:
     """Returns of each setting's first engine what it answered at first, and then from its own cache."""
     answers = {}
     for setting in SETTINGS:
+        if lacks_kernels(setting.arguments):
+            continue
         with shop.open(setting) as engine:
             answers[setting.name] = ask(engine), ask(engine)
     return answers
 
 
-@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_an_engine_finds_nothing_of_engines_that_differ_in_one_thing(
-    first_answers: Mapping[str, tuple[Answer, Answer]], name: str
+    first_answers: Mapping[str, tuple[Answer, Answer]], setting: Setting
 ) -> None:
-    cold, local = first_answers[name]
+    if lacks_kernels(setting.arguments):
+        pytest.skip(NO_FP8)
+    cold, local = first_answers[setting.name]
     assert (cold.cached, local.cached) == (0, RESTORABLE)
 
 
@@ -204,6 +208,8 @@ def test_an_equal_engine_finds_everything_and_says_the_same(
 ) -> None:
     """Without this the test above would prove nothing: the server has each engine's blocks, and gives them to their
     owner."""
+    if lacks_kernels(setting.arguments):
+        pytest.skip(NO_FP8)
     _, local = first_answers[setting.name]
     with shop.open(setting) as engine:
         restored = ask(engine)

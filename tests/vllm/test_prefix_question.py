@@ -24,10 +24,7 @@ class EnginesClient:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-
-    @property
-    def boot_id(self) -> int:
-        return int(self._client.boot_id)
+        self.link = client.link
 
     async def look_into(self, message: Request) -> Reply:
         answer: Reply = self._client.look_into(message)

@@ -40,13 +40,13 @@ class SmallCache:
     max_model_len: int
     max_batched_tokens: int
 
-    def acquire(self, engines: EnginePool) -> Engine:
+    def acquire(self, engines: EnginePool, **settings: str) -> Engine:
         return engines.acquire(
             self.model,
             num_gpu_blocks_override=self.num_blocks,
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.max_batched_tokens,
-            kv_transfer_config=probe.transfer(verify="always"),
+            kv_transfer_config=probe.transfer(verify="always", **settings),
         )
 
     def prompts(self, number: int = 6) -> dict[str, list[int]]:
@@ -58,6 +58,8 @@ SMALL_SLIDING = SmallCache(SLIDING, 374, num_blocks=40, max_model_len=1024, max_
 SMALL_GDN = SmallCache(GDN, 1270, num_blocks=26, max_model_len=1920, max_batched_tokens=2048)
 # Two loaded requests hold 6 of 13 blocks each, and each needs 3 more to take its first step.
 TIGHT_SLIDING = SmallCache(SLIDING, 612, num_blocks=14, max_model_len=768, max_batched_tokens=128)
+DECODING = SmallCache(DENSE, 120, num_blocks=14, max_model_len=1024, max_batched_tokens=2048)
+DECODED_TOKENS = 600
 
 
 @pytest.mark.parametrize("small", [SMALL_DENSE, SMALL_SLIDING, SMALL_GDN], ids=lambda small: small.model.name)
@@ -84,6 +86,31 @@ def test_preempted_requests_end_with_the_tokens_of_undisturbed_ones_and_restored
     assert all(ledger.restored)
     assert all(ledger.saved.values())
     assert sum(len(decided_tokens(output)) for output in alone.values()) >= len(prompts)
+    assert_nothing_is_held(engine)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_saved"), [("auto", True), ("on_evict", True), ("auto", False)], ids=["auto", "on_evict", "control"]
+)
+def test_a_preempted_request_loads_what_it_had_decoded(
+    engines: EnginePool, monkeypatch: pytest.MonkeyPatch, policy: str, is_saved: bool
+) -> None:
+    """Three requests decode four blocks each, and the cache has room for all blocks of two. Of a request that comes
+    back no more is computed again than its last block, which was not full."""
+    engine, prompts = DECODING.acquire(engines, save_policy=policy), DECODING.prompts(3)
+    alone = serve_alone(engine, prompts, max_tokens=DECODED_TOKENS) if is_saved else {}
+    if not is_saved:
+        monkeypatch.setattr(connector_side(engine), "save_before_preemption", lambda: False)
+    with watch_blocks(engine) as ledger, watch_scheduler(engine) as log:
+        run = serve(engine, prompts, max_tokens=DECODED_TOKENS)
+    tokens = sum(map(len, prompts.values())) + len(prompts) * DECODED_TOKENS
+    again = sum(log.scheduled_tokens) - tokens
+    assert log.preempted, "the cache is not small enough"
+    assert (again <= len(log.preempted) * 128) is is_saved
+    assert all(ledger.restored)
+    for name, output in alone.items():
+        expected = decided_tokens(output)
+        assert run.tokens(name)[: len(expected)] == expected
     assert_nothing_is_held(engine)
 
 

@@ -27,7 +27,11 @@ SEED = 4
 
 @pytest.mark.parametrize(
     ("traffic", "requests"),
-    [(DENSE_TRAFFIC, 120), (SLIDING_TRAFFIC, 120), (GDN_TRAFFIC, 80)],
+    [
+        pytest.param(DENSE_TRAFFIC, 120, marks=pytest.mark.campaign),
+        pytest.param(SLIDING_TRAFFIC, 120, marks=pytest.mark.campaign),
+        (GDN_TRAFFIC, 80),
+    ],
     ids=["dense", "sliding", "gdn"],
 )
 def test_seeded_requests_restore_what_was_saved_and_leave_nothing_behind(

@@ -154,7 +154,14 @@ def await_ready(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "model"),
-    [("valkey", DENSE), ("s3", SLIDING), ("mooncake", GDN), ("peer", DENSE), ("peer", SLIDING), ("peer", GDN)],
+    [
+        ("valkey", DENSE),
+        ("s3", SLIDING),
+        ("mooncake", GDN),
+        ("peer", GDN),
+        pytest.param("peer", DENSE, marks=pytest.mark.campaign),
+        pytest.param("peer", SLIDING, marks=pytest.mark.campaign),
+    ],
     ids=lambda one: one if isinstance(one, str) else one.name,
 )
 def test_the_first_request_on_another_machine_hits(

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.vllm
 LENGTH = 1400
 
 
-@pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model", [pytest.param(DENSE, marks=pytest.mark.campaign), SLIDING, GDN], ids=lambda model: model.name
+)
 def test_the_first_request_after_a_restart_is_read_from_disk(
     engines: EnginePool, tmp_path: Path, model: TinyModel
 ) -> None:

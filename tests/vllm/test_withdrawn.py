@@ -190,7 +190,7 @@ def test_windows_of_a_shorter_hit_were_not_acquired_so_the_engine_computes_it_al
 
 def test_requests_that_give_way_to_urgent_ones_end_as_if_they_had_not(engines: EnginePool) -> None:
     """Loads and saves are under way when the urgent ones come, and blocks run out."""
-    arguments = {"num_gpu_blocks_override": 16, "max_model_len": 1024, "scheduling_policy": "priority"}
+    arguments = {"num_gpu_blocks_override": 14, "max_model_len": 1024, "scheduling_policy": "priority"}
     engine = acquire(engines, **arguments)
     prompts = {f"prompt{seed}": make_prompt(seed, 374) for seed in range(10, 16)}
     alone = serve_alone(engine, prompts, max_tokens=24)

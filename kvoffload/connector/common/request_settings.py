@@ -35,6 +35,8 @@ class RequestSettings:
     expected_hit_tokens: int = 0
     """Number of its first tokens that a router expected to be here when it chose this engine. It is compared with the
     hit, and changes nothing."""
+    receipt: bool = False
+    """Whether the engine's answer says where the tokens of the prompt came from."""
     pin_s: float = 0.0
     """How long its blocks should be kept from eviction, in seconds."""
     tenant: str = ""
@@ -88,6 +90,7 @@ _SETTINGS = {
     "prompt_only": _Term("true or false", _is_flag),
     "expect_tokens": _Term("a whole number, 0 or more", _is_token_count),
     "expected_hit_tokens": _Term("a whole number, 0 or more", _is_token_count),
+    "receipt": _Term("true or false", _is_flag),
     "pin_s": _Term(f"a number of seconds from 0 to {MAX_PIN_S:.0f}", _is_pin_time),
     "tenant": _Term(f"a text of at most {MAX_TENANT_LENGTH} characters", _is_tenant),
     "session": _Term(f"a text of at most {MAX_SESSION_LENGTH} printable ASCII characters", is_session),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.connector.common.block_chain import BlockChain
 from kvoffload.connector.common.envelope import Wish
+from kvoffload.connector.common.receipt import Receipt
 from kvoffload.connector.common.request_settings import RequestSettings
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class TrackedRequest:
     has_run: bool = False
     """Whether it was part of a step since it was given blocks: then loads into them, also another connector's,
     ended."""
+    admitted: int = 0
+    """A number that is higher the later it was given its blocks."""
+    kept_tokens: int = 0
+    """Number of its first tokens whose blocks were looked at because the engine was about to preempt it."""
     asked_s: float | None = None
     """When the cache was first asked for it, by the scheduler side's clock."""
     reused_tokens: int = 0
@@ -70,6 +75,11 @@ class TrackedRequest:
     """Number of its first tokens that were found and noted for events."""
     was_promoted: bool = False
     """Whether slower tiers were asked for it."""
+    reaches: tuple[tuple[str, int], ...] = ()
+    """The reaches of memory and slower tiers for a question that was dropped before its load, as `split_hit` takes
+    them."""
+    receipt: Receipt | None = None
+    """Its receipt; None: the cache was not asked yet."""
     arrival: Arrival | None = None
     """Its wait for another engine's blocks; None: it expects none, or they were not looked for yet."""
     lost_from: int = NEVER

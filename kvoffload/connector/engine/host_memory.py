@@ -1,7 +1,9 @@
-"""Registers the cache's memory with the driver, from its beginning as it becomes ready, and unregisters it."""
+"""Registers the cache's memory with the driver, from its beginning as it becomes ready, and unregisters it: all of it
+with its server, its end when the server gives that back."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -78,6 +80,8 @@ class HostMemory:
         self._growing: list[int] = []
         """Memories with ranges that the driver has not been told of."""
         self._leaving: list[SegmentMap] = []
+        self._unpinning: list[tuple[int, int]] = []
+        """(memory, segment) of segments that are being unregistered because the server gives them back."""
         self._begun_s: float | None = None
         """When the present registration began; None: none is under way."""
         self._tenths = 0
@@ -128,9 +132,11 @@ class HostMemory:
             self._followed = self._cache
         if places != self._places:
             self._follow(places)
+        for memory_id in self._memories:
+            self._shrink(memory_id)
         if self._growing:
             self._growing = [memory_id for memory_id in self._growing if self._grow(memory_id)]
-        if self._begun_s is not None or self._leaving:
+        if self._begun_s is not None or self._leaving or self._unpinning:
             self._look(self._engine.registration)
 
     def _run(self) -> None:
@@ -138,7 +144,7 @@ class HostMemory:
             while not self._is_closing:
                 self._update_once()
                 self._has_looked.set()
-                is_busy = self._growing or self._leaving or self._begun_s is not None
+                is_busy = self._growing or self._leaving or self._unpinning or self._begun_s is not None
                 self._wakes.wait(BUSY_WAIT_S if is_busy and not self._refusal else self._idle_wait_s)
                 self._wakes.clear()
         except Exception:
@@ -175,12 +181,16 @@ class HostMemory:
         memory = self._memories.get(memory_id)
         if memory is None:
             return False
+        if self._unpinning:
+            return True  # one of these may be ready again
         try:
             ready_bytes = self._followed.ready_bytes(memory_id)
         except ValueError:
             return True  # it has gone, which the next `places` will show
         while memory.waiting and memory.told_bytes + memory.waiting[-1][1] <= ready_bytes:
             address, size_bytes = memory.waiting[-1]
+            if not self._pin(memory_id, len(memory.told), memory.told_bytes + size_bytes):
+                return True
             self._engine.add_host_range(address, size_bytes)
             memory.told.append(memory.waiting.pop())
             memory.told_bytes += size_bytes
@@ -189,6 +199,34 @@ class HostMemory:
                 self._tenths = 0
                 logger.debug("memory %d is being registered with the driver", memory_id)
         return bool(memory.waiting)
+
+    def _pin(self, memory_id: int, segment: int, end_bytes: int) -> bool:
+        """Marks a segment as pinned. False: the server has given it back meanwhile. The ready bytes are read after the
+        mark was made, and the server looks for marks after it has lowered the ready bytes."""
+        try:
+            self._followed.mark_pinned(memory_id, segment, True)
+            if self._followed.ready_bytes(memory_id) >= end_bytes:
+                return True
+            self._followed.mark_pinned(memory_id, segment, False)
+        except ValueError:
+            pass  # it has gone, which the next `places` will show
+        return False
+
+    def _shrink(self, memory_id: int) -> None:
+        """Makes the copy engine unregister the segments that are not ready any more."""
+        memory = self._memories[memory_id]
+        try:
+            ready_bytes = self._followed.ready_bytes(memory_id)
+        except ValueError:
+            return
+        while memory.told and memory.told_bytes > ready_bytes:
+            address, size_bytes = memory.told.pop()
+            self._engine.remove_host_range(address, size_bytes)
+            memory.waiting.append((address, size_bytes))
+            memory.told_bytes -= size_bytes
+            self._unpinning.append((memory_id, len(memory.told)))
+            if memory_id not in self._growing:
+                self._growing.append(memory_id)
 
     def _remove(self, memory: _Memory) -> None:
         for address, size_bytes in memory.told:
@@ -200,6 +238,8 @@ class HostMemory:
         if self._leaving and not registration.is_leaving:
             self._leaving.clear()
             logger.debug("a former server's memory is no longer registered")
+        if self._unpinning and not registration.is_leaving:
+            self._unpin()
         if self._begun_s is not None and registration.is_done:
             logger.debug(
                 "%s of %s are registered with the driver, after %.1f s",
@@ -213,6 +253,13 @@ class HostMemory:
         if registration.problem != self._problem:
             self._problem = registration.problem
             logger.warning("blocks in part of the cache's memory are copied more slowly: %s", self._problem)
+
+    def _unpin(self) -> None:
+        for memory_id, segment in self._unpinning:
+            with contextlib.suppress(ValueError):
+                self._followed.mark_pinned(memory_id, segment, False)
+        logger.debug("%d segments that the server gives back are no longer registered", len(self._unpinning))
+        self._unpinning.clear()
 
     def _tell_progress(self, registered_bytes: int) -> None:
         """Logs progress at each tenth of the memories' full size."""

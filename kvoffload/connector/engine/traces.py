@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "kvoffload"
+INSTALL = "pip install opentelemetry-sdk opentelemetry-exporter-otlp"
 
 
 class Traces:
@@ -21,8 +22,12 @@ class Traces:
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
 
+    def has(self, headers: Mapping[str, str] | None) -> bool:
+        """Whether a request with these headers is traced."""
+        return self._tracer is not None and bool(headers)
+
     def note(
-        self, headers: Mapping[str, str] | None, name: str, seconds: float, attributes: Mapping[str, int | str]
+        self, headers: Mapping[str, str] | None, name: str, seconds: float, attributes: Mapping[str, float | str]
     ) -> None:
         """Adds a span that ends now to the trace of a request. The engine's exporter sends it from a bounded queue, on
         a thread of its own."""
@@ -47,6 +52,6 @@ def open_traces(endpoint: str | None) -> Traces:
     try:
         from opentelemetry import trace
     except ImportError:
-        logger.warning("the engine traces requests, and OpenTelemetry is missing: `pip install kvoffload[otel]`")
+        logger.warning("the engine traces requests, and OpenTelemetry is missing: `%s`", INSTALL)
         return Traces()
     return Traces(trace.get_tracer(NAME))

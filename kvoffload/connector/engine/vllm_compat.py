@@ -99,6 +99,11 @@ def look_ahead_tokens(config: VllmConfig) -> int:
     return int(getattr(config, "num_lookahead_tokens", None) or 0)
 
 
+def preempts_by_priority(config: VllmConfig) -> bool:
+    """Whether the engine preempts the request of the least priority first. Otherwise it is the one admitted last."""
+    return str(getattr(config.scheduler_config, "policy", "")) == "priority"
+
+
 def steps_under_way(config: VllmConfig) -> int:
     """Returns the maximum number of steps that are scheduled before the first of them is known to have ended."""
     return int(getattr(config, "max_concurrent_batches", None) or 1)
@@ -228,10 +233,15 @@ class _TableView(Sequence[int]):
         return self._blocks[part].block_id
 
 
-def block_tables(state: KVConnectorBlockState, request_id: str) -> Sequence[Sequence[int]] | None:
-    """Returns a request's blocks by group of the engine; None if the engine does not offer them in this step."""
+def block_tables(
+    state: KVConnectorBlockState, request_id: str, *, is_left_out: bool = False
+) -> Sequence[Sequence[int]] | None:
+    """Returns a request's blocks by group of the engine; None if the engine does not offer them in this step.
+    `is_left_out`: the request runs, and the engine had no room for it in this step; it has its blocks nevertheless."""
     manager: Any = getattr(state.resolve_block_ids, "__self__", None)
-    if request_id not in state.req_ids or not hasattr(manager, "get_blocks"):
+    if is_left_out and not hasattr(manager, "get_blocks"):
+        return state.resolve_block_ids(request_id)
+    if (request_id not in state.req_ids and not is_left_out) or not hasattr(manager, "get_blocks"):
         return state.get_block_ids(request_id)
     return [_TableView(blocks) for blocks in manager.get_blocks(request_id).blocks]
 
@@ -522,10 +532,21 @@ def describe_platform() -> dict[str, str]:
     }
 
 
-def host_hit_source() -> Any:
-    """Returns the label of our hits in vLLM's own metrics; None: vLLM (0.31) has none."""
+_HIT_SOURCES = {"memory": "HOST", "disk": "DISK", "peer": "P2P"}
+"""vLLM's names for sources of hits. Remote stores have none: vLLM counts them as unspecified."""
+
+
+def label_hit(sources: Iterable[tuple[str, int]], tokens: int) -> dict[Any, int]:
+    """Returns how many of a hit's tokens came from each source, as vLLM's own metrics name them. They always sum up to
+    `tokens`: tokens without a source are unspecified. Empty: vLLM (0.31) has no such names."""
     try:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
     except ImportError:
-        return None
-    return CacheHitSource.HOST
+        return {}
+    labelled: dict[Any, int] = {}
+    for name, count in (*sources, ("", tokens)):
+        label, more = CacheHitSource[_HIT_SOURCES.get(name, "EXTERNAL_UNSPECIFIED")], min(count, tokens)
+        if more > 0:
+            labelled[label] = labelled.get(label, 0) + more
+            tokens -= more
+    return labelled

@@ -13,14 +13,11 @@ from kvoffload.client import add_report_text, describe_blocks
 from kvoffload.connector.common.step_plan import GroupFacts, WorkerFacts
 from kvoffload.connector.engine.pipeline import combine_weights, different_groups, join_stages, name_pipeline
 from kvoffload.errors import IdentityError, UnsupportedError
-from kvoffload.keys.canonical import encode_canonical
-from kvoffload.keys.identity import compare_identities
+from kvoffload.keys.identity import compare_identities, describe_parts
 from kvoffload.kvspec import CompletenessReport, HeadUnits
 from kvoffload.protocol import IdentityField, Register
 from kvoffload.types import Fingerprint
 
-SHOWN_LETTERS = 120
-"""Maximum length of a readable part of an identity, in letters; longer parts are shown as a digest."""
 _NODE_TAG = b"kvoffload node %d of %d\n"
 Rank = tuple[int, int]
 """(pipeline rank, tensor rank)."""
@@ -253,35 +250,3 @@ def make_register(
 def add_report(register: Register, report: CompletenessReport, rank: int) -> Register:
     """Adds a readable report of what this rank found in its engine's memory."""
     return replace(add_report_text(register, str(report)), rank=rank)
-
-
-def describe_parts(description: Mapping[str, object]) -> dict[str, str]:
-    """Returns each part of a description as text, by name. Long parts are digests, and what users set of them is told
-    by readable parts too."""
-    return {name: _shorten(value) for name, value in {**_describe_settings(description), **description}.items()}
-
-
-def _describe_settings(description: Mapping[str, object]) -> dict[str, str]:
-    """Describes the dtypes of the KV cache, the layout of its pages and the numbers of ranks. A description whose parts
-    were made text before has all this already."""
-    layers, geometry, parallel = (description.get(name) for name in ("layers", "geometry", "parallel"))
-    told: dict[str, str] = {}
-    if isinstance(layers, Mapping):
-        told["kv_dtype"] = ", ".join(sorted({_describe_dtype(layer) for layer in layers.values()}))
-    if isinstance(geometry, Mapping) and "layout" in geometry:
-        told["layout"] = str(geometry["layout"])
-    if isinstance(parallel, Mapping):
-        shape = ", ".join(f"{name} {count}" for name, count in parallel.items() if count != 1)
-        told["parallel_shape"] = shape or "one rank"
-    return told
-
-
-def _describe_dtype(layer: Mapping[str, object]) -> str:
-    quantisation = layer["quantisation"]
-    return f"{layer['dtype']}" if quantisation == "none" else f"{layer['dtype']} ({quantisation})"
-
-
-def _shorten(value: object) -> str:
-    if isinstance(value, int | str) and len(str(value)) <= SHOWN_LETTERS and str(value).isprintable():
-        return str(value)
-    return sha256(encode_canonical(value)).hexdigest()  # type: ignore[arg-type]

@@ -3,73 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from kvoffload.client import PromptNote
 from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.connector.common.receipt import MEMORY, Receipt, Sources
 from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.engine.traces import Traces
 from kvoffload.connector.loads.judge import LoadJudge
+from kvoffload.engines.computed_prompts import ComputedPrompts
 from kvoffload.protocol import Explanation, Miss
 from kvoffload.units import describe_size
 
 logger = logging.getLogger(__name__)
 
-LINE_PAUSE_S = 600.0
-"""Least number of seconds between two log lines about stored prompts that were computed."""
-
-_WHY_COMPUTED = {
-    Miss.NOT_SERVED: "the cache server does not serve this engine at the moment",
-    Miss.SLOW_TO_ANSWER: (
-        "the cache server did not answer within acquire_deadline, or a quarter of the time that computing takes"
-    ),
-    Miss.REFUSED: "the cache server gave no lease",
-    Miss.NO_ROOM: "the engine had no blocks free for a load",
-    Miss.SLOWER_THAN_COMPUTING: "loading was estimated to take longer than computing",
-    Miss.TIER_TOO_SLOW: "a tier slower than memory did not bring it within promote_deadline",
-}
-"""Reasons for which a prompt is computed although its blocks are stored, or may be."""
 _NOT_STORED = (Miss.NEVER_SEEN, Miss.TOO_SHORT)
-
-
-class ComputedPrompts:
-    """Logs that prompts were computed although they are stored, or may be, and why. Writes one line in ten minutes at
-    most, and one when the engine ends, with counts of all such prompts since the line before. Owned by the scheduler's
-    thread."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.counts: Counter[Miss] = Counter()
-        """Number of prompts since the last line, by reason."""
-        self._last = ""
-        self._next_line_s = 0.0
-
-    def note(self, request_id: str, reason: Miss, fault: str) -> None:
-        """Takes note of why a prompt was computed. `fault` says why the server does not serve, if that is known."""
-        if reason in _WHY_COMPUTED:
-            self.counts[reason] += 1
-            why = _WHY_COMPUTED[reason]
-            self._last = f"{request_id}: {why}" + (f" ({fault})" if fault else "")
-        if self.counts and self._clock() >= self._next_line_s:
-            self.tell()
-
-    def tell(self) -> None:
-        """Writes a line about the prompts that were noted since the last line, if there are any."""
-        if not self.counts:
-            return
-        level = logging.INFO if set(self.counts) == {Miss.SLOWER_THAN_COMPUTING} else logging.WARNING
-        counts = ", ".join(f"{reason.label} {count}" for reason, count in self.counts.items())
-        logger.log(
-            level,
-            "prompts were computed although they are stored, or may be (%s), the last one by request %s",
-            counts,
-            self._last,
-        )
-        self.counts.clear()
-        self._next_line_s = self._clock() + LINE_PAUSE_S
 
 
 class PromptNotes:
@@ -86,18 +37,23 @@ class PromptNotes:
         self._computed = ComputedPrompts(clock)
 
     def note(
-        self, tracked: TrackedRequest, *, local: int, boundary: int, limit: int, reason: Miss, lower: int = 0
+        self, tracked: TrackedRequest, *, local: int, boundary: int, limit: int, reason: Miss, sources: Sources = ()
     ) -> None:
-        """Notes that the engine has the tokens up to `local` itself, that those up to `boundary` were promised, `lower`
-        of them from tiers slower than memory, and the reason why the others were not. No token beyond `limit` could
-        have been promised."""
+        """Notes that the engine has the tokens up to `local` itself, that those up to `boundary` were promised, from
+        which sources, and the reason why the others were not. No token beyond `limit` could have been promised."""
+        lower = sum(tokens for name, tokens in sources if name != MEMORY) if sources else 0
         promised, computed = boundary - local, tracked.request.num_tokens - boundary
         saved_ns = promised * self._judge.token_ns
+        saved_s = saved_ns / 1e9
+        receipt = Receipt(engine_tokens=local, computed_tokens=computed, sources=sources, saved_s=saved_s)
+        if not tracked.request.num_preemptions:
+            # After a preemption the request gets back what it had, and vLLM counts its cached tokens once.
+            tracked.receipt = receipt
         self._measures.count("kvoffload_queries_total", promised + computed)
         self._measures.count("kvoffload_hits_total", promised - lower, tier="memory")
         self._measures.count("kvoffload_hits_total", lower, tier="lower")
         self._measures.count("kvoffload_misses_total", computed, reason=reason.label)
-        self._measures.count("kvoffload_saved_seconds_total", saved_ns / 1e9)
+        self._measures.count("kvoffload_saved_seconds_total", saved_s)
         is_told = logger.isEnabledFor(logging.DEBUG)
         name, why = tracked.request.request_id, reason.label
         if self._computed.counts or reason not in _NOT_STORED:
@@ -107,9 +63,17 @@ class PromptNotes:
             self._computed.note(name, reason, fault)
         if is_told:
             logger.debug("request %s: %d tokens after the first %d are computed: %s", name, computed, boundary, why)
-        asked_s = self._clock() if tracked.asked_s is None else tracked.asked_s
-        found: dict[str, int | str] = {"asked": promised + computed, "promised": promised, "lower": lower, "miss": why}
-        self._traces.note(tracked.request.trace_headers, "find", self._clock() - asked_s, found)
+        if self._traces.has(tracked.request.trace_headers):
+            found: dict[str, float | str] = {
+                "asked": promised + computed,
+                "promised": promised,
+                "lower": lower,
+                "miss": why,
+                **{f"tokens.{source}": tokens for source, tokens in receipt.tokens.items()},
+                "saved_seconds": saved_s,
+            }
+            asked_s = self._clock() if tracked.asked_s is None else tracked.asked_s
+            self._traces.note(tracked.request.trace_headers, "find", self._clock() - asked_s, found)
         session = "" if tracked.was_told else tracked.settings.session
         tracked.was_told = True
         self._cache.note_prompt(
@@ -131,12 +95,20 @@ class PromptNotes:
         """Writes a last line about the prompts that the log was not told of yet, because the engine ends."""
         self._computed.tell()
 
-    def end_load(self, trace: Mapping[str, str] | None, blocks: int, size_bytes: int, seconds: float) -> None:
-        """Notes how much a load has brought, and in which time. `trace`: trace headers of its request."""
+    def end_load(self, tracked: TrackedRequest, blocks: int, size_bytes: int, seconds: float) -> None:
+        """Notes how much a request's load has brought, and in which time."""
+        if tracked.receipt is not None:
+            tracked.receipt = replace(tracked.receipt, loaded_bytes=tracked.receipt.loaded_bytes + size_bytes)
         self._measures.count("kvoffload_loaded_bytes_total", size_bytes)
         if seconds > 0:
             self._measures.observe("kvoffload_load_bytes_per_second", size_bytes / seconds)
-        self._traces.note(trace, "load", seconds, {"blocks": blocks, "bytes": size_bytes})
+        self._traces.note(tracked.request.trace_headers, "load", seconds, {"blocks": blocks, "bytes": size_bytes})
+
+
+def fail_load(tracked: TrackedRequest) -> None:
+    """Notes that a request's load has failed, and its tokens are computed."""
+    if tracked.receipt is not None and not tracked.request.num_preemptions:
+        tracked.receipt = tracked.receipt.without_load()
 
 
 def _log(request_id: str, explanation: Explanation) -> None:

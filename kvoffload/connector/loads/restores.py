@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvoffload.cache import AcquiredBlocks, AcquireOutcome, Ask, needed_blocks
+from kvoffload.cache import NO_LIMIT, AcquiredBlocks, AcquireOutcome, Ask, needed_blocks
 from kvoffload.client import PendingAcquire, TierWait
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.group_table import GroupTable
+from kvoffload.connector.common.receipt import MEMORY, UNKNOWN, Sources, split_hit
 from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine.measures import Measures
@@ -21,7 +22,8 @@ from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.loads.arrivals import Arrivals
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
-from kvoffload.connector.loads.prompt_notes import PromptNotes
+from kvoffload.connector.loads.prompt_notes import PromptNotes, fail_load
+from kvoffload.connector.loads.shared_loads import SharedLoads
 from kvoffload.connector.saves.settings import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
 from kvoffload.protocol import Miss
@@ -57,6 +59,8 @@ class RestoreSettings:
     """How long a request waits for blocks that another engine is saving for it, in seconds."""
     replayed_tokens: int = 0
     """Number of tokens before the end of a hit that the engine computes again. It drops hits that are not longer."""
+    shares_loads: bool = True
+    """Whether requests wait for another request's load of their prefix: the engine must keep what it has loaded."""
 
 
 @dataclass(eq=False)
@@ -88,7 +92,8 @@ class _Load:
     size_bytes: int = 0
     """Size of its records in bytes, over all shards."""
     begun_s: float = 0.0
-    trace: Mapping[str, str] | None = None
+    tracked: TrackedRequest | None = None
+    sources: Sources = ()
     copied_s: float = 0.0  # by the slowest rank so far
 
 
@@ -121,6 +126,7 @@ class Restores:
         self._engine_prefix = EnginePrefix(pool, groups)
         self._arrivals = Arrivals(cache, groups, wait_s=settings.arrival_wait_s, measures=self._measures, clock=clock)
         self.admission = LoadAdmission([rule.block_size for rule in groups.table_rules])
+        self.shared = SharedLoads(groups, clock=clock)
         self.questions: dict[str, _Question] = {}
         self.loads: dict[str, _Load] = {}
         self.unsent: list[LoadJob] = []
@@ -159,6 +165,11 @@ class Restores:
         found = [*(load.found for load in self.loads.values()), *(q.pending.found for q in self.questions.values())]
         return {one.lease.memory_id for one in found if one is not None and one.lease is not None}
 
+    def find_sources(self, request_id: str) -> Sources:
+        """Returns where the tokens of a request's load come from; empty: none is on its way."""
+        load = self.loads.get(request_id)
+        return () if load is None else load.sources
+
     def expect(self, tracked: TrackedRequest) -> None:
         """Asks the cache for a request that has just arrived, so that the answer is there when the engine asks."""
         if not tracked.may_load or len(self.questions) >= MAX_EARLY:
@@ -183,9 +194,10 @@ class Restores:
             return None
         if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
-        if tracked.settings.expect_tokens and self._is_early(tracked, local):
-            return None
         question = self.questions.get(request_id)
+        is_early = tracked.settings.expect_tokens and self._is_early(tracked, local)
+        if is_early or self._is_shared(question, tracked, local):
+            return None
         if question is None or not self._holds(question, tracked, local, version):
             question = self._ask_anew(tracked, local, version)
         if not self._is_answered(question, tracked, local, version):
@@ -233,18 +245,19 @@ class Restores:
             wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
         self.admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
         limit = self._find_limit(tracked, local)
+        sources = split_hit(local, boundary, _find_reaches(question)) if boundary > local else ()
         self.notes.note(
             tracked,
             local=local,
             boundary=boundary,
             limit=limit,
             reason=self._explain_rest(boundary, found.boundary, limit),
-            lower=max(boundary - max(question.pending.in_memory, local), 0),
+            sources=sources,
         )
         size_bytes = sum(self._groups.stored_bytes[group] for group in moves.groups.tolist())
-        self.loads[request_id] = _Load(
-            found, tuple(names), count, size_bytes, self._clock(), tracked.request.trace_headers
-        )
+        self.loads[request_id] = _Load(found, tuple(names), count, size_bytes, self._clock(), tracked, sources)
+        self.shared.begin(request_id, tracked.chain, local=local, boundary=boundary)
+        tracked.reaches = ()
         del self.questions[request_id]  # its lease is the load's
         place = Place(found.lease.memory_id, found.lease.session)
         self.unsent.append(LoadJob(request_id, place, moves, wanted))
@@ -252,6 +265,7 @@ class Restores:
     def doom(self, request_id: str) -> None:
         """Fails a reported hit that cannot be planned: the engine then recomputes the request."""
         self._drop(request_id)
+        self.shared.end(request_id)
         self.loads.setdefault(request_id, _Load(None, begun_s=self._clock()))
         self.doomed.append(request_id)
 
@@ -265,8 +279,9 @@ class Restores:
 
     def settle(self, running: Container[str]) -> None:
         """Drops the questions and reservations of requests that run now: the engine takes care of them again."""
-        if not (self.questions or self.admission.reserved):
+        if not (self.questions or self.admission.reserved or self.shared.is_used):
             return
+        self.shared.settle(running)
         for request_id in self.admission.reserved:
             if request_id in running:
                 self.admission.settle(request_id)
@@ -292,23 +307,30 @@ class Restores:
             load = self.loads.get(request_id)
             for group, names in load.names if load is not None else ():
                 self._cache.invalidate(group, names)
+            if load is not None and load.tracked is not None:
+                fail_load(load.tracked)
             # The engine gives its blocks back and asks again. With the policy `fail` it ended before this report.
             self.admission.settle(request_id)
             if request_id in alive:
                 self.failed.add(request_id)
+        if failed:
+            # Other answers may have the same entries.
+            self.drop_answers()
         for request_id in finished:
+            self.shared.end(request_id)
             load = self.loads.pop(request_id, None)
             if load is not None and load.found is not None and load.found.lease is not None:
                 self._cache.release(load.found.lease)
                 seconds = self._clock() - load.begun_s
                 self._measures.observe("kvoffload_load_seconds", seconds)
-                if request_id not in failed:
-                    self.notes.end_load(load.trace, load.blocks, load.size_bytes, seconds)
+                if request_id not in failed and load.tracked is not None:
+                    self.notes.end_load(load.tracked, load.blocks, load.size_bytes, seconds)
                     self._judge.note_load(load.size_bytes, load.copied_s)
 
     def forget(self, request_id: str) -> None:
         """Forgets a request that has ended. A load on its way is kept until it is reported."""
         self.admission.settle(request_id)
+        self.shared.forget(request_id)
         self._drop(request_id)
         self.failed.discard(request_id)
 
@@ -333,6 +355,22 @@ class Restores:
     def _is_early(self, tracked: TrackedRequest, local: int) -> bool:
         """Whether blocks that the request expects are still on their way."""
         return self._arrivals.are_awaited(tracked, local=local, limit=self._find_limit(tracked, local))
+
+    def _is_shared(self, question: _Question | None, tracked: TrackedRequest, local: int) -> bool:
+        """Whether the request waits for another request's load of what it would load."""
+        if not (self.settings.shares_loads and self.shared.is_used):
+            return False
+        if question is not None and question.miss is not None:
+            return False
+        found = None if question is None else question.pending.found
+        return self.shared.are_awaited(
+            tracked.request.request_id,
+            tracked.chain,
+            local=local,
+            limit=self._find_limit(tracked, local),
+            found=0 if found is None else found.boundary,
+            token_ns=self._judge.token_ns,
+        )
 
     def _is_wanted(self, tracked: TrackedRequest, local: int) -> bool:
         is_wanted = tracked.may_load
@@ -522,4 +560,17 @@ class Restores:
     def _drop(self, request_id: str) -> None:
         question = self.questions.pop(request_id, None)
         if question is not None:
+            if question.pending.promotion is not None:
+                question.tracked.reaches = _find_reaches(question)
             self._cache.cancel(question.pending)
+
+
+def _find_reaches(question: _Question) -> tuple[tuple[str, int], ...]:
+    """Returns how far memory and slower tiers reached when the latter were asked, as `split_hit` takes it. They are
+    asked once: blocks that they have brought for an earlier question are in memory by now."""
+    pending, tracked = question.pending, question.tracked
+    if pending.promotion is None and tracked.reaches:
+        return tracked.reaches
+    # More blocks in memory than they answered were saved since. Without an answer, nothing is known of it.
+    is_known = pending.promotion is not None and pending.promotion.answer is not None
+    return ((MEMORY, pending.in_memory), *pending.reaches, (MEMORY if is_known else UNKNOWN, NO_LIMIT))

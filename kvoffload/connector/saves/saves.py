@@ -21,13 +21,14 @@ from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.saves.group_save import GroupSave, join_parts, place_parts, without_blocks
+from kvoffload.connector.saves.leaving import LeavingRequests
 from kvoffload.connector.saves.look_out import LookOut
 from kvoffload.connector.saves.named_blocks import NamedBlocks
 from kvoffload.connector.saves.pins import BlockPins
 from kvoffload.connector.saves.policy import SavePolicy
 from kvoffload.connector.saves.rank_digests import RankDigests
 from kvoffload.connector.saves.settings import SaveSettings
-from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth
+from kvoffload.connector.saves.worth import NULL_BLOCK, Candidates, SaveRoom, SaveWorth, put_back
 from kvoffload.kvspec import ReuseRule
 from kvoffload.types import HASH_BYTES
 
@@ -115,6 +116,7 @@ class Saves:
         self._ended: list[Candidates] = []
         """Blocks of requests that have ended since the last plan, and states for which the last plan had no slots. They
         are pinned, and the next plan saves them."""
+        self._leaving = LeavingRequests(cache, groups, worth)
         self.version = 0
         """A number that changes whenever something was published."""
         self._next_under_way = 0
@@ -184,7 +186,7 @@ class Saves:
             for one in due:
                 self.look_out.put_off(one)
             due = []
-        if not (due or self._ended or found or state.boundary_state_offloads):
+        if not (due or self._leaving or self._ended or found or state.boundary_state_offloads):
             return ()
         parts: list[GroupSave] = []
         look = _Look()
@@ -192,6 +194,7 @@ class Saves:
         try:
             if ended:
                 self._reserve(ended, parts, keep=self._keep)
+            self._reserve(self._leaving.collect(requests, scheduled, state), parts, keep=self._keep_or_put_back)
             # States first: the engine offers them once, while a full block can be saved in a later step too.
             for request_id, offers in state.boundary_state_offloads.items():
                 tracked = requests.get(request_id)
@@ -205,7 +208,7 @@ class Saves:
             elif due and (room is None or ended):
                 room = self._find_room()
             self._look_at(due, scheduled, state, room, look)
-            self._reserve(self.policy.choose(look.candidates), parts, keep=_put_back)
+            self._reserve(self.policy.choose(look.candidates), parts, keep=put_back)
             for tracked in look.waiting:
                 self.look_out.wait(tracked)
             for tracked, full in look.looked_at:
@@ -215,12 +218,16 @@ class Saves:
         except BaseException:
             # No rank will report a job that is not sent, so its pins and slots are given back here.
             self._give_up(parts)
-            _put_back(look.candidates, 0)
+            put_back(look.candidates, 0)
             for tracked in due:
                 self.look_out.wait(tracked)
             self.policy.look_again()
             raise
         return self._make_jobs(parts) if parts else ()
+
+    def save_soon(self, tracked: TrackedRequest) -> bool:
+        """Returns whether the next plan saves blocks of a request that the engine is about to preempt."""
+        return self._may_save(tracked) and self._leaving.add(tracked, self._on_the_way)
 
     def end_request(self, tracked: TrackedRequest, tables: Sequence[Sequence[int]]) -> None:
         """Pins those blocks of a request that are worth saving, for the engine is about to free them; the next plan
@@ -493,6 +500,9 @@ class Saves:
     def _keep(self, candidates: Sequence[Candidates], _index: int) -> bool:
         return self.policy.keep(candidates)
 
+    def _keep_or_put_back(self, candidates: Sequence[Candidates], index: int) -> bool:
+        return self.policy.keep(candidates) or put_back(candidates, index)
+
     def _keep_states(self, candidates: Sequence[Candidates], index: int) -> bool:
         """Pins states, which have one block each, from `index` on. The next plan saves them: their slots were asked for
         just now, and the engine does not offer them again."""
@@ -587,12 +597,3 @@ class Saves:
             self._on_the_way[part.named.group].difference_update(part.words)
             self._pins.unpin(part.named.blocks.tolist(), is_next=part.is_next)
             self._next_under_way -= len(part.named.blocks) if part.is_next else 0
-
-
-def _put_back(candidates: Sequence[Candidates], index: int) -> bool:
-    """Puts the candidates from `index` on back, to be offered again; `index` counts over all of them."""
-    for one in candidates:
-        if index < len(one.blocks):
-            one.put_back(max(index, 0))
-        index -= len(one.blocks)
-    return True

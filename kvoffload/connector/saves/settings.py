@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvoffload.connector.identity.agreement import SharingSettings, name_node
 from kvoffload.connector.saves.named_blocks import NamedBlocks
-from kvoffload.native import finish_digests
+from kvoffload.engines.record_mover import RecordDigests
 from kvoffload.types import Fingerprint
 
 REPORT_WAIT_S = 60.0
@@ -36,16 +36,12 @@ class SaveSettings:
         node has a fingerprint of its own, and numbers its shards from 0."""
         nodes = self.sharing.nodes
         rows = len(sums) // nodes
-        digests = b"".join(
-            finish_digests(
-                sums[node * rows + shard].tobytes(),
-                self.node_bytes[node][named.group],
-                fingerprint=name_node(self.fingerprint, node, nodes),
-                block_hashes=named.hashes,
-                group=named.group,
-                shard=shard,
-            )
-            for node in range(nodes)
-            for shard in range(shards)
+        return np.concatenate(
+            [
+                RecordDigests(name_node(self.fingerprint, node, nodes), self.node_bytes[node]).finish(
+                    sums[node * rows + shard], named.hashes, group=named.group, shard=shard
+                )
+                for node in range(nodes)
+                for shard in range(shards)
+            ]
         )
-        return np.frombuffer(digests, np.uint64)

@@ -102,6 +102,15 @@ class Candidates:
             insort(progress.ends, self.end)
 
 
+def put_back(candidates: Sequence[Candidates], index: int) -> bool:
+    """Puts the candidates from `index` on back, to be offered again; `index` counts over all of them."""
+    for one in candidates:
+        if index < len(one.blocks):
+            one.put_back(max(index, 0))
+        index -= len(one.blocks)
+    return True
+
+
 class SaveWorth:
     """Decides which blocks are worth saving; pure. `interval` is the number of tokens between the boundaries that the
     engine retains: 0 means none at intervals, None all."""

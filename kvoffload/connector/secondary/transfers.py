@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvoffload.cache import Ask, BlockLease, Publication, ReservedSlots, SegmentMap
-from kvoffload.client import PendingAcquire, TierWait
-from kvoffload.connector.common.cache_client import CacheClient
+from kvoffload.cache import Ask, BlockLease, ReservedSlots
+from kvoffload.client import Client, PendingAcquire, TierWait
+from kvoffload.engines.record_mover import RecordDigests, RecordMover, Records
 from kvoffload.errors import KVOffloadError
 from kvoffload.kvspec import Allocation
 from kvoffload.kvspec.page_map import GroupPages, PageMap
-from kvoffload.native import finish_digests
-from kvoffload.transfer.copy_engine import CopyDirection, CopyEngine, CopyItems, FinishedCopy
+from kvoffload.transfer.copy_engine import CopyEngine
 
 logger = logging.getLogger(__name__)
 
@@ -69,37 +68,21 @@ class _Job:
     rows: Rows
     begun_s: float
     kept: set[int] = field(default_factory=set)
-    is_copying: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
 class _Store(_Job):
     left: list[int]
     """Positions of the chunks that have no slot yet."""
+    copying: list[int] = field(default_factory=list)
+    """Positions of the chunks that are being copied."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Load(_Job):
     pending: PendingAcquire | None
     """The question to the cache; None once it was answered."""
-
-
-@dataclass(eq=False, kw_only=True)
-class _StoreCopy:
-    store: _Store
-    slots: ReservedSlots
-    positions: list[int]
-    memory: SegmentMap
-    """The memory of the slots, which stays mapped as long as this copy is known."""
-
-
-@dataclass(eq=False, kw_only=True)
-class _LoadCopy:
-    load: _Load
-    lease: BlockLease
-    count: int
-    wanted: npt.NDArray[np.uint64] | None
-    memory: SegmentMap
+    lease: BlockLease | None = None
 
 
 def map_rows(*, rows: int, row_bytes: int) -> PageMap:
@@ -134,7 +117,7 @@ class TierTransfers:
 
     def __init__(
         self,
-        cache: CacheClient,
+        cache: Client,
         engine: CopyEngine,
         settings: TransferSettings,
         *,
@@ -142,12 +125,12 @@ class TierTransfers:
     ) -> None:
         """Takes the copy engine, which `close` closes, and the cache, which the caller closes."""
         self._cache = cache
-        self._engine = engine
+        digests = RecordDigests(settings.fingerprint, [settings.record_bytes])
+        self._mover: RecordMover[_Store | _Load] = RecordMover(cache, engine, digests)
         self._settings = settings
         self._clock = clock
         self._stores: dict[int, _Store] = {}
         self._loads: dict[int, _Load] = {}
-        self._copies: dict[int, _StoreCopy | _LoadCopy] = {}
         self._ended: list[EndedJob] = []
         self._complaints: set[str] = set()
 
@@ -191,7 +174,7 @@ class TierTransfers:
     def poll(self) -> list[EndedJob]:
         """Returns the jobs that have ended since the last call."""
         self._settle_copies()
-        for store in [one for one in self._stores.values() if one.left and not one.is_copying]:
+        for store in [one for one in self._stores.values() if one.left and not one.copying]:
             self._go_on(store)
         for load in [one for one in self._loads.values() if one.pending is not None]:
             self._harvest(load)
@@ -201,14 +184,14 @@ class TierTransfers:
     def drain(self) -> None:
         """Waits until no copy runs and all jobs have ended, as `poll` then reports. Copies that have not begun fail."""
         self._cancel()
-        while self._copies:
-            self._engine.fence(DRAIN_LOOK_S)
+        while self._mover.moves:
+            self._mover.engine.fence(DRAIN_LOOK_S)
             self._settle_copies()
 
     def close(self) -> None:
         """Ends all transfers. NativeError: a copy still runs, and the rows must stay."""
         self._cancel()
-        self._engine.close()
+        self._mover.engine.close()
         self._settle_copies()
 
     # ---- inside ----
@@ -225,21 +208,20 @@ class TierTransfers:
 
     def _go_on(self, store: _Store) -> None:
         """Copies the chunks for which there are slots now. Ends the store if none are left."""
-        if store.is_copying:
+        if store.copying:
             return
         if store.left and (not self._cache.is_served or self._clock() - store.begun_s > STORE_WAIT_S):
             store.left.clear()
         slots = self._cache.take(GROUP, len(store.left)) if store.left else None
         if slots is not None and len(slots):
-            positions, store.left = store.left[: len(slots)], store.left[len(slots) :]
-            submitted = self._submit(CopyDirection.SAVE, slots.memory_id, slots.addresses, store.rows[positions])
-            if submitted is None:
-                self._cache.abort(slots)
+            copying, store.left = store.left[: len(slots)], store.left[len(slots) :]
+            place = (GROUP, slots.memory_id, slots.addresses)
+            records = Records(b"".join(store.names[at] for at in copying), store.rows[copying], *place)
+            if self._begin(store, records, slots):
+                store.copying = copying
             else:
-                ticket, memory = submitted
-                store.is_copying = True
-                self._copies[ticket] = _StoreCopy(store=store, slots=slots, positions=positions, memory=memory)
-        if not (store.left or store.is_copying):
+                self._cache.abort(slots)
+        if not (store.left or store.copying):
             self._end(store)
 
     def _harvest(self, load: _Load) -> None:
@@ -254,94 +236,45 @@ class TierTransfers:
             return
         count = found.boundary // self._settings.block_tokens
         (leased,) = found.groups
-        addresses = leased.addresses[:count]
-        wanted = leased.digests[0][:count] if self._settings.verify_always else None
-        submitted = self._submit(
-            CopyDirection.LOAD, found.lease.memory_id, addresses, load.rows[:count], has_digests=wanted is not None
+        records = Records(
+            b"".join(load.names[:count]),
+            load.rows[:count],
+            GROUP,
+            found.lease.memory_id,
+            leased.addresses[:count],
+            leased.digests[0][:count] if self._settings.verify_always else None,
         )
-        if submitted is None:
+        if self._begin(load, records):
+            load.lease = found.lease
+        else:
             self._cache.release(found.lease)
             self._end(load)
-            return
-        ticket, memory = submitted
-        load.is_copying = True
-        self._copies[ticket] = _LoadCopy(load=load, lease=found.lease, count=count, wanted=wanted, memory=memory)
 
-    def _submit(
-        self,
-        direction: CopyDirection,
-        memory_id: int,
-        addresses: npt.NDArray[np.uint64],
-        rows: Rows,
-        *,
-        has_digests: bool = True,
-    ) -> tuple[int, SegmentMap] | None:
-        """Hands a copy to the copy engine. None: it was not taken, and nothing will be copied."""
+    def _begin(self, job: _Store | _Load, records: Records, *slots: ReservedSlots) -> bool:
+        """Begins to copy records. False: nothing will be copied."""
         try:
-            memory = self._cache.memory(memory_id)
-            slots = memory.pointers(addresses, self._settings.record_bytes)
-            items = CopyItems(group=np.zeros(len(rows), np.int64), block=rows, slot=slots)
-            return self._engine.submit(direction, items, has_digests=has_digests), memory
+            self._mover.begin(job, [records], slots)
         except (ValueError, KVOffloadError) as fault:
-            self._complain(direction, str(fault))
-            return None
+            self._complain("save" if slots else "load", str(fault))
+            return False
+        return True
 
     def _settle_copies(self) -> None:
-        for finished in self._engine.poll():
-            copy = self._copies.pop(finished.ticket)
-            if finished.fault:
-                self._complain(
-                    CopyDirection.SAVE if isinstance(copy, _StoreCopy) else CopyDirection.LOAD, finished.fault
-                )
-            if isinstance(copy, _StoreCopy):
-                self._settle_store(copy, finished)
-            else:
-                self._settle_load(copy, finished)
-
-    def _settle_store(self, copy: _StoreCopy, finished: FinishedCopy) -> None:
-        store = copy.store
-        store.is_copying = False
-        if finished.fault or finished.digests is None:
-            self._cache.abort(copy.slots)
-        else:
-            names = b"".join(store.names[position] for position in copy.positions)
-            digests = self._finish(finished.digests, names)
-            if self._cache.publish(Publication(copy.slots, hashes=names, digests=digests, shard=SHARD)):
-                store.kept.update(copy.positions)
-        self._go_on(store)
-
-    def _settle_load(self, copy: _LoadCopy, finished: FinishedCopy) -> None:
-        load = copy.load
-        load.is_copying = False
-        if not finished.fault:
-            bad = self._find_bad(copy, finished)
-            if bad:
-                self._complain(CopyDirection.LOAD, f"{len(bad)} records differ from the saved bytes")
-                self._cache.invalidate(GROUP, b"".join(load.names[position] for position in bad))
-            load.kept.update(set(range(copy.count)).difference(bad))
-        self._cache.release(copy.lease)
-        self._end(load)
-
-    def _find_bad(self, copy: _LoadCopy, finished: FinishedCopy) -> list[int]:
-        """Returns the positions of records whose bytes are not those that were saved. A digest of 0 is not made yet."""
-        if copy.wanted is None:
-            return []
-        assert finished.digests is not None
-        found = self._finish(finished.digests, b"".join(copy.load.names[: copy.count]))
-        bad: list[int] = np.flatnonzero((found != copy.wanted) & (copy.wanted != 0)).tolist()
-        return bad
-
-    def _finish(self, totals: npt.NDArray[np.uint64], names: bytes) -> npt.NDArray[np.uint64]:
-        settings = self._settings
-        digests = finish_digests(
-            totals.tobytes(),
-            settings.record_bytes,
-            fingerprint=settings.fingerprint,
-            block_hashes=names,
-            group=GROUP,
-            shard=SHARD,
-        )
-        return np.frombuffer(digests, np.uint64)
+        for move in self._mover.poll():
+            job, bad = move.job, [place for part in move.wrong for place in part.tolist()]
+            fault = move.fault or (f"{len(bad)} records differ from the saved bytes" if bad else "")
+            if fault:
+                self._complain("save" if move.slots else "load", fault)
+            if isinstance(job, _Store):
+                job.kept.update(job.copying if move.is_published else ())
+                job.copying = []
+                self._go_on(job)
+                continue
+            if not move.fault:
+                job.kept.update(set(range(len(move.parts[0].blocks))).difference(bad))
+            assert job.lease is not None
+            self._cache.release(job.lease)
+            self._end(job)
 
     def _end(self, job: _Job) -> None:
         jobs: dict[int, _Store] | dict[int, _Load] = self._stores if isinstance(job, _Store) else self._loads
@@ -355,11 +288,11 @@ class TierTransfers:
             )
         )
 
-    def _complain(self, direction: CopyDirection, fault: str) -> None:
+    def _complain(self, act: str, fault: str) -> None:
         """Logs the first few different faults: a broken server or device fails every copy."""
         if fault not in self._complaints and len(self._complaints) < COMPLAINT_LIMIT:
             self._complaints.add(fault)
-            logger.warning("the secondary tier could not %s: %s", direction.value, fault)
+            logger.warning("the secondary tier could not %s: %s", act, fault)
 
 
 def _as_rows(rows: Sequence[int] | Rows) -> Rows:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvoffload.errors import ConfigError, PacketError
-from kvoffload.packets import PacketSocket
+from kvoffload.packets import PacketSocket, is_empty, refuse_descriptors, shut
 from kvoffload.protocol.limits import FRAME_BYTES
+from kvoffload.server.channels.foreign_files import NOBODY, ForeignFiles
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.server.common.shares import has_share
 from kvoffload.server.common.turns import Turns
@@ -39,7 +40,6 @@ ACCEPTS_AT_ONCE = 256
 BACKLOG = 1024
 CHUNK_BYTES = 64 << 10
 
-_NOBODY = 2**32 - 1
 _READS, _WRITES = select.EPOLLIN, select.EPOLLOUT
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
@@ -94,6 +94,7 @@ class ControlSocket:
         self,
         path: Path,
         *,
+        files: ForeignFiles,
         mode: int = 0o600,
         group: int | None = None,
         limits: ControlLimits | None = None,
@@ -101,11 +102,14 @@ class ControlSocket:
     ) -> None:
         """Listens at a path. ConfigError: it cannot be used."""
         self._path = path
+        self._files = files
         self._limits = limits or ControlLimits()
         self._limit = min(self._limits.connections, count_processes())
         self._clock_s = clock_s
         self.endpoint = f"ipc://{path}"
         self._listener = _listen(path, mode, group)
+        self._may_come_with_files = not refuse_descriptors(self._listener)
+        """Whether the kernel lets clients send descriptors here, to let go of which may take long."""
         self._is_listening = False
         self._has_warned = False
         """Whether the log says that no connection can be let in. One that is let in resets this."""
@@ -179,9 +183,9 @@ class ControlSocket:
         return ended
 
     def find_user(self, connection: bytes) -> int:
-        """Returns a connection's user as the kernel names it, or `_NOBODY` if the connection has ended."""
+        """Returns a connection's user as the kernel names it, or `NOBODY` if the connection has ended."""
         one = self._by_key.get(connection)
-        return _NOBODY if one is None else one.uid
+        return NOBODY if one is None else one.uid
 
     def is_unknown(self, connection: bytes) -> bool:
         """Whether a connection's hello has not been accepted yet."""
@@ -223,7 +227,7 @@ class ControlSocket:
             return
         for one in list(self._by_key.values()):
             self._end(one)
-        self._listener.close()
+        self._close_end(NOBODY, self._listener)
         self._poll.close()
         os.close(self._more)
         with contextlib.suppress(OSError):
@@ -257,7 +261,7 @@ class ControlSocket:
 
     def _read(self, one: _Connection) -> None:
         try:
-            count = one.end.recv_into(self._chunk)
+            count = self._receive(one)
         except BlockingIOError:
             return
         except OSError:
@@ -268,6 +272,17 @@ class ControlSocket:
             one.has_ended = True
             self._poll.unregister(one.end)
         self._line_up(one)
+
+    def _receive(self, one: _Connection) -> int:
+        """Receives bytes. OSError: there are none, or the next ones come with descriptors, which clients may not
+        send here."""
+        if not self._may_come_with_files:
+            return one.end.recv_into(self._chunk)
+        count, _, flags, _ = one.end.recvmsg_into([self._chunk], 0, socket.MSG_PEEK)
+        if flags & socket.MSG_CTRUNC:
+            raise PermissionError("descriptors came over a control connection")
+        # Later bytes may have descriptors, and stay in the socket.
+        return one.end.recv_into(self._chunk[:count]) if count else 0
 
     def _line_up(self, one: _Connection) -> None:
         if not one.is_ready:
@@ -352,11 +367,11 @@ class ControlSocket:
         try:
             uid = PacketSocket(end).credentials().uid
         except PacketError:
-            end.close()
+            self._close_end(NOBODY, end)
             return True
-        has_room = has_share(self._users[uid], total=len(self), limit=self._limit)
-        if is_of_reserve(end.fileno()) or not has_room:
-            end.close()
+        of_user, total = self._users[uid] + self._files.count(uid), len(self) + self._files.total
+        if is_of_reserve(end.fileno()) or not has_share(of_user, total=total, limit=self._limit):
+            self._close_end(uid, end)
             return True
         self._admit(end, uid)
         return True
@@ -370,7 +385,7 @@ class ControlSocket:
             self._poll.register(end, _READS)
         except OSError as fault:
             self._warn(fault)
-            end.close()
+            self._close_end(uid, end)
             return
         self._has_warned = False
         self._last += 1
@@ -388,13 +403,21 @@ class ControlSocket:
         del self._by_file[one.end.fileno()]
         if not one.has_ended:
             self._poll.unregister(one.end)
-        one.end.close()
+        self._close_end(one.uid, one.end)
         self._users[one.uid] -= 1
         self._bytes[one.uid] -= one.counted_bytes
         if not self._users[one.uid]:
             # A user who is gone costs nothing.
             del self._users[one.uid], self._bytes[one.uid]
         self._ended.append(one.key)
+
+    def _close_end(self, uid: int, end: socket.socket) -> None:
+        """Closes a connection, or the listener with those that wait: at once unless descriptors may lie there."""
+        shut(end)
+        if self._may_come_with_files and not is_empty(end):
+            self._files.do(uid, end.close, count=1)
+        else:
+            end.close()
 
     def _listen_again(self) -> None:
         if not self._is_listening:

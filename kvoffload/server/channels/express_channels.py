@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvoffload import native
 from kvoffload.cache import StoredBlocks
+from kvoffload.packets import refuse_descriptors
 from kvoffload.protocol import limits
 from kvoffload.server.channels.open_files import count_processes
 from kvoffload.server.common.shares import has_shares
@@ -94,6 +95,7 @@ class ExpressChannels:
             return None
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        refuse_descriptors(ours)
         channel = self._server.open(
             end=ours.detach(),
             cache=cache,

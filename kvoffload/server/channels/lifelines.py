@@ -12,6 +12,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from kvoffload.errors import PacketError
@@ -30,6 +31,7 @@ from kvoffload.protocol import (
     ServerMessage,
     answer_fault,
 )
+from kvoffload.server.channels.foreign_files import NOBODY, ForeignFiles
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.channels.unread_descriptors import UnreadDescriptors
@@ -102,6 +104,8 @@ class _Line:
     end: PacketSocket
     credentials: Credentials
     has_greeted: bool = False
+    is_receiving: bool = False
+    """Whether another thread receives a packet of this line. Until it has come, no other is read or sent."""
     events: int = 0
     served: int = 0
     """Number of lifelines that had been served when this one last was; 0: it has not been."""
@@ -123,8 +127,17 @@ class _Line:
 class Lifelines:
     """Belongs to the thread of the event loop, which calls `on_ready` for files that it was asked to watch."""
 
-    def __init__(self, listener: UnixListener, watcher: Watcher, handler: LifelineHandler, *, boot_id: int) -> None:
+    def __init__(
+        self,
+        listener: UnixListener,
+        watcher: Watcher,
+        handler: LifelineHandler,
+        *,
+        boot_id: int,
+        files: ForeignFiles,
+    ) -> None:
         self._listener = listener
+        self._files = files
         self._watcher = watcher
         self._handler = handler
         self._boot_id = boot_id
@@ -146,9 +159,15 @@ class Lifelines:
         self._has_warned = False
         """Whether the log says so already. A connection that is accepted resets this."""
         watcher.watch(listener.fileno(), writes=False)
+        watcher.watch(files.fileno(), writes=False)
 
     def __len__(self) -> int:
         return len(self._lines)
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a packet has come that is not served yet, because another thread receives it."""
+        return any(line.is_receiving for line in self._lines.values())
 
     @property
     def queued_bytes(self) -> int:
@@ -177,6 +196,9 @@ class Lifelines:
             for _ in range(ACCEPTS_AT_ONCE):
                 if not self._accept():
                     break
+            return True
+        if file == self._files.fileno():
+            self._files.finish()
             return True
         line = self._by_file.get(file)
         if line is None:
@@ -218,6 +240,7 @@ class Lifelines:
         """Tries again to send what could not be sent, and disconnects a process that has not read its descriptors for
         READ_S. Lets in processes again, if none could be let in. The event loop calls it periodically."""
         self._listen_again()
+        self._files.start_threads()
         if not self._waiting:
             return
         for line in list(self._waiting.values()):
@@ -232,7 +255,7 @@ class Lifelines:
         if self._listener.fileno() != -1:
             if not self._is_full:
                 self._watcher.unwatch(self._listener.fileno())
-            self._listener.stop()
+            self._listener.stop(lambda file: self._files.close_files(NOBODY, [file]))
 
     def close(self) -> None:
         """Closes all lifelines. The handler is told of each that has greeted."""
@@ -258,17 +281,18 @@ class Lifelines:
         try:
             credentials = end.credentials()
         except PacketError:
-            end.close()
+            self._close_end(NOBODY, end)
             return True
         self._last += 1
         line = _Line(self._last, end, credentials)
         limit = min(MAX_LIFELINES, self._processes)
-        has_room = has_share(self._users[credentials.uid], total=len(self._lines), limit=limit)
+        of_user = self._users[credentials.uid] + self._files.count(credentials.uid)
+        has_room = has_share(of_user, total=len(self._lines) + self._files.total, limit=limit)
         if not has_room or is_of_reserve(end.fileno()):
             full = Error(code=ErrorCode.BUSY, message=f"greeting: there are {len(self._lines)} lifelines")
             with contextlib.suppress(PacketError):
                 end.send(self._encode(full, 0))
-            end.close()
+            self._close_end(credentials.uid, end)
             return True
         if len(self._ungreeted) >= MAX_UNGREETED:
             ((uid, _),) = Counter(one.credentials.uid for one in self._ungreeted.values()).most_common(1)
@@ -280,22 +304,34 @@ class Lifelines:
 
     def _read(self, line: _Line) -> None:
         for _ in range(PACKETS_AT_ONCE):
-            if line.number not in self._lines:
+            if line.number not in self._lines or line.is_receiving:
                 return
-            data = line.end.peek()
-            if data is None:
+            seen = line.end.peek()
+            if seen is None:
                 return
-            call = CODEC.decode_call(data, channel=Channel.LIFELINE)
+            call = CODEC.decode_call(seen.data, channel=Channel.LIFELINE)
             pidfd = self._open_pidfd(line, call)
-            try:
-                packet = line.end.receive(self._count_wanted(line, call, pidfd), drops_rest=True)
-            except PacketError:
-                close_all([] if pidfd is None else [pidfd])
-                self._end(line)
+            receive = partial(_receive, line.end, self._count_wanted(line, call, pidfd))
+            if seen.has_descriptors:
+                # To let go of those that are not wanted may take as long as their sender likes.
+                line.is_receiving = True
+                self._watcher.unwatch(line.end.fileno())
+                self._files.do(line.uid, receive, then=partial(self._take, line, call, pidfd))
                 return
-            assert packet is not None
-            with packet:
-                self._serve(line, call, packet, pidfd)
+            self._take(line, call, pidfd, receive())
+
+    def _take(self, line: _Line, call: Call | ProtocolFault, pidfd: int | None, packet: Packet | None) -> None:
+        """Serves a packet that was received; None: it could not be."""
+        if packet is None or line.number not in self._lines:
+            close_all([] if pidfd is None else [pidfd])
+            self._files.close_files(line.uid, [] if packet is None else packet.take())
+            self._end(line)
+            return
+        if line.is_receiving:
+            line.is_receiving = False
+            self._flush(line)
+        if line.number in self._lines:
+            self._serve(line, call, packet, pidfd)
 
     def _open_pidfd(self, line: _Line, call: Call | ProtocolFault) -> int | None:
         """Returns the pidfd of a process that greets, or None if the kernel cannot tell which process it is."""
@@ -337,7 +373,7 @@ class Lifelines:
         if pidfd is None and sent and _is_pidfd(sent[0]):
             # The process has another pid namespace, and the kernel is too old to tell us.
             pidfd = sent.pop(0)
-        close_all(sent)
+        self._files.close_files(line.uid, sent)
         line.has_greeted = True
         # A greeting resets all counts.
         line.events = 0
@@ -356,6 +392,8 @@ class Lifelines:
 
     def _flush(self, line: _Line) -> None:
         self._waiting.pop(line.number, None)
+        if line.is_receiving:
+            return
         try:
             while line.queue and self._send_next(line):
                 pass
@@ -405,12 +443,21 @@ class Lifelines:
         # A user who is gone costs nothing.
         self._users += Counter()
         del self._by_file[line.end.fileno()]
-        self._watcher.unwatch(line.end.fileno())
-        line.end.close()
+        if not line.is_receiving:
+            self._watcher.unwatch(line.end.fileno())
+        self._close_end(line.uid, line.end, is_busy=line.is_receiving)
         line.close_owned(tuple(line.owned))
         self._listen_again()
         if line.has_greeted:
             self._handler.on_end(line.number)
+
+    def _close_end(self, uid: int, end: PacketSocket, *, is_busy: bool = False) -> None:
+        """Closes a connection: at once if nothing lies in it."""
+        end.shut()
+        if is_busy or not end.is_empty():
+            self._files.do(uid, end.close, count=1)
+        else:
+            end.close()
 
     def _listen_again(self) -> None:
         if self._is_full and self._listener.fileno() != -1:
@@ -419,6 +466,14 @@ class Lifelines:
 
     def _encode(self, message: ServerMessage, number: int) -> bytes:
         return CODEC.encode_answer(message, number=number, boot_id=self._boot_id, channel=Channel.LIFELINE)
+
+
+def _receive(end: PacketSocket, wanted: int) -> Packet | None:
+    """Receives a packet with so many of its descriptors. None: its sender is gone, or sent what it may not."""
+    try:
+        return end.receive(wanted, drops_rest=True)
+    except PacketError:
+        return None
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from kvoffload.errors import ConfigError
 from kvoffload.file_lock import FileLock
+from kvoffload.packets import shut
 
 BACKLOG = 128
 
@@ -46,13 +48,15 @@ class UnixListener:
             return None
         return connected
 
-    def stop(self) -> None:
-        """Closes the socket and removes its path, so that clients no longer find it. Accepted connections stay open,
-        and the lock on the path stays held."""
+    def stop(self, close: Callable[[int], object] = os.close) -> None:
+        """Stops listening and removes the path, so that clients no longer find it. Accepted connections stay open, and
+        the lock on the path stays held. `close` gets the socket's descriptor. To close it may take as long as those
+        like who wait to be let in, because what they have sent is let go of."""
         if self._socket.fileno() != -1:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-            self._socket.close()
+            shut(self._socket)
+            close(self._socket.detach())
 
     def close(self, *, keeps_lock_file: bool = False) -> None:
         """Frees the path for another server."""

@@ -254,8 +254,9 @@ class Retentions:
         self.let_go([one for one in self._by_key.values() if one.ends_s <= now_s])
         self._check_some(self.cache)
         seen, self._seen = self._seen, (self.cache.without_room, self.cache.ready_bytes)
-        # Nothing gives way while the pool grows, as it has more room in a moment.
-        if seen[0] != self._seen[0] and seen[1] == self._seen[1]:
+        # Nothing gives way while the pool grows, as it has more room in a moment. Memory that the server gives back
+        # must not wait for the end of retentions.
+        if (seen[0] != self._seen[0] and seen[1] == self._seen[1]) or self.cache.is_leaving:
             self._relieve(int(self.limit_bytes * RELIEF_SHARE))
 
     def _check_some(self, cache: LocalCache) -> None:

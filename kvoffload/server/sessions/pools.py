@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType
 
@@ -14,6 +14,8 @@ from kvoffload.errors import CacheMemoryError
 from kvoffload.packets import close_all
 from kvoffload.protocol import AdoptVerdict
 from kvoffload.server.common.worker_thread import start_worker
+from kvoffload.server.sessions.memory_guard import CALM_S, MemoryGuard
+from kvoffload.server.sessions.memory_watch import MemoryWatch
 from kvoffload.server.sessions.pool_growth import PoolGrowth
 
 logger = logging.getLogger(__name__)
@@ -27,9 +29,14 @@ class Pools:
         wanted: Mapping[str, CacheSettings],
         owners: Mapping[str, CacheOwner] = MappingProxyType({}),
         tenants: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+        *,
+        clock: Callable[[], float] | None = None,
+        calm_s: float = CALM_S,
     ) -> None:
-        """Takes by domain the settings of its memory, its owner, and the quotas of its tenants. Starts the thread that
-        takes memory; ConfigError: it cannot be started."""
+        """Takes by domain the settings of its memory, its owner, and the quotas of its tenants. Pools give memory
+        back while it is short, and grow again when it has not been short for `calm_s`; without `clock`, which gives
+        seconds, they do not. Starts the thread that takes memory; ConfigError: it
+        cannot be started."""
         self.caches: dict[str, LocalCache] = {}
         self._wanted = wanted
         self._owners = owners
@@ -38,6 +45,9 @@ class Pools:
         self._pool = start_worker("kvoffload-memory")
         self._growths: dict[str, PoolGrowth] = {}
         self._former_bytes: dict[str, int] = {}
+        self._guard = (
+            None if clock is None else MemoryGuard(MemoryWatch(clock), self._list_guarded, clock, calm_s=calm_s)
+        )
 
     def begin(self) -> None:
         """Takes the first memory for each domain that has none: some milliseconds, on another thread."""
@@ -99,7 +109,10 @@ class Pools:
             self._growths[domain].limit(former_bytes)
 
     def tick(self) -> None:
-        """Starts the growth of pools that could not get a thread for it before. To be called now and then."""
+        """Starts the growth of pools that could not get a thread for it before, and the watch on memory likewise. To be
+        called now and then."""
+        if self._guard is not None and self._list_guarded():
+            self._guard.start()
         for growth in self._growths.values():
             growth.start()
 
@@ -111,6 +124,8 @@ class Pools:
     def stop(self) -> None:
         """Takes no memory any more, and waits for what is under way."""
         self._pool.shutdown()
+        if self._guard is not None:
+            self._guard.close()
         for growth in self._growths.values():
             growth.close()
         for taking in self._taking.values():
@@ -125,12 +140,23 @@ class Pools:
     def _owner_of(self, domain: str) -> CacheOwner:
         return self._owners.get(domain) or CacheOwner(domain=domain)
 
+    def _list_guarded(self) -> list[PoolGrowth]:
+        """Lists the pools that give memory back. From the guard's thread."""
+        return [growth for name, growth in list(self._growths.items()) if not self._wanted[name].is_sparse]
+
     def _keep(self, domain: str, cache: LocalCache) -> None:
         self.caches[domain] = cache
         for name, quota_bytes in self._tenants.get(domain, {}).items():
             # No other thread or process writes to the memory yet, so this does not wait for one.
             cache.open_tenant(name, quota_bytes=quota_bytes)
-        growth = PoolGrowth(cache, name=domain, step_bytes=self._wanted[domain].step_bytes)
+        wanted = self._wanted[domain]
+        growth = PoolGrowth(
+            cache,
+            name=domain,
+            step_bytes=wanted.step_bytes,
+            segment_bytes=os.fstat(cache.files.segments[0]).st_size,
+            floor_bytes=wanted.floor_bytes,
+        )
         growth.limit(self._former_bytes.get(domain, 0))
         growth.start()
         self._growths[domain] = growth

@@ -48,6 +48,8 @@ class Process:
     wants_express: bool = False
     """Whether it still has to be given an express channel, or told that there is none."""
     wants_warnings: bool = False
+    heeds_shrinking: bool = False
+    """Whether it knows that memory may be given back."""
     warned: int = 0
     """Number of the last warning that it was told."""
     former: Mapping[int, int] | None = None

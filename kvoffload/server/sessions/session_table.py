@@ -247,6 +247,7 @@ class SessionTable:
             pidfd=kept,
             wants_express=greeting.wants_express,
             wants_warnings=greeting.wants_warnings,
+            heeds_shrinking=greeting.heeds_shrinking,
         )
         self._by_lifeline[lifeline] = session
         return session, self._is_former(session, greeting)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, LocalCache, StoredBlocks, find_reach, needed_blocks
 from kvoffload.hash_rows import Rows
-from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome
+from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome, TierReach
 from kvoffload.server.common.steps import Find, Steps
 from kvoffload.server.tiering.looks import Found
 from kvoffload.server.tiering.promotion import OnStored
@@ -58,6 +58,7 @@ class _Plan:
     boundary: int
     parts: Mapping[int, Sequence[npt.NDArray[np.int64]]]
     kept: Sequence[npt.NDArray[np.int64]]
+    reaches: tuple[TierReach, ...]
 
 
 @dataclass(eq=False)
@@ -66,6 +67,7 @@ class _Join:
 
     answer: Answer
     boundary: int
+    reaches: tuple[TierReach, ...]
     waits_for: int
     is_partly: bool = False
 
@@ -74,7 +76,7 @@ class _Join:
         self.waits_for -= 1
         if not self.waits_for:
             outcome = PromotionOutcome.PARTLY if self.is_partly else PromotionOutcome.COMPLETE
-            self.answer(Promoted(outcome=outcome, boundary=self.boundary))
+            self.answer(Promoted(outcome=outcome, boundary=self.boundary, reaches=self.reaches))
 
 
 class TierChain:
@@ -293,7 +295,12 @@ class TierChain:
                     part.start + np.flatnonzero(is_there[part.start : part.stop])
                     for part, is_there in zip(needed, in_memory, strict=True)
                 ]
-                self._bring(walk, _Plan(boundary, parts, kept), now_s)
+                reaches, together = [], in_memory
+                for at in sizes:
+                    together = [known | more for known, more in zip(together, walk.found[at], strict=True)]
+                    reach = find_reach(space.rules, together, **settings | {"limit": boundary})
+                    reaches.append(TierReach(tier=self.tiers[at].settings.name, boundary=reach))
+                self._bring(walk, _Plan(boundary, parts, kept, tuple(reaches)), now_s)
                 return
             walk.left_out |= slow
             if now_s < asked.end_s and min(slow) < len(self.tiers) - 1:
@@ -315,7 +322,7 @@ class TierChain:
     def _bring(self, walk: _Walk, plan: _Plan, now_s: float) -> None:
         bringing = [at for at, part in plan.parts.items() if any(len(group) for group in part)]
         nothing = [group[:0] for group in plan.kept]
-        join = _Join(walk.answer, plan.boundary, len(bringing))
+        join = _Join(walk.answer, plan.boundary, plan.reaches, len(bringing))
         keep = Keep(len(bringing), walk.asked.end_s)
         for number, at in enumerate(bringing):
             part = PartOf(plan.boundary, keep, plan.parts[at], nothing if number else plan.kept)

@@ -22,6 +22,7 @@ def describe_counts(stats: CacheStats, traffic: TierChain | None = None) -> Coun
         for tenant in stats.tenants[:MAX_TENANTS]
     )
     counts: dict[str, Any] = {name: value for name, value in vars(stats).items() if isinstance(value, int)}
+    counts["memory_reason"] = stats.memory_reason
     if traffic is None:
         return Counts(tenants=tenants, **counts)
     moved = tuple(

@@ -13,7 +13,6 @@ from kvoffload.server.common.turns import Turns
 from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.tiers import FinishedBatch, RecordOutcome, Tier
 
-LOOK_TIMEOUT_S = 1.0
 BATCH_NAMES = 1024
 """Number of names that a tier is asked for at once."""
 NAMES_UNDER_WAY = 8192
@@ -56,8 +55,10 @@ class _Look:
 class TierLooks:
     """Belongs to the thread of the server's core. Nothing here waits."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, *, timeout_s: float) -> None:
+        """`timeout_s`: how long the tier may take for one answer; what it has not answered by then is missing."""
         self._tier = tier
+        self._timeout_s = timeout_s
         self._asked: dict[int, tuple[_Look, int, npt.NDArray[np.intp]]] = {}
         """Batches under way, by the tier's ticket: the look, the group, and the rows that are asked for."""
         self._under_way = 0
@@ -109,7 +110,7 @@ class TierLooks:
             self._line.add(look.owner, look)
             group, shard, at = batch
             names = look.space.names(group, look.rows[group][at].tobytes(), shard)
-            timeout_s = min(max(look.deadline_s - now_s, 0.0), LOOK_TIMEOUT_S)
+            timeout_s = min(max(look.deadline_s - now_s, 0.0), self._timeout_s)
             ticket = self._tier.look(names, timeout_s=timeout_s)
             if ticket is None:
                 look.found[group][at] = False

@@ -72,7 +72,7 @@ class Promotions:
         self._bad = bad
         self._cache: LocalCache | None = None
         self.session = SessionId(0)
-        self._looks = TierLooks(tier)
+        self._looks = TierLooks(tier, timeout_s=settings.look_timeout_s)
         self._refused = 0
         """Number of requests refused as too slow since the last trial."""
         self._waiting: set[Promotion] = set()

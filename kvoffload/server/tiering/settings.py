@@ -57,6 +57,8 @@ class TierSettings:
     under_way_bytes: int = 64 * MIB
     """Bytes under way in each direction. While they are, what is written is leased, and what is read has its slots."""
     put_timeout_s: float = 30.0
+    look_timeout_s: float = 1.0
+    """How long the tier may take to say which of some records it has. Records of which it does not say are missing."""
     hold_s: float = 0.5
     """Seconds for which blocks that were brought up are held for the request that asked for them."""
     held_share: float = 0.5

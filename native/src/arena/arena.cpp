@@ -55,6 +55,36 @@ Status Arena::add_extents(std::uint32_t count) {
     return {};
 }
 
+void Arena::withdraw(std::uint32_t segment) { pool_.withdraw(segment * pool_.extents_per_segment); }
+
+void Arena::cut_withdrawn() {
+    if (pool_.has_withdrawn()) {
+        free_bytes_ -= static_cast<std::int64_t>(pool_.cut() * shape_.extent_bytes);
+    }
+}
+
+void Arena::restore_withdrawn() {
+    if (pool_.has_withdrawn()) {
+        pool_.restore();
+    }
+}
+
+std::optional<Arena::WithdrawnSpan> Arena::find_withdrawn(ExtentNumber& from) const {
+    from = std::max(from, pool_.withdrawn);
+    while (from < pool_.spans.extent_count() && !pool_.spans.is_span(from)) {
+        ++from;
+    }
+    if (from >= pool_.spans.extent_count()) {
+        return std::nullopt;
+    }
+    WithdrawnSpan found{.number = pool_.spans.mark_of(from).number, .records = {}};
+    pool_.spans.for_each_live(from, [&](Slot slot, EntryNumber owner) {
+        found.records.emplace_back(slot, owner);
+        return true;
+    });
+    return found;
+}
+
 Result<ClassNumber> Arena::class_for(std::uint64_t record_bytes) {
     if (const auto known = classes_.find(record_bytes); known != classes_.end()) {
         return known->second;

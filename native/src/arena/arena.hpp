@@ -18,6 +18,7 @@
 #include <functional>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arena/room_plan.hpp"
@@ -59,6 +60,23 @@ public:
     Status add_extents(std::uint32_t count);
     Status add_segment() { return add_extents(pool_.extents_per_segment); }
 
+    // Withdraws the pool's last segments, from this one on: they get no records any more, and the caller moves or frees
+    // those that are there. No plan may be open.
+    void withdraw(std::uint32_t segment);
+    bool has_withdrawn() const noexcept { return pool_.has_withdrawn(); }
+    // The pool ends before those of the withdrawn segments that have no record in them or behind them. Extents that are
+    // added later take their place.
+    void cut_withdrawn();
+    // Takes the others back into use.
+    void restore_withdrawn();
+    // The class and records of the first span at this withdrawn extent or behind it, whose extent is then the argument;
+    // none: there is no other.
+    struct WithdrawnSpan {
+        ClassNumber number = 0;
+        std::vector<std::pair<Slot, EntryNumber>> records;
+    };
+    std::optional<WithdrawnSpan> find_withdrawn(ExtentNumber& from) const;
+
     // The size's number, the same for the same size as long as it has records; at most 4096 sizes have them at once.
     // Code::invalid: no segment can hold such a record.
     Result<ClassNumber> class_for(std::uint64_t record_bytes);
@@ -84,6 +102,7 @@ public:
     void finish_move(const Move& move);
     void cancel_move(const Move& move);
 
+    std::uint64_t extent_count() const noexcept { return pool_.spans.extent_count(); }
     SlotPlace place(Slot slot) const noexcept;
     // kNoEntry if the slot is not allocated, whatever its numbers are.
     EntryNumber owner_at(Slot slot) const noexcept { return pool_.spans.owner_at(slot); }

@@ -161,6 +161,9 @@ std::vector<Window> cheapest_windows(const SpanTable& spans, const FreeRuns& run
         const ExtentNumber begin = segment * question.extents_per_segment;
         const ExtentNumber end = begin + question.extents_per_segment;
         list_items(spans, runs, costs, begin, end, items);
+        if (items.empty()) {  // a withdrawn segment without records has neither spans nor free runs
+            continue;
+        }
         if (question.is_on_grid) {
             search_cells(items, question, end, cheapest);
         } else {

@@ -264,6 +264,8 @@ Status Segment::commit_range(std::uint64_t offset, std::uint64_t length, const C
     return populate_pages(start, end - begin);
 }
 
+Status Segment::free_pages() { return free_file_pages(file_.number(), 0, size_bytes()); }
+
 Result<FileDescriptor> Segment::open_read_only() const { return open_again(file_, O_RDONLY); }
 
 std::uint64_t Segment::held_bytes() const {

@@ -68,6 +68,10 @@ public:
     // pages may have been allocated. Needs Access::read_write.
     Status commit_range(std::uint64_t offset, std::uint64_t length, const CommitTerms& terms = {});
 
+    // Gives all pages back to the system; the mappings stay, in every process. No process may have them pinned, or
+    // touch them until they are committed again.
+    Status free_pages();
+
     // A descriptor of the same file that cannot be mapped for writing. Guards against mistakes, and against processes
     // of other users; one of the same user could open the file again for writing. Needs /proc.
     Result<FileDescriptor> open_read_only() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace kvo {
 
@@ -147,6 +148,51 @@ std::optional<Slot> SlotPool::allocate(ClassNumber number, EntryNumber owner) {
     return spans.take_hole(number, owner);
 }
 
+void SlotPool::withdraw(ExtentNumber first) {
+    withdrawn = first;
+    for (auto run = runs.by_place().lower_bound(first); run != runs.by_place().end();
+         run = runs.by_place().lower_bound(first)) {
+        runs.take_at(run->first, run->second);
+    }
+    for (ExtentNumber at = first; at < spans.extent_count(); ++at) {
+        if (spans.is_span(at)) {
+            spans.begin_drain(at);
+        }
+    }
+}
+
+void SlotPool::restore() {
+    const ExtentNumber end = spans.extent_count();
+    for (ExtentNumber at = std::exchange(withdrawn, kNone); at < end;) {
+        std::uint32_t length = 1;
+        if (spans.is_span(at)) {
+            length = spans.size_of(at).shape.extents;
+            spans.settle(at);
+        } else {
+            runs.give(at, 1);
+        }
+        at += length;
+    }
+}
+
+std::uint32_t SlotPool::cut() {
+    const ExtentNumber end = spans.extent_count();
+    ExtentNumber used_end = end;
+    while (used_end > withdrawn && !spans.is_span(used_end - 1)) {
+        --used_end;
+    }
+    // A span is known by its first extent, and ends in the same segment.
+    const ExtentNumber kept = (used_end + extents_per_segment - 1) / extents_per_segment * extents_per_segment;
+    if (kept >= end) {
+        return 0;
+    }
+    spans.cut(kept);
+    if (kept == withdrawn) {
+        withdrawn = kNone;
+    }
+    return end - kept;
+}
+
 Claim SlotPool::claim(ClassNumber number, Slot slot, EntryNumber owner) {
     const SpanShape shape = spans.size_class(number).shape;
     if (slot.index >= shape.slots) {
@@ -185,6 +231,12 @@ void SlotPool::end_move(Slot from, Slot to, Slot left) {
 }
 
 void SlotPool::remove_if_empty(ExtentNumber first) {
+    if (first >= withdrawn) {
+        if (spans.is_empty(first)) {
+            spans.remove(first);
+        }
+        return;
+    }
     if (spans.settle(first)) {
         runs.give(first, spans.remove(first));
     }

@@ -72,7 +72,19 @@ struct SlotPool {
     // The record leaves one of the two places.
     void end_move(Slot from, Slot to, Slot left);
 
+    // Takes the extents from this one on, the first of a segment, out of use: no slot is given there any more, and
+    // those that are given back leave no room. No move may be planned.
+    void withdraw(ExtentNumber first);
+    // Takes them back into use.
+    void restore();
+    // Drops those withdrawn segments above which, and in which, there is no record. Returns how many extents went.
+    std::uint32_t cut();
+    bool has_withdrawn() const noexcept { return withdrawn != kNone; }
+
+    static constexpr ExtentNumber kNone = 0xffffffff;
+
     std::uint32_t extents_per_segment;
+    ExtentNumber withdrawn = kNone;  // the first of those that are out of use
     SpanTable spans;
     FreeRuns runs;
 

@@ -50,6 +50,12 @@ void SpanTable::add_extents(std::uint32_t count) {
     segment_live_bytes_.resize((spans_.size() + extents_per_segment_ - 1) / extents_per_segment_);
 }
 
+void SpanTable::cut(ExtentNumber first) {
+    marks_.resize(first);
+    spans_.resize(first);
+    segment_live_bytes_.resize(first / extents_per_segment_);
+}
+
 ClassNumber SpanTable::add_class(std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape) {
     classes_.emplace_back();
     const auto number = static_cast<ClassNumber>(classes_.size() - 1);

@@ -101,6 +101,8 @@ public:
     // Reserves memory for so many extents in all, so that adding them does not reallocate.
     void reserve(std::uint32_t extents);
     void add_extents(std::uint32_t count);
+    // Drops the extents from this one on, the first of a segment. None of them may be part of a span.
+    void cut(ExtentNumber first);
     ClassNumber add_class(std::uint64_t record_bytes, std::uint64_t slot_bytes, SpanShape shape);
     // Returns a class without spans, if there is one. Looks at all classes.
     std::optional<ClassNumber> find_unused_class() const noexcept;
@@ -137,6 +139,8 @@ public:
     bool is_span(ExtentNumber first) const noexcept { return first < marks_.size() && marks_[first].is_span; }
     // No planned move leaves the span or enters it, and it is not being drained.
     bool is_idle(ExtentNumber first) const noexcept { return spans_[first].moves == 0 && !marks_[first].is_draining; }
+    // It has no records, and none is on its way into it or out of it.
+    bool is_empty(ExtentNumber first) const noexcept { return marks_[first].live == 0 && spans_[first].moves == 0; }
     const SpanMark& mark_of(ExtentNumber first) const noexcept { return marks_[first]; }
     const SizeClass& size_of(ExtentNumber first) const noexcept { return classes_[marks_[first].number].facts; }
     std::uint64_t live_bytes_of(ExtentNumber first) const noexcept {

@@ -153,6 +153,13 @@ void bind_bench(nb::module_& module) {
         },
         nb::kw_only(), nb::arg("pool_bytes"), nb::arg("segment_bytes"), nb::arg("record_bytes"), nb::arg("byte_shares"),
         nb::arg("policy"), nb::arg("threads"));
+    module.def(
+        "read_memory_headroom",
+        [](const std::string& proc) {
+            const MemoryHeadroom headroom = read_memory_headroom(proc);
+            return nb::make_tuple(headroom.bytes, headroom.limited_by, headroom.total_bytes);
+        },
+        nb::arg("proc"));
     module.def("memory_headroom_bytes", [] { return read_memory_headroom().bytes; });
     module.def("memory_total_bytes", [] { return read_memory_headroom().total_bytes; });
 }

@@ -15,6 +15,7 @@
 #include "bindings/cache_handle.hpp"
 #include "cache/cache_core.hpp"
 #include "replay/make_policy.hpp"
+#include "shim/file_descriptor.hpp"
 #include "shim/file_lock.hpp"
 
 namespace nb = nanobind;
@@ -365,9 +366,18 @@ void bind_sessions(nb::class_<Cache>& cache) {
 void bind_files(nb::class_<Cache>& cache) {
     cache
         .def("grow",
-             [](const Cache& self, PopulateProgress& progress) {
-                 return take(without_gil(self, [&](CacheCore& core) { return core.growth().grow(progress); }));
+             [](const Cache& self, PopulateProgress& progress, std::uint64_t keep_free_bytes) {
+                 return take(
+                     without_gil(self, [&](CacheCore& core) { return core.growth().grow(progress, keep_free_bytes); }));
              })
+        .def("shrink",
+             [](const Cache& self, std::uint64_t target_bytes) {
+                 const Shrunk shrunk =
+                     take(without_gil(self, [&](CacheCore& core) { return core.growth().shrink(target_bytes); }));
+                 return nb::make_tuple(shrunk.freed_bytes, shrunk.pinned_bytes, shrunk.is_done);
+             })
+        .def("is_leaving",
+             [](const Cache& self) { return self.core()->memory().index().view().header->leaving_from.load() != 0; })
         .def("capacity_bytes", [](const Cache& self) { return self.core()->memory().capacity_bytes(); })
         .def("ready_bytes", [](const Cache& self) { return self.core()->memory().ready_bytes(); })
         .def("files",
@@ -376,8 +386,9 @@ void bind_files(nb::class_<Cache>& cache) {
                  return nb::make_tuple(files.lock, files.index, files.segments);
              })
         .def("open_index",
-             [](const Cache& self, SessionId session) {
-                 return take(without_gil(self, [&](CacheCore& core) { return core.open_index(session); })).release();
+             [](const Cache& self, SessionId session, bool heeds) {
+                 return take(without_gil(self, [&](CacheCore& core) { return core.open_index(session, heeds); }))
+                     .release();
              })
         .def("note_user",
              [](const Cache& self, std::uint32_t uid) {
@@ -468,6 +479,8 @@ void bind_cache(nb::module_& module) {
     module.def(
         "find_lock_owner", [](int lock) { return take(find_lock_owner(lock)); }, nb::arg("lock"),
         "The process that owns the memory of this lock: 0 if none, -1 in another PID namespace.");
+    module.def("is_memory_file", is_memory_file, nb::arg("file"),
+               "Whether a received descriptor is of a file in memory. Asks no file system, as that may hang.");
 }
 
 }  // namespace kvo

@@ -8,6 +8,7 @@
 #include "shim/cpu_features.hpp"
 #include "shim/cuda_driver.hpp"
 #include "shim/host_memory.hpp"
+#include "shim/thread_turns.hpp"
 
 namespace nb = nanobind;
 
@@ -64,6 +65,8 @@ nb::dict probe(bool probe_devices) {
 void bind_capabilities(nb::module_& module) {
     module.def("probe", probe, nb::arg("probe_devices"),
                "What this build and this machine can do. Initialises CUDA only if asked for devices.");
+    module.def("take_short_turns", take_short_turns,
+               "Asks the kernel for short turns of the calling thread, so that it runs soon after it wakes.");
 }
 
 }  // namespace kvo

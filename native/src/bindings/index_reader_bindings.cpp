@@ -45,6 +45,9 @@ void bind_index_reader(nb::module_& module) {
         .def("version", &IndexReader::version)
         .def("used_bytes", &IndexReader::used_bytes)
         .def("ready_bytes", &IndexReader::ready_bytes)
+        .def("leaving_from", &IndexReader::leaving_from)
+        .def("mark_pinned", [](const IndexReader& self, std::uint32_t segment,
+                               bool is_pinned) { raise_if_not_ok(self.mark_pinned(segment, is_pinned)); })
         .def("boot_id", &IndexReader::boot_id);
     module.def(
         "open_index_reader", [](int file) { return take(IndexReader::open(FileDescriptor(file))); }, nb::arg("file"),

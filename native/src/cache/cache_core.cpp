@@ -5,12 +5,11 @@
 #include <string>
 #include <utility>
 
+#include "base/memory_order.hpp"
 #include "cache/adoption.hpp"
 
 namespace kvo {
 namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // Number of records of all sizes of the curve together, which takes 4 MB with them.
 constexpr std::uint64_t kCurveRecords = std::uint64_t{1} << 15;
@@ -130,7 +129,7 @@ CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& op
               .seed = memory_->index().view().header->seed,
               .record_limit = kCurveRecords}),
       state_(*memory_, std::move(tenants), std::move(arena)),
-      growth_(*memory_, state_.writer, state_.store, options),
+      growth_(*memory_, state_.writer, state_.store, state_.sessions, options),
       leases_(state_, options.verify),
       reservations_(state_),
       commits_(state_, reservations_),
@@ -139,9 +138,9 @@ CacheCore::CacheCore(std::unique_ptr<CacheMemory> memory, const CacheOptions& op
     state_.store.follow_by(curve_);
 }
 
-Result<FileDescriptor> CacheCore::open_index(SessionId session) {
+Result<FileDescriptor> CacheCore::open_index(SessionId session, bool heeds) {
     auto file = memory_->index().open_signed(session_place(session));
-    if (file.ok() && !state_.sessions.note_signs(session)) {
+    if (file.ok() && !state_.sessions.note_signs(session, heeds)) {
         return Status(Code::invalid, "no session " + std::to_string(session) + " is known");
     }
     return file;

@@ -71,7 +71,8 @@ public:
     PoolGrowth& growth() noexcept { return growth_; }
 
     // The index's, for one process that belongs to the session, see IndexFile::open_signed.
-    Result<FileDescriptor> open_index(SessionId session);
+    // `heeds`: the process knows that memory may be given back.
+    Result<FileDescriptor> open_index(SessionId session, bool heeds = true);
 
     Result<TenantNumber> open_tenant(const std::string& name, std::uint64_t quota_bytes);
 

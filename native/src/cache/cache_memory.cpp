@@ -193,6 +193,8 @@ Status CacheMemory::note_boot(std::uint64_t boot_id) {
         }
         boot_id = drawn.value();
     }
+    // A process that ended while it gave memory back is no reason to go on with that.
+    index_.view().header->leaving_from.store(0);
     index_.view().header->boot_id.store(boot_id);
     return {};
 }

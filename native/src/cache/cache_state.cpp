@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory_order.hpp"
+
 namespace kvo {
 namespace {
 
@@ -114,12 +116,6 @@ NamespaceUse CacheState::use_space(Space space) const {
     NamespaceUse name_space = namespaces.use(namespace_of(space));
     return name_space && group_of(space) < name_space->groups.size() ? std::move(name_space) : NamespaceUse();
 }
-
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
-}  // namespace
 
 std::uint64_t make_digest(const Namespace& name_space, Space space, std::span<const std::uint8_t, kHashBytes> hash,
                           std::uint32_t shard, std::span<const std::byte> record) {

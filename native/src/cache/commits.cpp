@@ -5,13 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "base/memory_order.hpp"
 #include "cache/cache_state.hpp"
 
 namespace kvo {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kRelease = std::memory_order_release;
 constexpr std::size_t kAhead = 8;  // items whose memory is asked for meanwhile; see PrefixPolicy::expect_admission
 
 bool is_zero(const HashWords& words) { return (words[0] | words[1] | words[2] | words[3]) == 0; }

@@ -18,7 +18,7 @@ constexpr std::uint64_t mix(std::uint64_t name) {
     return name ^ (name >> 32);
 }
 
-constexpr std::uint32_t tag_of(std::uint64_t mixed) { return static_cast<std::uint32_t>(mixed >> 32); }
+constexpr std::uint32_t row_tag_of(std::uint64_t mixed) { return static_cast<std::uint32_t>(mixed >> 32); }
 
 }  // namespace
 
@@ -45,7 +45,7 @@ void Departures::add(std::uint64_t name, const Departure& departure) {
     Set& set = sets_[mixed & (sets_.size() - 1)];
     Row* chosen = set.rows.data();
     for (Row& row : set.rows) {
-        if (row.bytes_and_why != 0 && row.tag == tag_of(mixed)) {
+        if (row.bytes_and_why != 0 && row.tag == row_tag_of(mixed)) {
             chosen = &row;
             break;
         }
@@ -53,7 +53,7 @@ void Departures::add(std::uint64_t name, const Departure& departure) {
             chosen = &row;  // empty, or of earlier
         }
     }
-    *chosen = {tag_of(mixed), departure.second,
+    *chosen = {row_tag_of(mixed), departure.second,
                departure.evicted_bytes << 2 | static_cast<std::uint64_t>(departure.why)};
 }
 
@@ -63,7 +63,7 @@ std::optional<Departure> Departures::find(std::uint64_t name) const {
     }
     const std::uint64_t mixed = mix(name);
     for (const Row& row : sets_[mixed & (sets_.size() - 1)].rows) {
-        if (row.bytes_and_why != 0 && row.tag == tag_of(mixed)) {
+        if (row.bytes_and_why != 0 && row.tag == row_tag_of(mixed)) {
             return Departure{static_cast<Leaving>(row.bytes_and_why & kWhyMask), row.second, row.bytes_and_why >> 2};
         }
     }

@@ -5,14 +5,12 @@
 #include <atomic>
 #include <bit>
 
+#include "base/memory_order.hpp"
 #include "cache/index_reader.hpp"
 #include "index/lookup.hpp"
 
 namespace kvo {
 namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kAcquire = std::memory_order_acquire;
 
 // A move copies a record first, so that a few tries find an entry between two of them.
 constexpr int kListTries = 8;

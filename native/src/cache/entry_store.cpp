@@ -6,13 +6,11 @@
 #include <utility>
 
 #include "arena/span_table.hpp"
+#include "base/memory_order.hpp"
 #include "index/lookup.hpp"
 
 namespace kvo {
 namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kRelease = std::memory_order_release;
 
 constexpr std::size_t kDepartureLimit = std::size_t{1} << 20;
 
@@ -38,6 +36,17 @@ EntryStore::EntryStore(IndexFile& index, std::vector<Segment>& segments, const N
 Status EntryStore::start() { return table_.reset(); }
 
 Status EntryStore::add_extents(std::uint64_t count) { return arena_.add_extents(static_cast<std::uint32_t>(count)); }
+
+void EntryStore::withdraw(std::uint32_t segment) { arena_.withdraw(segment); }
+
+void EntryStore::cut_withdrawn() {
+    arena_.cut_withdrawn();
+    const std::uint64_t ready = arena_.extent_count() * view_.header->extent_bytes;
+    view_.header->ready_bytes.store(ready, kRelease);
+    tell_used();
+}
+
+void EntryStore::restore_withdrawn() { arena_.restore_withdrawn(); }
 
 void EntryStore::expect_room(std::uint32_t seconds) { room_until_s_ = seconds == 0 ? 0 : now_s() + seconds; }
 
@@ -282,10 +291,10 @@ void EntryStore::free_number(EntryNumber entry) {
     first_free_ = entry;
 }
 
-// Negative numbers wrap.
+// Negative numbers wrap. An entry that goes has read its identity's facts before: see has_entries.
 void EntryStore::count_used(Space space, std::uint64_t bytes) {
     counts_.used_bytes.fetch_add(bytes, kRelaxed);
-    counts_.used_by[place_of_namespace(namespace_of(space))].fetch_add(bytes, kRelaxed);
+    counts_.used_by[place_of_namespace(namespace_of(space))].fetch_add(bytes, kRelease);
     tell_used();
 }
 

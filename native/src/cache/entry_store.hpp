@@ -41,6 +41,13 @@ struct Effort {
     bool is_quota_used = false;  // whether it was refused because of its tenant's quota, whatever room there is
 };
 
+// How far the emptying of withdrawn segments has come.
+struct Vacating {
+    std::uint64_t kept_bytes = 0;   // room in the segments that stay
+    std::uint64_t move_bytes = 0;   // what may still be moved; more is evicted, which is faster
+    std::uint64_t next_extent = 0;  // from which on records have not been looked at
+};
+
 // How long evicted blocks were there: seconds of each bucket at most, and one bucket for longer.
 constexpr std::array<std::uint32_t, 9> kResidenceBounds = {1, 10, 60, 300, 1'800, 7'200, 28'800, 86'400, 604'800};
 
@@ -156,6 +163,17 @@ public:
     // for it.
     void expect_room(std::uint32_t seconds);
 
+    // Withdraws the segments from this one on: nothing is stored there any more.
+    void withdraw(std::uint32_t segment);
+    // Does a part of emptying the withdrawn segments, short enough for others to get in between. What is worth least
+    // goes, wherever it is, until all else has room in the other segments; then that moves there. Records in use stay.
+    // True: there is more to do.
+    bool vacate(Vacating& vacating);
+    // Ends the pool before those of the withdrawn segments that are empty; their memory is not used any more.
+    void cut_withdrawn();
+    // Takes the other withdrawn segments back into use.
+    void restore_withdrawn();
+
     // Evicts one entry, which the policies choose. If `wanting` is over its quota or has none, entries of tenants
     // within theirs are spared; without `wanting`, none is. False: no entry can be evicted, or none of the many that
     // were tried.
@@ -179,8 +197,10 @@ public:
     const StoreCounts& counts() const noexcept { return counts_; }
     // The log of blocks that are removed; any thread may use it.
     RemovedLog& removed() noexcept { return removed_; }
+    // Whether an identity has entries. Any thread may ask. If not, the threads that gave back the last ones are done
+    // with the identity's facts, so these may be freed.
     bool has_entries(std::uint32_t name_space) const noexcept {
-        return counts_.used_by[place_of_namespace(name_space)].load(std::memory_order_relaxed) != 0;
+        return counts_.used_by[place_of_namespace(name_space)].load(std::memory_order_acquire) != 0;
     }
 
     // All bytes and entries, and those that are not in use, which can be had for others. Any thread may ask.
@@ -203,6 +223,7 @@ private:
     static constexpr std::uint64_t kEvictedShare = 32;
     static constexpr std::uint64_t kEvictedSpans = 4;
     static constexpr int kEvictedAtOnce = 512;
+    static constexpr std::uint64_t kVacatedAtOnce = 16ULL << 20;  // bytes moved out of withdrawn segments
     // How many parents are followed in search of a block's followed ancestor.
     static constexpr int kAncestors = 4096;
     // Memory that was once too small for all has room again when this share of it is free.
@@ -223,6 +244,7 @@ private:
     bool is_room_coming() const;
     bool make_room(ClassNumber size_class);
     bool move(const Move& record_move);
+    bool move_out(Slot slot, ClassNumber size_class, EntryNumber owner);
     void prefetch_next(EntryNumber victim) const;
     bool try_evict(EntryNumber victim);
     bool evict_unused(EntryNumber entry);

@@ -2,16 +2,11 @@
 #include <algorithm>
 #include <cassert>
 
+#include "base/memory_order.hpp"
 #include "cache/entry_store.hpp"
 #include "index/lookup.hpp"
 
 namespace kvo {
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kRelease = std::memory_order_release;
-
-}  // namespace
 
 Result<AdoptionReport> EntryStore::adopt(const std::function<std::uint32_t(EntryNumber)>& leases,
                                          const std::function<bool(std::uint16_t)>& may_write) {

@@ -7,15 +7,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/memory_order.hpp"
 #include "cache/entry_store.hpp"
 
 namespace kvo {
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kRelease = std::memory_order_release;
-
-}  // namespace
 
 bool EntryStore::evict_one(std::optional<TenantNumber> wanting) {
     const std::uint32_t clock = view_.header->clock.load(kRelaxed);
@@ -185,6 +180,54 @@ bool EntryStore::make_room(ClassNumber size_class) {
         }
     }
     return is_free;
+}
+
+bool EntryStore::vacate(Vacating& vacating) {
+    int done = 0;
+    while (counts_.used_bytes.load(kRelaxed) > vacating.kept_bytes) {
+        if (done++ == kEvictedAtOnce) {
+            return true;
+        }
+        if (!evict_one()) {
+            break;  // all else is in use
+        }
+    }
+    std::uint64_t moved_bytes = 0;
+    for (auto from = static_cast<ExtentNumber>(vacating.next_extent);; vacating.next_extent = ++from) {
+        if (done >= kEvictedAtOnce || moved_bytes >= kVacatedAtOnce) {
+            return true;
+        }
+        const auto span = arena_.find_withdrawn(from);
+        if (!span) {
+            vacating.next_extent = 0;
+            return false;
+        }
+        const std::uint64_t slot_bytes = arena_.size_class(span->number).slot_bytes;
+        for (const auto& [slot, owner] : span->records) {
+            const EntryWord now = word(owner);
+            if (!now.is_readable() || now.leases() != 0) {
+                continue;
+            }
+            ++done;
+            if (vacating.move_bytes >= slot_bytes && move_out(slot, span->number, owner)) {
+                vacating.move_bytes -= slot_bytes;
+                moved_bytes += slot_bytes;
+            } else {
+                try_evict(owner);
+            }
+        }
+    }
+}
+
+// Into a hole or free extents of the segments that stay.
+bool EntryStore::move_out(Slot slot, ClassNumber size_class, EntryNumber owner) {
+    const std::optional<Slot> to = arena_.allocate(size_class, owner);
+    if (!to) {
+        return false;
+    }
+    const bool has_moved = move({.owner = owner, .from = slot, .to = *to});
+    arena_.free(has_moved ? slot : *to);
+    return has_moved;
 }
 
 bool EntryStore::move(const Move& record_move) {

@@ -8,6 +8,7 @@
 #include "arena/segment.hpp"
 #include "cache/namespace_table.hpp"
 #include "index/boundary.hpp"
+#include "index/index_file.hpp"
 
 namespace kvo {
 
@@ -28,8 +29,15 @@ public:
     std::uint64_t version() const noexcept { return view_.header->version_counter.load(std::memory_order_acquire); }
     // Bytes of the pool in slots that are given away; rounding and holes between them come on top.
     std::uint64_t used_bytes() const noexcept { return view_.header->used_bytes.load(std::memory_order_relaxed); }
-    // Bytes of the segments, from the first one on, that have their memory. Only these may be touched. Never shrinks.
+    // Bytes of the segments, from the first one on, that have their memory. Only these may be touched, and
+    // not those behind them, which may have been given back. A lease or a reservation keeps the memory of its slots.
     std::uint64_t ready_bytes() const noexcept { return view_.header->ready_bytes.load(std::memory_order_acquire); }
+    // The memory from this byte on is about to be given back; 0: none is.
+    std::uint64_t leaving_from() const noexcept { return view_.header->leaving_from.load(std::memory_order_acquire); }
+    // See kvo::mark_pinned.
+    Status mark_pinned(std::uint32_t segment, bool is_pinned) const {
+        return kvo::mark_pinned(segment_.file(), segment, is_pinned);
+    }
     // The number of the process that writes: another process has another number.
     std::uint64_t boot_id() const noexcept { return view_.header->boot_id.load(std::memory_order_acquire); }
 

@@ -4,11 +4,10 @@
 #include <cassert>
 #include <utility>
 
+#include "base/memory_order.hpp"
+
 namespace kvo {
 namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kRelease = std::memory_order_release;
 
 constexpr LeaseId make_id(std::uint32_t generation, std::uint32_t node) {
     return (static_cast<LeaseId>(generation) << 32) | node;

@@ -4,14 +4,13 @@
 #include <cassert>
 #include <cstring>
 
+#include "base/memory_order.hpp"
 #include "base/spin.hpp"
 #include "cache/cache_state.hpp"
 #include "cache/leases.hpp"
 
 namespace kvo {
 namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // An acquire that finds entries gone or damaged between its look and its hold looks again.
 constexpr int kLooks = 64;

@@ -4,14 +4,10 @@
 #include <cassert>
 #include <utility>
 
+#include "base/memory_order.hpp"
 #include "index/lookup.hpp"
 
 namespace kvo {
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
-}  // namespace
 
 std::size_t Removals::invalidate(Space space, std::span<const std::uint8_t> hashes) {
     std::size_t removed = 0;

@@ -4,12 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "base/memory_order.hpp"
+
 namespace kvo {
-namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-
-}  // namespace
 
 struct Reservations::LeftJob : LeftReservation {
     std::vector<std::uint8_t> hashes;

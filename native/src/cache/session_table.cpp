@@ -4,11 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "base/memory_order.hpp"
+
 namespace kvo {
 namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kRelease = std::memory_order_release;
 
 bool has_exited(const ProcessHandle& process) { return process.has_exited(); }
 
@@ -48,13 +47,14 @@ Result<SessionId> SessionTable::open(std::uint64_t held_limit_bytes, OwnerNumber
     session.members.clear();
     session.identities.clear();
     session.unknown_members = 0;
+    session.heeds = true;
     session.has_unseen = false;
     session.held = {};
     SessionRecord& record = view_.sessions[place];
     record.generation = session.generation;
     record.held_limit_bytes = held_limit_bytes;
     record.member_count = 0;
-    record.is_signed = 0;
+    record.signs = 0;
     set_state(static_cast<std::uint16_t>(place), SessionState::open);
     return make_session(session.generation, place);
 }
@@ -113,13 +113,22 @@ void SessionTable::write_member(std::uint16_t place, std::uint32_t position, con
     record.member_count = std::max(record.member_count, position + 1);
 }
 
-bool SessionTable::note_signs(SessionId id) {
+bool SessionTable::note_signs(SessionId id, bool heeds) {
     const std::lock_guard lock(mutex_);
-    if (find(id) == nullptr) {
+    Session* const session = find(id);
+    if (session == nullptr) {
         return false;
     }
-    view_.sessions[session_place(id)].is_signed = 1;
+    session->heeds = session->heeds && heeds;
+    view_.sessions[session_place(id)].signs = session->heeds ? kIsSigned | kHeeds : kIsSigned;
     return true;
+}
+
+bool SessionTable::all_heed() const {
+    const std::lock_guard lock(mutex_);
+    return std::ranges::all_of(sessions_, [](const std::unique_ptr<Session>& session) {
+        return session->state == SessionState::free || session->heeds;
+    });
 }
 
 bool SessionTable::quarantine(SessionId id) {
@@ -247,11 +256,12 @@ void SessionTable::adopt() {
             if (process.ok()) {
                 sessions_.back()->members.push_back(std::move(process.value()));
                 sessions_.back()->identities.push_back(identity);
-            } else if (process.fault().code() != Code::unavailable && record.is_signed == 0) {
+            } else if (process.fault().code() != Code::unavailable && (record.signs & kIsSigned) == 0) {
                 ++sessions_.back()->unknown_members;
             }  // else it is gone: a session with no process left ends at the next take_ended
         }
-        sessions_.back()->has_unseen = record.is_signed != 0;
+        sessions_.back()->has_unseen = (record.signs & kIsSigned) != 0;
+        sessions_.back()->heeds = (record.signs & kHeeds) != 0 || (record.signs == 0 && record.member_count == 0);
         set_state(static_cast<std::uint16_t>(place), SessionState::quarantined);
     }
 }

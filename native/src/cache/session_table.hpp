@@ -47,8 +47,10 @@ public:
     Status add_member(SessionId id, ProcessHandle process);
 
     // Notes that from now on every process that has the memory for this session leaves a sign of it, by which our
-    // successor knows it. False: no such session.
-    bool note_signs(SessionId id);
+    // successor knows it. `heeds`: it knows that memory may be given back. False: no such session.
+    bool note_signs(SessionId id, bool heeds = true);
+    // Whether all processes that may have the memory know that it may be given back.
+    bool all_heed() const;
 
     // False: no such session. A session without processes is ended by this; `take_ended` tells.
     bool quarantine(SessionId id);
@@ -97,6 +99,7 @@ private:
         std::vector<ProcessHandle> members;
         std::vector<ProcessIdentity> identities;  // of each member; pid 0: not known
         std::uint32_t unknown_members = 0;
+        bool heeds = true;
         bool has_unseen = false;  // maybe: as long as there is a sign
         Holding held;
     };

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/memory_order.hpp"
+
 namespace kvo {
 
 void OwnNumbers::admit(const Admission& admission) {
@@ -135,7 +137,6 @@ std::optional<Result<TenantNumber>> TenantTable::set_quota(const std::string& na
 }
 
 bool TenantTable::hold(TenantNumber tenant, std::uint64_t bytes, std::uint64_t entries) noexcept {
-    constexpr auto kRelaxed = std::memory_order_relaxed;
     told_->all_held_bytes.fetch_add(bytes, kRelaxed);
     told_->all_held_entries.fetch_add(entries, kRelaxed);
     const std::uint64_t held = told_->held_bytes[tenant].fetch_add(bytes, kRelaxed) + bytes;

@@ -21,11 +21,14 @@ constexpr std::uint64_t kSmallStep = std::uint64_t{64} << 10;
 // look-ups.
 constexpr std::uint64_t kHugeFrom = 4 * kHugePageBytes;
 
-struct flock byte_at(std::uint32_t place, short type) {
+// Marks of segments lie behind the signs of sessions, of which there are fewer.
+constexpr std::uint64_t kPinnedFrom = std::uint64_t{1} << 32;
+
+struct flock byte_at(std::uint64_t place, short type) {
     struct flock record{};
     record.l_type = type;
     record.l_whence = SEEK_SET;
-    record.l_start = place;
+    record.l_start = static_cast<off_t>(place);
     record.l_len = 1;
     return record;
 }
@@ -114,6 +117,16 @@ Result<FileDescriptor> IndexFile::open_signed(std::uint32_t place) const {
 bool IndexFile::has_sign(std::uint32_t place) const noexcept {
     struct flock sign = byte_at(place, F_WRLCK);
     return fcntl(segment_.file(), F_OFD_GETLK, &sign) != 0 || sign.l_type != F_UNLCK;
+}
+
+bool IndexFile::is_pinned(std::uint32_t segment) const noexcept {
+    struct flock mark = byte_at(kPinnedFrom + segment, F_WRLCK);
+    return fcntl(segment_.file(), F_OFD_GETLK, &mark) != 0 || mark.l_type != F_UNLCK;
+}
+
+Status mark_pinned(int index_file, std::uint32_t segment, bool is_pinned) {
+    struct flock mark = byte_at(kPinnedFrom + segment, is_pinned ? F_RDLCK : F_UNLCK);
+    return fcntl(index_file, F_OFD_SETLK, &mark) == 0 ? Status() : system_fault("fcntl(F_OFD_SETLK)", errno);
 }
 
 Status IndexFile::ensure(const Region& region, std::uint64_t item_count) {

@@ -39,6 +39,9 @@ public:
     // Whether any process has such a sign. When in doubt there is one.
     bool has_sign(std::uint32_t place) const noexcept;
 
+    // Whether a process has marked this segment as pinned, see mark_pinned. When in doubt one has.
+    bool is_pinned(std::uint32_t segment) const noexcept;
+
 private:
     struct Mark {
         std::uint64_t offset = 0;
@@ -54,5 +57,10 @@ private:
     IndexView view_;
     std::array<Mark, 8> marks_;
 };
+
+// Marks a segment as pinned by this process, for a driver, or takes the mark away; it goes with the last copy of this
+// descriptor of the index, too. The segment's memory is not given back meanwhile. A process marks a segment, and pins
+// it only if it is ready after that.
+Status mark_pinned(int index_file, std::uint32_t segment, bool is_pinned);
 
 }  // namespace kvo

@@ -194,8 +194,13 @@ struct SessionRecord {
     std::uint32_t generation;
     std::uint64_t held_limit_bytes;
     std::uint32_t member_count;
-    std::uint32_t is_signed;  // each process that has the memory for this session has a sign of it, see IndexFile
+    std::uint32_t signs;  // SessionSigns: what is known of every process that has the memory for this session
     std::array<MemberRecord, kMemberLimit> members;
+};
+
+enum SessionSigns : std::uint32_t {
+    kIsSigned = 1,  // it has a sign of it, see IndexFile
+    kHeeds = 2,     // it knows that memory may be given back, and marks segments that a driver has pinned
 };
 
 // A lease is a chain of nodes that list its entries; the first one carries its name. Active once `id` is set.
@@ -247,7 +252,7 @@ struct IndexHeader {
     std::atomic<std::uint32_t> session_count;     // and for sessions
     std::atomic<std::uint32_t> segment_count;
     std::atomic<std::uint32_t> clock;        // counts acquires
-    std::atomic<std::uint64_t> ready_bytes;  // of the segments, from the first on: what has its pages, for good
+    std::atomic<std::uint64_t> ready_bytes;  // of the segments, from the first on: what has its pages
     // Bytes of the segments in slots that are in use. While the pool is full, all ready bytes count as used, holes
     // included.
     std::atomic<std::uint64_t> used_bytes;
@@ -255,6 +260,9 @@ struct IndexHeader {
     // number of places, any user may have them.
     std::atomic<std::uint32_t> user_count;
     std::array<std::atomic<std::uint32_t>, kUserLimit> users;
+    // The server wants to give the memory from here on back to the system, and wants slots back that are held ready
+    // there. 0: there is no such memory.
+    std::atomic<std::uint64_t> leaving_from;
 };
 static_assert(sizeof(IndexHeader) <= 4096);
 

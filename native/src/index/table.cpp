@@ -5,11 +5,10 @@
 #include <cassert>
 #include <utility>
 
+#include "base/memory_order.hpp"
+
 namespace kvo {
 namespace {
-
-constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr auto kRelease = std::memory_order_release;
 
 std::uint8_t tag_at(const Bucket& bucket, std::uint32_t position) {
     return static_cast<std::uint8_t>(position < 8 ? bucket.low_tags.load(kRelaxed) >> (8 * position)

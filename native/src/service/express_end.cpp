@@ -9,19 +9,14 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
-#include <ctime>
 #include <utility>
+
+#include "base/clock.hpp"
 
 namespace kvo {
 namespace {
 
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
-
-std::uint64_t now_ns() {
-    timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<std::uint64_t>(now.tv_sec) * kSecondNs + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 }  // namespace
 

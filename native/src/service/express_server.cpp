@@ -4,25 +4,21 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
-#include <ctime>
 #include <new>
 #include <system_error>
 
+#include "base/clock.hpp"
 #include "service/express_stream.hpp"
+#include "shim/thread_turns.hpp"
 
 namespace kvo {
 namespace {
 
 constexpr std::size_t kKeptBytes = 64UL << 10;  // for answers, once there was a large one
 constexpr timeval kSendPatience{.tv_sec = 5, .tv_usec = 0};
-
-std::uint64_t now_ns() {
-    timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 // How many bytes the process can read; fewer than all: it takes no more. Waits for it, though not for ever.
 std::size_t send_all(int end, const std::string& out) {
@@ -38,6 +34,14 @@ std::size_t send_all(int end, const std::string& out) {
         at += static_cast<std::size_t>(sent);
     }
     return at;
+}
+
+// Descriptors may lie in what was not read (before Linux 6.16), and letting go of them may take as long as the process
+// likes. The event loop, which closes the socket, must find none.
+void drop_unread(int end) {
+    std::array<std::uint8_t, 4096> dropped;
+    while (recv(end, dropped.data(), dropped.size(), MSG_DONTWAIT) > 0) {
+    }
 }
 
 // Signals are for the thread that runs Python.
@@ -136,6 +140,7 @@ void ExpressServer::reap() {
 }
 
 void ExpressServer::run(Channel& channel) {
+    take_short_turns();
     try {
         serve(channel);
         channel.service.settle(false);
@@ -144,6 +149,7 @@ void ExpressServer::run(Channel& channel) {
         // last until it ends.
     }
     shutdown(channel.end.number(), SHUT_RDWR);
+    drop_unread(channel.end.number());
     channel.is_over.store(true, std::memory_order_release);
 }
 

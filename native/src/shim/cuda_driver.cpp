@@ -8,9 +8,9 @@ namespace kvo {
 namespace {
 
 // cuGetProcAddress: (symbol, address, the newest CUDA version whose signature is wanted, flags).
-using FindFunction = CudaStatus (*)(const char* symbol, void** address, int version, std::uint64_t flags);
-using FindFunctionWithReason = CudaStatus (*)(const char* symbol, void** address, int version, std::uint64_t flags,
-                                              int* reason);
+using FindSymbol = CudaStatus (*)(const char* symbol, void** address, int version, std::uint64_t flags);
+using FindSymbolWithReason = CudaStatus (*)(const char* symbol, void** address, int version, std::uint64_t flags,
+                                            int* reason);
 
 constexpr int kComputeMajorAttribute = 75;
 constexpr int kComputeMinorAttribute = 76;
@@ -21,8 +21,8 @@ class SymbolTable {
 public:
     explicit SymbolTable(DynamicLibrary library)
         : library_(library),
-          find_with_reason_(reinterpret_cast<FindFunctionWithReason>(library.find("cuGetProcAddress_v2"))),
-          find_(reinterpret_cast<FindFunction>(library.find("cuGetProcAddress"))) {}
+          find_with_reason_(reinterpret_cast<FindSymbolWithReason>(library.find("cuGetProcAddress_v2"))),
+          find_(reinterpret_cast<FindSymbol>(library.find("cuGetProcAddress"))) {}
 
     // `since`: the CUDA version that brought this signature.
     template <typename Function>
@@ -49,8 +49,8 @@ public:
 
 private:
     DynamicLibrary library_;
-    FindFunctionWithReason find_with_reason_;
-    FindFunction find_;
+    FindSymbolWithReason find_with_reason_;
+    FindSymbol find_;
     std::string missing_;
 };
 

@@ -30,4 +30,9 @@ private:
     int number_ = -1;
 };
 
+// Whether a descriptor that another process sent is of a file in memory (a memfd). Only the kernel is asked, never the
+// file's own file system: that may be another user's, which never answers. Any other call, even fstat or close, may
+// wait for it.
+bool is_memory_file(int file) noexcept;
+
 }  // namespace kvo

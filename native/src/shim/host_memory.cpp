@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::uint64_t read_number(const fs::path& file) {
+std::uint64_t read_count(const fs::path& file) {
     std::uint64_t number = 0;
     std::ifstream(file) >> number;
     return number;
@@ -61,7 +61,7 @@ HostMemory read_host_memory(const fs::path& sysfs) {
     const fs::path settings = sysfs / "kernel" / "mm";
     each_numbered(settings / "hugepages", "hugepages-", "kB", [&](std::uint64_t kibibytes, const fs::path& pool) {
         memory.huge_pages.push_back(
-            {kibibytes * 1024, read_number(pool / "nr_hugepages"), read_number(pool / "free_hugepages")});
+            {kibibytes * 1024, read_count(pool / "nr_hugepages"), read_count(pool / "free_hugepages")});
     });
     std::ranges::sort(memory.huge_pages, {}, &HugePagePool::page_bytes);
     memory.transparent_huge_pages = read_choice(settings / "transparent_hugepage" / "enabled");

@@ -110,6 +110,16 @@ Status allocate_file_pages(int file, std::uint64_t offset, std::uint64_t length)
     return {};
 }
 
+Status free_file_pages(int file, std::uint64_t offset, std::uint64_t length) {
+    while (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                     static_cast<off_t>(length)) != 0) {
+        if (errno != EINTR) {
+            return system_fault("fallocate(FALLOC_FL_PUNCH_HOLE)", errno);
+        }
+    }
+    return {};
+}
+
 void touch_pages(const void* start, std::size_t length) {
     const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     // A read, as another process may be using the content. On a shared mapping it maps the file's own page.

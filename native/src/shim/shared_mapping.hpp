@@ -67,6 +67,10 @@ constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 // the pages of this call are given back.
 Status allocate_file_pages(int file, std::uint64_t offset, std::uint64_t length);
 
+// Takes the pages of a range away from the file, and from all mappings: they read zeros there afterwards, and a touch
+// takes a new page. Pages that a driver has pinned stay taken, and are no longer the file's.
+Status free_file_pages(int file, std::uint64_t offset, std::uint64_t length);
+
 // Maps the pages of a range of a shared writable mapping, giving the file those it lacks. `start` is at a page's
 // border. The kernel does it in a call for 2 MiB (since Linux 5.14), since each call keeps the process's memory map
 // locked and with it everybody who maps something; otherwise a byte of each page is read, which is sound only after

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -69,3 +71,20 @@ def test_an_ideal_connector_misses_nothing(model: Model) -> None:
         # A model with states has one at the prompt's end.
         assert one.external_tokens >= (3000 // 272 * 272 if model is QWEN3_NEXT_80B else 3008)
         assert one.ttft_s < 0.1
+
+
+@pytest.mark.parametrize("model", [GPT_OSS_120B, QWEN3_NEXT_80B], ids=lambda model: model.name)
+def test_a_lean_ideal_connector_finds_the_ends_of_prompts_and_requests_in_fewer_bytes(model: Model) -> None:
+    asks = make_fresh(4, tokens=3000, new_tokens=300, per_s=0)
+    found = {}
+    for is_lean in (False, True):
+        with open_ideal(model, EngineSettings(step_tokens=1024), is_lean=is_lean) as engine:
+            engine.serve(asks)
+            assert engine.forget()
+            connector: Any = engine.scheduler.connector
+            used_bytes = connector.pool.used_bytes
+            run = engine.serve(repeat(asks, from_s=0, new_tokens=2))
+            found[is_lean] = sum(one.external_tokens for one in run.served), used_bytes
+    assert found[True][0] == found[False][0] > 0
+    # vLLM itself hands off states only where prompts end.
+    assert found[True][1] < found[False][1] * (1 if model is QWEN3_NEXT_80B else 0.8)

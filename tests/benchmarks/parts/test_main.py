@@ -37,4 +37,4 @@ def test_an_unknown_name_is_refused_with_the_known_ones(
 ) -> None:
     with pytest.raises(SystemExit):
         run(monkeypatch, "digest")
-    assert "known are arena, hash, index, pagemap, web" in capsys.readouterr().err
+    assert "known are arena, hash, index, outage, pagemap, tiered, web" in capsys.readouterr().err

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kvoffload.client.joining import HeldMemory, Member
-from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.settings import LinkSettings, LinkState
+from kvoffload.client.settings import SECOND_NS, LinkSettings, LinkState
 from kvoffload.protocol import (
     Adopt,
     AdoptAnswer,

@@ -306,6 +306,8 @@ class LocalPlaces:
         """Memories that this worker has not joined yet, or has let go of."""
         self.ready: int | None = None
         """Bytes of each memory that are there; None: all of them."""
+        self.pinned: set[int] = set()
+        """Segments that are marked as pinned."""
         self.is_closed = False
 
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -322,6 +324,10 @@ class LocalPlaces:
     def ready_bytes(self, memory_id: int) -> int:
         size_bytes = self.memory(memory_id).size_bytes
         return size_bytes if self.ready is None else min(self.ready, size_bytes)
+
+    def mark_pinned(self, memory_id: int, segment: int, is_pinned: bool) -> None:
+        self.memory(memory_id)
+        (self.pinned.add if is_pinned else self.pinned.discard)(segment)
 
     def retire(self, memory_id: int) -> None:
         self.unmapped.add(memory_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvoffload.protocol import Miss
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.scripted import ScriptedEngine
@@ -29,6 +31,12 @@ def warm_engine(groups: object = TWO_SIZES, *, tokens: int = 30, **changes: int)
 def leave_free(engine: ScriptedEngine, blocks: int) -> object:
     """Takes all blocks of the engine but so many."""
     return engine.pool.get_new_blocks(engine.pool.get_num_free_blocks() - blocks)
+
+
+def load_apart(engine: ScriptedEngine) -> ScriptedEngine:
+    """Lets requests with one prefix load it side by side, as in an engine without a prefix cache of its own."""
+    engine.parts.restores.settings = replace(engine.parts.restores.settings, shares_loads=False)
+    return engine
 
 
 def note_misses(engine: ScriptedEngine) -> list[tuple[str, Miss]]:

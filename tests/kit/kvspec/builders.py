@@ -16,12 +16,11 @@ from kvoffload.kvspec import (
     Placement,
     StateSpec,
     attention_layer,
-    layer_dims,
-    layout_dims,
     place_dims,
     place_strided,
     recurrent_layer,
 )
+from tests.kit.kvspec.layouts import layer_dims, layout_dims
 
 QWEN_SLOT = 327_680
 QWEN_STATE = 268_288

@@ -20,13 +20,12 @@ from kvoffload.kvspec import (
     ScalePlacement,
     StateSpec,
     attention_layer,
-    layer_dims,
-    layout_dims,
     place_dims,
     place_strided,
     recurrent_layer,
 )
 from kvoffload.kvspec.layout import LAYOUTS
+from tests.kit.kvspec.layouts import layer_dims, layout_dims
 
 BLOCK_TOKENS = 2
 

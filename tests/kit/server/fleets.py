@@ -15,7 +15,7 @@ from kvoffload.client import AsyncClient
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceTable
-from kvoffload.peers.fleet_member import FleetMember, find_homes
+from kvoffload.peers.fleet_member import FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetSettings
 from kvoffload.peers.fleet_registry import RegistrySettings
 from kvoffload.server.loop import CacheServer
@@ -23,6 +23,7 @@ from kvoffload.server.peer_links import PeeringPlan
 from kvoffload.server.sessions.session import Guest
 from kvoffload.server.sessions.settings import TcpSettings
 from kvoffload.server.tiering.settings import TierPlan, TierSettings
+from kvoffload.tiers.homes import find_homes
 from kvoffload.tiers.record_coder import Coding
 from tests.kit.cache.cache_model import HYBRID
 from tests.kit.cache.offload_contract import names_of, save

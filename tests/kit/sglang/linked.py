@@ -32,6 +32,7 @@ from kvoffload.cache import (
 from kvoffload.client import PendingAcquire, PromptNote
 from kvoffload.kvspec import GroupSpec, Registration
 from kvoffload.sglang.host_pools import describe_host_pool
+from kvoffload.sglang.linker_metrics import LinkerMetrics
 from kvoffload.sglang.page_linker import GroupRows, PageLinker
 from kvoffload.sglang.page_settings import PageSettings
 from kvoffload.sglang.pools import describe_pool
@@ -69,6 +70,7 @@ class SessionCache:
         self.local_cache = LocalCache.create(MEMORY)
         self.session = LocalSession(self.local_cache, FINGERPRINT, geometry)
         self.is_answering = self.is_mapped = self.is_served = True
+        self.fault = ""
         self.has_tiers = False
         self.prefetched: list[Ask] = []
         self.told: list[PromptNote] = []
@@ -190,6 +192,7 @@ def link(
     mask: bytes = bytes(32),
     wrap: Callable[[CopyEngine], Any] = lambda engine: engine,
     window: int = 0,
+    metrics: LinkerMetrics | None = None,
     **settings: Any,
 ) -> Linked:
     """`wrap` makes of the copy engine the one that the linker has."""
@@ -202,7 +205,8 @@ def link(
     engine = wrap(open_engine(registration.page_map, registration.memory))
     cache = cache or SessionCache(pages.geometry.groups)
     given = PageSettings(page_size=pool.page_size, groups=pages.pool_settings, fingerprint=FINGERPRINT, **settings)
-    linker = PageLinker(given, cache, engine, mask=mask, **({} if clock is None else {"clock": clock}))
+    timed = {} if clock is None else {"clock": clock}
+    linker = PageLinker(given, cache, engine, mask=mask, metrics=metrics, **timed)
     return Linked(linker, cache, pool)
 
 

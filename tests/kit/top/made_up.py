@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from kvoffload.cache import CacheStats, CurvePoint, MemoryCurve, PlaceUsage, TenantUsage
 from kvoffload.client.insight import ServerInsight, TimedCalls
+from kvoffload.client.inspector import EngineSurvey
+from kvoffload.protocol import IdentityField, Role
+from kvoffload.protocol.survey import IdentityRead, JoinedProcess
 from kvoffload.units import GIB
 
 STATS = CacheStats(
@@ -72,3 +76,35 @@ DISK = PlaceUsage(
 
 def stats(**changes: Any) -> CacheStats:
     return replace(STATS, **changes)
+
+
+def survey(*engines: IdentityRead) -> EngineSurvey:
+    """An engine of one process for each of these identities."""
+    processes = tuple(
+        JoinedProcess(
+            engine=f"engine {at}", role=Role.SCHEDULER, rank=0, pid=1, uid=2, fingerprint=read.fingerprint.hex()[:12]
+        )
+        for at, read in enumerate(engines)
+    )
+    return EngineSurvey(
+        processes=processes,
+        identities={one.fingerprint: read for one, read in zip(processes, engines, strict=True)},
+    )
+
+
+def identity(model: str, *, engine: str = "vllm 0.31.0", block_tokens: int = 64, **parts: str) -> IdentityRead:
+    told = {"engine": engine, "model": model, **parts}
+    return IdentityRead(
+        total=1,
+        fingerprint=sha256(f"{block_tokens} {told}".encode()).digest(),
+        ranks=1,
+        hash_algorithm="sha256",
+        hash_block_size=block_tokens,
+        identity=tuple(IdentityField(name=name, value=value) for name, value in told.items()),
+    )
+
+
+DIFFERING = survey(
+    identity("Qwen3", block_tokens=64, revision="abc"), identity("Qwen3", block_tokens=128, revision="abc")
+)
+"""Two engines of the same weights, of which the second has blocks of twice as many tokens."""

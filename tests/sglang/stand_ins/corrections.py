@@ -1,5 +1,5 @@
-"""Corrects modules of SGLang when they are imported, for tests alone: what its engine for processors computes wrong, or
-not at all.
+"""Corrects modules when they are imported: what SGLang's engine for processors computes wrong or not at all, and what
+breaks imports there.
 """
 
 from __future__ import annotations
@@ -86,6 +86,19 @@ def pin_nothing(module: ModuleType) -> None:
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
 
 
+def name_operators(module: ModuleType) -> None:
+    """Declares two operators of torchvision, without which it cannot be imported. Its build for a torch with CUDA does
+    not load into a torch without. An engine for text calls neither."""
+    import torch
+
+    if not hasattr(torch.ops.torchvision, "nms"):
+        names = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            names.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        # The declarations last as long as this object.
+        module.names = names  # type: ignore[attr-defined]
+
+
 CORRECTIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "sglang.srt.mem_cache.pool_host.mha": copy_on_processors,
     "sglang.srt.mem_cache.pool_host.mla": copy_on_processors,
@@ -93,5 +106,6 @@ CORRECTIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "sglang.srt.lora.layers": pin_nothing,
     "sglang.srt.layers.attention.mamba.mamba": scan_on_processors,
     "sglang.kernels.ops.elementwise.elementwise": add_shared_experts_on_processors,
+    "torchvision.extension": name_operators,
     "sglang.kernels.ops.attention.fla.fused_norm_gate": norm_on_processors,
 }

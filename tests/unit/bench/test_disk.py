@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvoffload.bench import disk, tiered
+from kvoffload.bench import disk
 from kvoffload.bench.disk import DiskBenchmark
 
 
@@ -17,7 +17,6 @@ def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     # The latest records are in the newer half of the segments, none of which is given up.
     monkeypatch.setattr(disk, "SEGMENTS", 12)
     monkeypatch.setattr(disk, "time_file_load", lambda load: 1.0 if load.path.name == "limit" else 0.0)
-    monkeypatch.setattr(tiered, "measure_engine", lambda name, folder, progress: iter(()))
     results = list(DiskBenchmark().run(lambda step: None))
     assert [(result.params["what"], result.params["record_bytes"]) for result in results] == [
         ("write", 1 << 20),

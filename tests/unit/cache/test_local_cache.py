@@ -113,7 +113,7 @@ def test_growing_can_be_stopped_from_another_thread() -> None:
 
 
 def test_a_shortage_while_it_grows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fall_short(_core: object, _progress: object) -> bool:
+    def fall_short(_core: object, _progress: object, _keep_free_bytes: int) -> bool:
         raise RuntimeError("5B of memory are not there: 4B are left")
 
     with LocalCache.begin(replace(GROWING, keep_free_bytes=0)) as cache:

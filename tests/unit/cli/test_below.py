@@ -82,7 +82,7 @@ def test_valkey_lies_below_the_disk(tmp_path: Path) -> None:
     assert far.place.describe() == "valkeys://me@far:6379/2"
     assert (far.place.password, far.place.ttl_s) == ("open", 7200)
     assert (near.place.compress, far.place.compress) == (Coding.OFF, Coding.AUTO)
-    assert (far.place.call_timeout_s, far.place.connections) == (0.2, 7)
+    assert (far.place.call_timeout_s, far.settings.look_timeout_s, far.place.connections) == (0.2, 0.2, 7)
     assert (far.settings.name, far.settings.write, far.settings.queue_s) == ("valkey", WriteRule.SECOND_USE, 5.0)
     assert "open" not in repr(far.place)
     [alone] = choose_tiers(load_settings(flags={"valkey": "valkey://far"}).settings, ServerConfig())[""]

@@ -27,10 +27,12 @@ def test_show_prints_value_and_source(tmp_path: Path) -> None:
     assert words["self_test"] == ["true", "default"]
 
 
-def test_every_word_of_a_meaning_is_printed_and_what_is_changed_alone_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_meaning_and_what_is_allowed_is_printed_and_what_is_changed_alone_if_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("KVOFFLOAD_COPY_THREADS", "3")
     printed = run("config", "show").stdout
-    assert all(row.description in printed for row in describe_settings())
+    assert all(f"    {row.description} Allowed: {row.allowed}.\n" in printed for row in describe_settings())
     changed = run("config", "show", "--changed", "--set", "verify=always").stdout.splitlines()
     assert [line.split() for line in changed if line[0] != " "] == [
         ["verify", "always", "flag"],

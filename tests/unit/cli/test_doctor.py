@@ -81,3 +81,11 @@ def test_limits_of_this_process_are_what_is_judged() -> None:
     assert "64 (RLIMIT_NOFILE)" in line
     assert "ulimit -n " in done.stdout
     assert "\x1b" not in done.stdout, "colors are for terminals"
+
+
+def test_a_command_that_starts_sglang_is_checked_if_it_is_given() -> None:
+    _, rows = rows_of()
+    assert "SGLang launch" not in rows
+    code, rows = rows_of("--sglang", "python -m sglang.launch_server --device cpu --page-size 16")
+    assert rows["SGLang launch"]["text"] == "it asks for no cache outside of SGLang"
+    assert code == FAILED

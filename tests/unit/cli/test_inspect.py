@@ -196,4 +196,6 @@ def test_identities_that_differ_are_told_by_the_part_and_both_values(tmp_path: P
     assert nothing == "no two engines that have registered differ\n"
     assert (row["part"], row["here"], row["there"]) == ("hash_block_tokens", "32", "16")
     assert re.search(r"hash_block_tokens +32 +16", shown)
+    engines = {(one["model"], one["sessions"]) for one in watched["engines"]}
+    assert engines == {("made-up/model", 2)}
     assert watched["differing"] == ["made-up/model: hash_block_tokens 16 and 32"]

@@ -38,9 +38,22 @@ def test_an_object_for_programs(model: Path) -> None:
     assert (place["name"], place["tokens"], place["break_even_tokens"]) == ("memory", (1 << 40) // 65_536, None)
 
 
+def test_sglangs_pages_are_those_of_each_rank(model: Path) -> None:
+    words = ("--engine", "sglang", "--page-size", "64", "--ranks", "2")
+    shown = run("plan", str(model), *words)
+    assert shown.returncode == 0, shown.stderr
+    assert "bytes a record" in shown.stdout
+    assert "4,194,304" in shown.stdout, "64 tokens of 131,072 bytes, on two ranks"
+    [group] = json.loads(run("plan", str(model), *words, "--json").stdout)["groups"]
+    assert (group["token_bytes"], group["record_bytes"]) == (131_072, 64 * 131_072 // 2)
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
+        (["--engine", "trt"], "--engine 'trt' is not known; allowed are vllm, sglang"),
+        (["--page-size", "16"], "--page-size is SGLang's; add --engine sglang"),
+        (["--engine", "sglang", "--exact"], "--exact asks vLLM"),
         (["--memory", "much"], "--memory 'much'"),
         (["--link", "25GB"], "--link '25GB' is no rate; give one such as 25GB/s"),
         (["--disk", "1TiB", "--disk-rate", "0B/s"], "--disk-rate '0B/s' is no rate"),

@@ -121,7 +121,7 @@ async def test_it_joins_again(tmp_path: Path) -> None:
         assert (await client.acquire(Ask(CHAIN))).boundary == TOKENS
         await client.close()
         await router.close()
-    assert client.state is LinkState.CLOSED
+    assert client.link.state is LinkState.CLOSED
     assert any(isinstance(event, EventsLost) for event in told)
 
 
@@ -129,9 +129,9 @@ def test_a_loop_that_has_ended_is_told_nothing(socket_path: Path) -> None:
     client = asyncio.run(served(socket_path))
     for _ in range(2):
         client.wire.on_unsent()
-        wait_for(lambda: not client.is_woken)
+        wait_for(lambda: not client.connection.is_woken)
     asyncio.run(client.close())
-    assert client.state is LinkState.CLOSED
+    assert client.link.state is LinkState.CLOSED
 
 
 async def test_a_private_server_is_found_beside_the_loop(tmp_path: Path) -> None:

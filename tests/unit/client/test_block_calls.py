@@ -12,9 +12,9 @@ from kvoffload.cache import AcquireOutcome, Ask, BlockLease, CacheGeometry, Publ
 from kvoffload.client.block_calls import BlockCalls, HintSettings, TierWait, cut_batches, read_numbers, to_blob
 from kvoffload.client.credit_stock import KEPT_NS
 from kvoffload.client.joining import HeldMemory
-from kvoffload.client.link import SECOND_NS, Link
+from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
-from kvoffload.client.settings import LinkSettings
+from kvoffload.client.settings import SECOND_NS, LinkSettings
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -37,6 +37,7 @@ from kvoffload.protocol import (
     PromotionOutcome,
     Publish,
     Release,
+    TierReach,
 )
 from kvoffload.protocol.hints import MAX_TTL_MS
 from kvoffload.protocol.limits import MAX_BATCH
@@ -58,6 +59,7 @@ class FakeIndex:
 
     def __init__(self) -> None:
         self.boundary = 0
+        self.leaving_from = 0
 
     def lookup(self, _name_space: int, _group: int, hashes: bytes) -> Any:
         return np.arange(len(hashes) // 32) < self.boundary // 16
@@ -157,11 +159,14 @@ def test_what_memory_lacks_is_asked_for_below_with_what_a_token_costs() -> None:
     (call,) = setting.wire.take_all()
     assert call.message == Promote(name_space=4, chain=CHAIN, limit=128, wait_ms=1500, prefill_ns=70_000)
     setting.index.boundary = 128
-    setting.script.answer(call, Promoted(outcome=PromotionOutcome.COMPLETE, boundary=128))
+    assert pending.reaches == ()
+    reaches = (TierReach(tier="disk", boundary=96), TierReach(tier="valkey", boundary=128))
+    setting.script.answer(call, Promoted(outcome=PromotionOutcome.COMPLETE, boundary=128, reaches=reaches))
     setting.blocks.go_on(pending, setting.script.now_ns)
     (call,) = setting.wire.take_all()
     assert call.message == Acquire(name_space=4, chain=CHAIN, limit=128)
     assert pending.in_memory == 64
+    assert pending.reaches == (("disk", 96), ("valkey", 128))
     # A chain that memory has whole is not asked for in slower tiers.
     setting.acquire(shards=(), far=far)
     assert [type(call.message) for call in setting.wire.take_all()] == [Acquire]
@@ -213,7 +218,7 @@ def test_a_lease_of_former_memory_is_released_without_a_word() -> None:
     setting.hit(setting.wire.take_all()[0])
     former = setting.link.memories.current
     assert isinstance(former, IndexedMemory)
-    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.link.hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(boot_id=2, memory=NO_FILE + 10)
     assert setting.blocks.memory(NO_FILE) == "segments"
@@ -226,7 +231,7 @@ def test_a_request_that_is_lost_with_its_connection_is_a_miss() -> None:
     setting = Setting()
     setting.index.boundary = 64
     pending = setting.acquire()
-    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.link.hang_up(setting.script.now_ns, "gone")
     assert pending.found.outcome is AcquireOutcome.MISS
     # Mapped memory can be looked up all the same.
     assert setting.blocks.lookup(0, CHAIN).sum() == 4
@@ -246,7 +251,7 @@ def test_slots_are_asked_for_ahead_and_dropped_with_their_session() -> None:
     setting.blocks.refill(now_ns + SECOND_NS)
     (call,) = setting.wire.take_all()
     assert call.message == Credits(name_space=4, group=0, count=9)
-    setting.link.on_hang_up(now_ns, "gone")
+    setting.link.hang_up(now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(session=0x70006)
     assert len(setting.blocks.take(0, 5, now_ns)) == 0
@@ -293,6 +298,20 @@ def test_slots_beyond_the_stock_that_no_save_takes_go_back() -> None:
     assert [call.message for call in setting.wire.take_all()] == [Credits(name_space=4, group=0, count=31)]
 
 
+def test_slots_in_memory_that_the_server_gives_back_to_the_system_go_back_at_once() -> None:
+    setting = Setting(STOCKED)
+    now_ns = setting.script.now_ns
+    setting.blocks.refill(now_ns)
+    (call,) = setting.wire.take_all()
+    tickets = np.arange(1, 17, dtype="<u8")
+    addresses = tickets * 100
+    setting.script.answer(call, CreditsGranted(tickets=tickets.tobytes(), addresses=addresses.tobytes()))
+    setting.index.leaving_from = 1500
+    setting.blocks.refill(now_ns)
+    assert [call.message for call in setting.wire.take_all()] == [Abort(tickets=tickets[14:].tobytes())]
+    assert setting.blocks.take(0, 16, now_ns).addresses.max() == 1400
+
+
 def test_a_server_that_ends_gets_its_slots_back_and_is_asked_for_none() -> None:
     """Whenever they come: it waits for them."""
     setting = Setting(STOCKED)
@@ -307,7 +326,7 @@ def test_a_server_that_ends_gets_its_slots_back_and_is_asked_for_none() -> None:
     assert [call.message for call in setting.wire.take_all()] == [Abort(tickets=tickets)]
     setting.blocks.refill(setting.script.now_ns + SECOND_NS)
     assert setting.wire.take_all() == []
-    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.link.hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(boot_id=2, memory=NO_FILE + 10)
     setting.blocks.refill(setting.script.now_ns)
@@ -319,7 +338,7 @@ def test_slots_of_a_session_that_goes_on_are_kept() -> None:
     setting.blocks.refill(setting.script.now_ns)
     tickets = np.arange(1, 17, dtype="<u8").tobytes()
     setting.script.answer(setting.wire.take_all()[0], CreditsGranted(tickets=tickets, addresses=tickets))
-    setting.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.link.hang_up(setting.script.now_ns, "gone")
     setting.script.now_ns += SECOND_NS
     setting.script.join(is_reopened=True)
     assert len(setting.blocks.take(0, 5, setting.script.now_ns)) == 5
@@ -355,7 +374,7 @@ def test_a_prefetch_is_a_hint() -> None:
     setting = Setting()
     setting.blocks.prefetch(Ask(CHAIN, local=16), 0)
     assert [call.message for call in setting.wire.take_all()] == [Prefetch(name_space=4, chain=CHAIN, local=16)]
-    setting.link.on_hang_up(0, "gone")
+    setting.link.hang_up(0, "gone")
     setting.blocks.prefetch(Ask(CHAIN, local=32), 0)
     setting.script.now_ns += SECOND_NS
     assert setting.script.join(boot_id=2, memory=NO_FILE + 10) == []

@@ -94,23 +94,23 @@ def test_callers_never_join_and_wake_whoever_does(socket_path: Path, monkeypatch
     link, wire = client.link, client.wire
 
     def receive(link: Any, now_ns: int) -> bool:
-        link.on_hang_up(now_ns, "gone")
+        link.hang_up(now_ns, "gone")
         return True
 
     try:
         client.take(0, 1)
-        assert client.state is LinkState.DOWN
+        assert client.link.state is LinkState.DOWN
         link.on_time(time.monotonic_ns())
         client.take(0, 1)
-        assert client.state is LinkState.JOINING
-        while client.state is LinkState.JOINING:
+        assert client.link.state is LinkState.JOINING
+        while client.link.state is LinkState.JOINING:
             wire.await_answers(0.01)
             wire.receive_all(link, time.monotonic_ns())
         monkeypatch.setattr(wire, "receive_answers", receive)
-        assert not client.is_woken
+        assert not client.connection.is_woken
         client.take(0, 1)
-        assert (client.state, client.fault) == (LinkState.DOWN, "gone")
-        assert client.is_woken
+        assert (client.link.state, client.fault) == (LinkState.DOWN, "gone")
+        assert client.connection.is_woken
     finally:
         client.close()
 
@@ -120,7 +120,7 @@ def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> No
         served(socket_path, name="same") as first,
         Client(make_settings(socket_path, name="same", geometry=PLAIN)) as other,
     ):
-        refusal = wait_for(lambda: other.refusal)
+        refusal = wait_for(lambda: other.link.refusal)
         assert refusal.code is ErrorCode.MISMATCH
         assert "groups" in refusal.field
         assert refusal.message in other.fault
@@ -133,7 +133,7 @@ def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
     with Client(make_settings(tmp_path / "nobody")) as client:
         assert wait_for(lambda: client.fault) == f"{tmp_path}/nobody is not there"
         assert not client.wait_until_served(0.05)
-        assert (client.memory_id, client.boot_id, client.state) == (0, 0, LinkState.DOWN)
+        assert (client.memory_id, client.link.boot_id, client.link.state) == (0, 0, LinkState.DOWN)
         assert not client.lookup(0, CHAIN).any()
         assert client.find_boundary(Ask(CHAIN, local=16)) == 16
         assert client.acquire(Ask(CHAIN, local=16)).boundary == 16
@@ -145,7 +145,7 @@ def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
         client.prefetch(Ask(CHAIN))
         with pytest.raises(ServerError, match="did not answer"):
             client.stats()
-    assert client.state is LinkState.CLOSED
+    assert client.link.state is LinkState.CLOSED
 
 
 def test_events_are_told(socket_path: Path) -> None:
@@ -218,7 +218,7 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         assert client.wait_until_served(WAIT_S)
         client.subscribe()
         await save(AsAwaited(client))
-        memory_id, boot_id = client.memory_id, client.boot_id
+        memory_id, boot_id = client.memory_id, client.link.boot_id
         leased = client.acquire(Ask(CHAIN))
         assert leased.lease is not None
         slots = wait_for(lambda: client.take(2, 2))
@@ -233,7 +233,7 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         client.abort(slots)
     with child(["-c", SERVER, str(path), "60"], says="serves"):
         assert client.wait_until_served(WAIT_S), client.fault
-        assert (client.memory_id, client.boot_id != boot_id) == (memory_id, True)
+        assert (client.memory_id, client.link.boot_id != boot_id) == (memory_id, True)
         # Messages sent while the server was away have been served: no lease is open, and only the slots held ready are
         # reserved.
         assert client.stats().leases == 0
@@ -324,7 +324,7 @@ async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
         assert server.poll() is None
         client.release(leased.lease)
         assert server.wait(WAIT_S) == 0
-        wait_for(lambda: client.state is not LinkState.SERVING)
+        wait_for(lambda: client.link.state is not LinkState.SERVING)
         client.close()
 
 

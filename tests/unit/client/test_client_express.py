@@ -19,7 +19,10 @@ from tests.kit.cache.cache_model import make_chain
 from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
 from tests.kit.children import child
 from tests.kit.client.served import WAIT_S, served, wait_for
+from tests.kit.processors import measure_turn_ns, needs_turns
 from tests.unit.client.conftest import SERVER, make_settings
+
+SHORT_TURN_NS = 100_000
 
 
 async def test_a_loop_uses_it_too(socket_path: Path) -> None:
@@ -32,6 +35,20 @@ async def test_a_loop_uses_it_too(socket_path: Path) -> None:
         assert found.lease is not None
         client.release(found.lease)
         assert (await client.stats()).leases == 0
+
+
+@needs_turns
+def test_the_threads_that_answer_engines_run_soon_after_they_wake(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with child(["-c", SERVER, str(path), "0"], says="serves") as process, served(path) as client:
+        wait_for(lambda: client.wire.express_file >= 0)
+        threads = {
+            int(thread.name): (thread / "comm").read_text().strip()
+            for thread in Path(f"/proc/{process.pid}/task").iterdir()
+        }
+        assert "kvo-express" in threads.values()
+        answering = {thread for thread, name in threads.items() if thread == process.pid or name == "kvo-express"}
+        assert {thread for thread in threads if measure_turn_ns(thread) == SHORT_TURN_NS} == answering
 
 
 def test_an_observer_has_none(socket_path: Path) -> None:
@@ -100,7 +117,7 @@ async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_pa
 def test_the_keeper_is_woken_for_what_is_unsent(tmp_path: Path) -> None:
     client = Client(make_settings(tmp_path / "nobody"))
     client.wire.on_unsent()
-    assert client.is_woken
+    assert client.connection.is_woken
     client.close()
 
 
@@ -118,11 +135,11 @@ def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Pat
         wait_for(is_served)
         server.send_signal(signal.SIGKILL)
         server.wait()
-        assert not client.is_woken
+        assert not client.connection.is_woken
         assert len(client.take(0, 1)) == 0
-        assert client.state is LinkState.DOWN
+        assert client.link.state is LinkState.DOWN
         assert "express" in client.fault or "other end" in client.fault
-        assert client.is_woken
+        assert client.connection.is_woken
         client.close()
 
 

@@ -1,4 +1,4 @@
-"""The common part of both clients: their state, look-ups, and end."""
+"""A connection's end: what was told arrives, and nothing stays open."""
 
 from __future__ import annotations
 
@@ -6,30 +6,12 @@ import os
 import threading
 from pathlib import Path
 
-import pytest
-
 from kvoffload.cache import Ask
-from kvoffload.client import AsyncClient, Client, LinkState
+from kvoffload.client import AsyncClient, Client
 from kvoffload.protocol import Role
 from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
 from tests.kit.client.served import WAIT_S
 from tests.unit.client.conftest import make_settings
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-async def test_a_client_that_was_not_started_sends_nothing(
-    kind: type[Client] | type[AsyncClient], tmp_path: Path
-) -> None:
-    client = kind(make_settings(tmp_path / "nobody"))
-    assert (client.state, client.is_served, client.fault, client.refusal) == (LinkState.DOWN, False, "", None)
-    assert (client.boot_id, client.memory_id) == (0, 0)
-    assert not client.lookup(0, CHAIN).any()
-    assert client.find_boundary(Ask(CHAIN, local=16)) == 16
-    with pytest.raises(ValueError, match="not mapped here"):
-        client.memory(7)
-    closing = client.close()
-    if closing is not None:
-        await closing
 
 
 async def test_what_was_told_last_arrives(socket_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,12 @@ class PlayedServer:
             case ReadReport():
                 return ReportRead(report=f"{message.engine} {message.rank}".encode() if message.rank < 2 else b"")
             case ReadIdentity():
-                return self.identities[message.place] if self.identities else IdentityRead(total=0)
+                found = (
+                    replace(read, place=at)
+                    for at, read in enumerate(self.identities)
+                    if at >= message.place and read.fingerprint.hex().startswith(message.identity)
+                )
+                return next(found, IdentityRead(total=len(self.identities), place=len(self.identities)))
             case ListRetained():
                 shown = self.retained[message.first : message.first + ARRAY_ITEMS]
                 return Retained(total=len(self.retained), size_bytes=5, limit_bytes=9, prefixes=shown)
@@ -251,3 +257,37 @@ def test_other_memories_are_rows_with_shares() -> None:
         {"memory": 4.0, "size_bytes": 16_000, "blocks_hit": 0.6667, "bytes_hit": 0.8},
     ]
     assert Inspector(PlayedServer().look_into).list_memories() == ([], 0, 1)
+
+
+def test_joined_engines_are_counted_by_their_kind_and_model() -> None:
+    def told(byte: bytes, **parts: str) -> IdentityRead:
+        fields = tuple(IdentityField(name=name, value=value) for name, value in parts.items())
+        return replace(MODEL, fingerprint=byte * 32, identity=fields)
+
+    def process(engine: str, fingerprint: str, **more: Any) -> JoinedProcess:
+        return replace(worker(engine), fingerprint=fingerprint, **more)
+
+    server = PlayedServer(
+        identities=(
+            told(b"\x01", engine="vllm 0.31.0", model="m"),
+            OTHER,
+            told(b"\x02", engine="sglang 0.5.23", model="m"),
+            told(b"\x03", engine="sglang 0.5.23", model="m"),
+        ),
+        processes=(
+            process("a", "010101"),
+            process("a", "010101"),
+            process("rank 0", "020202"),
+            process("rank 1", "030303"),
+            process("it has told nothing", "cdcdcd"),
+            process("ended", "010101", is_open=False),
+            worker("observer"),
+        ),
+    )
+    survey = Inspector(server.look_into, token=TOKEN).survey_engines()
+    assert survey.list_kinds() == [
+        {"engine": "vllm 0.31.0", "model": "m", "sessions": 1, "processes": 2},
+        {"engine": "sglang 0.5.23", "model": "m", "sessions": 2, "processes": 2},
+        {"engine": "", "model": "", "sessions": 1, "processes": 1},
+    ]
+    assert survey.find_differing() == ()

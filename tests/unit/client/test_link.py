@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvoffload.client.inventory import Heard, InventoryBegun
-from kvoffload.client.link import MOST_LINES, SECOND_NS, Link, ServerWarnings
-from kvoffload.client.settings import LinkSettings, LinkState
+from kvoffload.client.link import MOST_LINES, Link, ServerWarnings
+from kvoffload.client.settings import SECOND_NS, LinkState
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -20,10 +19,8 @@ from kvoffload.protocol import (
     Done,
     Error,
     ErrorCode,
-    EventsLost,
     HelloAccepted,
     Holding,
-    ListBlocks,
     Mark,
     Offer,
     Quarantine,
@@ -31,12 +28,9 @@ from kvoffload.protocol import (
     Retire,
     Role,
     Stats,
-    Subscribe,
-    Subscribed,
     Warned,
     Welcome,
 )
-from kvoffload.protocol.message import Event
 from kvoffload.types import AcquireOutcome
 from tests.kit.client.fake_wire import NO_FILE, FakeWire, Script, lease, make_link
 
@@ -98,7 +92,7 @@ def test_the_back_off_grows_and_ends_with_a_join(link: Link, wire: FakeWire, scr
     assert wire.dials == 12
     wire.listens = True
     script.join()
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     assert link.next_ns(script.now_ns) - script.now_ns < 0.026 * SECOND_NS
 
 
@@ -146,6 +140,17 @@ def test_what_is_refused_is_shown_and_tried_again(link: Link, wire: FakeWire, sc
     assert (link.refusal, link.fault) == (None, "")
 
 
+def test_who_sees_a_refusal_sees_its_reason_too(
+    link: Link, wire: FakeWire, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Error | None, str]] = []
+    monkeypatch.setattr(wire, "hang_up", lambda: seen.append((link.refusal, link.fault)))
+    link.on_time(script.now_ns)
+    script.tell(Error(code=ErrorCode.NOT_ALLOWED, message="user 7 may not use this server"))
+    assert seen == [(None, "refused: user 7 may not use this server")]
+    assert link.refusal is not None
+
+
 def test_what_may_have_been_lost_is_said_again_to_a_session_that_goes_on(
     link: Link, wire: FakeWire, script: Script
 ) -> None:
@@ -156,7 +161,7 @@ def test_what_may_have_been_lost_is_said_again_to_a_session_that_goes_on(
     calls = wire.take_express()
     assert one_ways(calls) == [(1, lease(1)), (2, lease(2))]
     script.answer_express(calls[1], MISS)  # the first one arrived
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     link.tell(lease(3), script.now_ns)
     assert wire.take_express() == []
     script.now_ns += SECOND_NS
@@ -168,7 +173,7 @@ def test_an_adopted_session_goes_on(link: Link, script: Script) -> None:
     script.join(session=5, resume=(9 << 32) + 5)
     first = link.sessions
     link.tell(lease(1), script.now_ns)
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     script.verdict = AdoptVerdict.WANTED
     again = script.join(boot_id=2, session=(7 << 32) + 5, adopted_boot_id=1)
@@ -186,7 +191,7 @@ def test_other_memory_hears_nothing_of_the_old_one(link: Link, script: Script) -
     script.join()
     first = link.sessions
     link.tell(lease(1), script.now_ns)
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     assert one_ways(script.join(boot_id=2, memory=NO_FILE + 10)) == []
     assert (first, link.sessions) == (1, 2)
@@ -199,7 +204,7 @@ def test_another_session_of_the_same_memory_is_not_the_old_one(link: Link, scrip
     script.join(session=0x70005)
     first = link.sessions
     link.tell(lease(1), script.now_ns)
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     assert one_ways(script.join(boot_id=boot_id, session=0x70006, adopted_boot_id=9)) == [(1, lease(1))]
     assert (first, link.sessions) == (1, 2)
@@ -243,7 +248,7 @@ def test_whoever_comes_back_to_a_server_that_ends_is_served_to_the_end(link: Lin
     assert (link.state, link.is_closing) == (LinkState.JOINING, True)
     script.join()
     assert (link.state, link.is_closing) == (LinkState.SERVING, True)
-    link.on_hang_up(script.now_ns, "it has ended")
+    link.hang_up(script.now_ns, "it has ended")
     assert not link.is_closing
 
 
@@ -326,7 +331,7 @@ def test_many_one_way_messages_are_followed_by_a_request(link: Link, wire: FakeW
     calls = wire.take_express()
     assert isinstance(calls[-1].message, Mark)
     script.answer_express(calls[-1], Done())
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     assert one_ways(script.join(is_reopened=True)) == []
 
@@ -344,87 +349,6 @@ def test_while_that_request_is_awaited_there_is_no_second_one(link: Link, wire: 
     assert len(tell(2)) == 1
     script.pass_time(6)  # it was not answered in time
     assert [len(tell(1)), len(tell(1))] == [1, 0]
-
-
-def test_a_subscription_outlives_its_server(wire: FakeWire) -> None:
-    told: list[tuple[Event, int]] = []
-    link = make_link(wire, role=Role.OBSERVER, on_event=lambda *event: told.append(event))
-    script = Script(link, wire)
-    script.join()
-    link.subscribe(Subscribe(name_spaces=(7,)), script.now_ns)
-    (call,) = wire.take()
-    script.answer(call, Subscribed())
-    script.send(EventsLost(count=3), 1)
-    link.on_hang_up(script.now_ns, "gone")
-    script.now_ns += SECOND_NS
-    (again,) = script.join(boot_id=2)
-    assert again.message == Subscribe(name_spaces=(7,))
-    assert told == [(EventsLost(count=3), 1), (EventsLost(count=0), 0)]
-
-
-INVENTORY = ("adopt", "events", "inventory")
-
-
-def test_an_inventory_begins_when_the_server_has_agreed_to_tell_events(wire: FakeWire) -> None:
-    told: list[Heard] = []
-    link = make_link(wire, role=Role.OBSERVER, on_event=lambda event, _: told.append(event))
-    script = Script(link, wire)
-    script.join(capabilities=INVENTORY)
-    link.subscribe(Subscribe(name_spaces=(7,)), script.now_ns, with_inventory=True)
-    assert link.begin_inventory(script.now_ns)
-    (call,) = wire.take()
-    assert (call.message, told) == (Subscribe(name_spaces=(7,)), [])
-    script.answer(call, Subscribed())
-    (listing,) = wire.take()
-    assert (listing.message, told) == (ListBlocks(name_space=7), [InventoryBegun()])
-
-
-def test_a_refused_subscription_has_no_inventory_and_is_asked_for_again(wire: FakeWire) -> None:
-    told: list[Heard] = []
-    link = make_link(wire, role=Role.OBSERVER, on_event=lambda event, _: told.append(event))
-    script = Script(link, wire)
-    script.join(capabilities=INVENTORY)
-    link.subscribe(Subscribe(name_spaces=(7,)), script.now_ns, with_inventory=True)
-    for _ in range(3):
-        (call,) = wire.take()
-        assert call.message == Subscribe(name_spaces=(7,))
-        script.answer(call, Error(code=ErrorCode.BUSY, message="too many", about_op=Subscribe.op))
-        script.pass_time(0.5)
-        assert (wire.take(), told) == ([], [])
-        script.pass_time(0.5)
-    (call,) = wire.take()
-    script.answer(call, Subscribed())
-    assert told == [EventsLost(count=0), InventoryBegun()]
-    assert [one.message for one in wire.take()] == [ListBlocks(name_space=7)]
-    script.pass_time(1)
-    assert wire.take() == []
-
-
-def test_a_subscription_without_an_answer_is_asked_for_again(wire: FakeWire) -> None:
-    told: list[Heard] = []
-    link = make_link(wire, role=Role.OBSERVER, on_event=lambda event, _: told.append(event))
-    script = Script(link, wire)
-    script.join(capabilities=INVENTORY)
-    link.subscribe(Subscribe(name_spaces=(7,)), script.now_ns, with_inventory=True)
-    wire.take()
-    script.pass_time(LinkSettings().call_deadline_s)
-    script.pass_time(1)
-    *_, call = wire.take()
-    assert (call.message, told) == (Subscribe(name_spaces=(7,)), [])
-    script.answer(call, Subscribed())
-    assert told == [EventsLost(count=0), InventoryBegun()]
-
-
-def test_an_observer_that_names_no_identity_has_no_inventory(wire: FakeWire) -> None:
-    told: list[Heard] = []
-    link = make_link(wire, role=Role.OBSERVER, on_event=lambda event, _: told.append(event))
-    script = Script(link, wire)
-    script.join(capabilities=INVENTORY)
-    link.subscribe(Subscribe(), script.now_ns, with_inventory=True)
-    (call,) = wire.take()
-    script.answer(call, Subscribed())
-    assert not link.begin_inventory(script.now_ns)
-    assert told == []
 
 
 def test_the_end_ends_everything(link: Link, wire: FakeWire, script: Script) -> None:
@@ -450,7 +374,7 @@ def test_a_server_hears_what_is_held_of_former_ones_and_each_change(wire: FakeWi
     script = Script(link, wire)
     script.join(capabilities=FORMER)
     assert holdings(wire) == [[]]
-    link.on_hang_up(script.now_ns, "killed")
+    link.hang_up(script.now_ns, "killed")
     script.now_ns += SECOND_NS
     script.join(boot_id=2, memory=NO_FILE + 100, capabilities=FORMER)
     former = NO_FILE
@@ -469,7 +393,7 @@ def test_a_server_hears_what_is_held_of_former_ones_and_each_change(wire: FakeWi
 
 def test_a_server_that_does_not_ask_is_told_nothing(link: Link, wire: FakeWire, script: Script) -> None:
     script.join()
-    link.on_hang_up(script.now_ns, "killed")
+    link.hang_up(script.now_ns, "killed")
     script.now_ns += SECOND_NS
     script.join(boot_id=2, memory=NO_FILE + 100)
     assert holdings(wire) == []
@@ -479,7 +403,7 @@ def test_a_worker_lets_go_of_what_it_is_asked_for(wire: FakeWire) -> None:
     link = make_link(wire, role=Role.WORKER)
     script = Script(link, wire)
     script.join(capabilities=FORMER)
-    link.on_hang_up(script.now_ns, "killed")
+    link.hang_up(script.now_ns, "killed")
     script.now_ns += SECOND_NS
     script.join(boot_id=2, memory=NO_FILE + 100, capabilities=FORMER)
     script.tell(Retire(memories=NO_FILE.to_bytes(8, "little") + (NO_FILE + 100).to_bytes(8, "little")))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvoffload.client.link import SECOND_NS, Link
-from kvoffload.client.settings import LinkState
+from kvoffload.client.link import Link
+from kvoffload.client.settings import SECOND_NS, LinkState
 from kvoffload.protocol import (
     Abort,
     Acquire,
@@ -71,7 +71,7 @@ def test_blocks_go_by_express(link: Link, wire: FakeWire, script: Script) -> Non
 def test_it_may_come_before_all_else(link: Link, wire: FakeWire, script: Script, message: OneWay | None) -> None:
     """A process whose session is registered gets it with its welcome."""
     script.join()
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     if message is not None:
         link.tell(message, script.now_ns)
     script.now_ns += SECOND_NS
@@ -191,7 +191,7 @@ def test_what_either_lost_is_said_again_where_it_was(link: Link, wire: FakeWire,
     script.answer_express(sent[1], Acquired(outcome=AcquireOutcome.MISS, boundary=0))  # the second release arrived
     assert acquire.is_over
     ask = link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     assert (ask.is_over, ask.answer) == (True, None)
     link.tell(INVALIDATE, script.now_ns)
     script.now_ns += SECOND_NS
@@ -209,7 +209,7 @@ def test_what_was_answered_by_express_is_not_said_again(link: Link, wire: FakeWi
     sent = wire.take_express()
     assert (sent[-1].message, wire.take()) == (Mark(), [])
     script.answer_express(sent[-1], Done())
-    link.on_hang_up(script.now_ns, "gone")
+    link.hang_up(script.now_ns, "gone")
     script.now_ns += SECOND_NS
     assert script.join(is_reopened=True) == []
 
@@ -272,14 +272,14 @@ def test_a_refused_one_way_message_ends_nothing(link: Link, wire: FakeWire, scri
 
 def test_what_is_awaited_is_known_by_channel(link: Link, wire: FakeWire, script: Script) -> None:
     script.join()
-    assert (link.awaits_answers, link.awaits_control) == (False, False)
+    assert (link.lanes.awaits_answers, link.lanes.awaits_control) == (False, False)
     link.ask(ACQUIRE, script.now_ns, WAIT_NS)
-    assert (link.awaits_answers, link.awaits_control) == (True, False)
+    assert (link.lanes.awaits_answers, link.lanes.awaits_control) == (True, False)
     assert link.next_ns(script.now_ns) == script.now_ns + WAIT_NS
     link.ask(Stats(), script.now_ns, WAIT_NS // 2)
-    assert (link.awaits_answers, link.awaits_control) == (True, True)
+    assert (link.lanes.awaits_answers, link.lanes.awaits_control) == (True, True)
     assert link.next_ns(script.now_ns) == script.now_ns + WAIT_NS // 2
     link.tell(PREFETCH, script.now_ns)
     for number in (1, 2):
         link.tell(lease(number), script.now_ns)
-    assert link.one_way_count == 1  # of the control channel, which `bye` speaks of
+    assert link.lanes.control.one_way == 1  # of the control channel, which `bye` speaks of

@@ -250,6 +250,7 @@ NOT_SERVED = {
 }
 CHANGED: dict[str, object] = {
     "memory": "128MiB",
+    "memory_floor": "50",
     "linger": "3s",
     "segment_size": "64MiB",
     "disk": "/a,/b",

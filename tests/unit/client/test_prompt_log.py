@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvoffload.cache import GroupRule
-from kvoffload.client.link import SECOND_NS
 from kvoffload.client.prompt_log import MAX_QUEUED, MESSAGE_BYTES, SEND_AFTER_NS, PromptLog, PromptNote
+from kvoffload.client.settings import SECOND_NS
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import CODEC, Error, ErrorCode, Explain, Explained, Explanation, Miss
 from kvoffload.protocol.insight import MAX_TAGS
@@ -142,7 +142,7 @@ def test_a_server_that_refuses_or_goes_away_costs_nothing() -> None:
     setting.script.answer(call, Error(code=ErrorCode.BUSY, message="not now"))
     assert setting.heard == []
     setting.note()
-    setting.script.link.on_hang_up(setting.script.now_ns, "gone")
+    setting.script.link.hang_up(setting.script.now_ns, "gone")
     assert setting.send() == []
 
 

@@ -63,7 +63,7 @@ def test_without_a_common_version_both_are_named(
         child(["-c", script, str(tmp_path / "s"), "0"], says="serves"),
         Client(make_settings(tmp_path / "s")) as client,
     ):
-        refusal = wait_for(lambda: client.refusal)
+        refusal = wait_for(lambda: client.link.refusal)
         assert (refusal.code, refusal.field) == (ErrorCode.VERSION, "protocol")
         assert all(str(number) in refusal.server_value for number in server_versions)
         assert all(str(number) in refusal.client_value for number in client_versions)

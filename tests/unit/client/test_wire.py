@@ -58,7 +58,7 @@ def listener(path: Path) -> Iterator[Listener]:
 def wire(path: Path) -> Iterator[SocketWire]:
     wire = SocketWire(path)
     yield wire
-    wire.close()
+    wire.hang_up()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_backlog_that_is_full_is_not_waited_for(
         assert any(wire.dial() for wire in wires)
     finally:
         for wire in wires:
-            wire.close()
+            wire.hang_up()
 
 
 @pytest.mark.parametrize("data", [b"\xc1", b"\x93\x01\x02\x03"])
@@ -199,7 +199,7 @@ def dial(path: Path) -> str:
     try:
         return wire.dial()
     finally:
-        wire.close()
+        wire.hang_up()
 
 
 def test_a_socket_that_is_not_there(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_server_that_takes_no_connection(tmp_path: Path) -> None:
         told = [wire.dial() for wire in wires]
         assert "takes no connection" in told[-1]
         for wire in wires:
-            wire.close()
+            wire.hang_up()
 
 
 def test_a_socket_whose_mode_refuses_us_tells_both_ids(open_folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,9 +37,8 @@ LATER_BYTES = 4096
 class Hearer:
     """A link, as far as a wire sees it."""
 
-    awaits_control = False
-
     def __init__(self) -> None:
+        self.lanes = SimpleNamespace(awaits_control=False)
         self.heard: list[ServerMessage] = []
         self.faults: list[str] = []
         self.on_answer: Callable[[], None] = lambda: None
@@ -48,7 +48,7 @@ class Hearer:
         self.heard.append(answer.message)
         self.on_answer()
 
-    def on_hang_up(self, now_ns: int, line: str) -> None:
+    def hang_up(self, now_ns: int, line: str) -> None:
         assert now_ns == NOW_NS
         self.faults.append(line)
 
@@ -103,7 +103,7 @@ def wire() -> Iterator[SocketWire]:
     wire.hang_up()
     assert wire.express_file == -1
     assert count_open_files() == opened
-    wire.close()
+    wire.hang_up()
     assert count_open_files() == before
 
 
@@ -303,10 +303,10 @@ def test_control_is_left_to_others_unless_it_is_awaited(
     monkeypatch.setattr(wire, "receive_control", lambda _, now_ns: looked.append(now_ns))
     wire.receive_answers(link, NOW_NS)
     assert looked == []
-    link.awaits_control = True
+    link.lanes.awaits_control = True
     wire.receive_answers(link, NOW_NS)
     assert looked == [NOW_NS]
-    link.awaits_control = False
+    link.lanes.awaits_control = False
     wire.receive_all(link, NOW_NS)
     assert looked == [NOW_NS] * 2
     wire.hang_up()

@@ -209,7 +209,7 @@ class FakeAccess:
         self.may_start = threading.Event()
         self.problem: ServerError | None = None
         self.saves = True
-        self.socket = Path("private/s")
+        self.wire = SimpleNamespace(path=Path("private/s"))
 
     def open(
         self,
@@ -314,7 +314,7 @@ def test_a_shared_server_is_nobodys_to_start() -> None:
     [
         # 16 bytes per token of the first group's 64-byte blocks, 8 of the second's.
         (24 << 20, "", "of acme/tiny in 24MiB (1,048,576 tokens) of a private server (log: private/s.log): "),
-        (None, "kv.socket", "of acme/tiny in a server that is not there yet of kv.socket: "),
+        (None, "kv.socket", "of acme/tiny in the memory of kv.socket, where no server is yet: "),
     ],
 )
 def test_one_line_says_what_is_kept_and_where(
@@ -327,10 +327,8 @@ def test_one_line_says_what_is_kept_and_where(
     (message,) = [record.getMessage() for record in caplog.records if record.name == "kvoffload.connector.start_up"]
     assert line in message
     assert "group 0 (prefix, 4 tokens, 64 bytes), group 2 (window, 8 tokens, 64 bytes)" in message
-    added = "its capacity" if capacity_bytes is None else "2516582%"
-    assert message.endswith(
-        f"24 bytes per token, which adds {added} to the cache that the engines that share it have themselves, 1000B"
-    )
+    told = "24 bytes per token; the engines that use it cache 1000B themselves"
+    assert message.endswith(told if capacity_bytes is None else f"{told}, to which it adds 2516582%")
 
 
 @pytest.mark.parametrize(
@@ -358,7 +356,7 @@ def test_what_a_machines_ranks_cache_counts_once(
     engine = agree(ranks, sharing)
     start.open_for_scheduler(REGISTER, engine, None)
     (message,) = [record.getMessage() for record in caplog.records if "keeps KV cache of" in record.getMessage()]
-    assert message.endswith(f"the engines that share it have themselves, {describe_size(own)}")
+    assert f"the engines that use it cache {describe_size(own)} themselves, to which it adds " in message
     assert ("group 0 of stage 0 (" in message) == (sharing.pipeline_ranks > 1)
     assert ("on the first of 2 machines" in message) == (sharing.nodes > 1)
     parts = sharing.shards_of(engine.groups[0])
@@ -377,7 +375,7 @@ def test_ranks_with_several_units_cache_what_all_their_units_are(caplog: pytest.
     start.open_for_scheduler(REGISTER, agree(ranks, start.scheduler_settings().sharing), None)
     (message,) = [record.getMessage() for record in caplog.records if "keeps KV cache of" in record.getMessage()]
     assert "group 0 (prefix, 4 tokens, 512 bytes in 8 parts)" in message
-    assert message.endswith(f"the engines that share it have themselves, {describe_size(2000)}")
+    assert f"the engines that use it cache {describe_size(2000)} themselves, to which it adds " in message
 
 
 def test_little_memory_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def test_a_refused_client_is_closed(server: Path, monkeypatch: pytest.MonkeyPatc
         threads = set(threading.enumerate())
         with pytest.raises(ServerError):
             make_access(server).open(make_register("again", record_bytes=2000), role=Role.SCHEDULER)
-    assert [client.state.name for client in made] == ["CLOSED"]
+    assert [client.link.state.name for client in made] == ["CLOSED"]
     assert set(threading.enumerate()) <= threads
 
 
@@ -183,9 +184,10 @@ def test_a_private_server_comes_with_the_first_rank_and_goes_with_the_engines_la
 class LateClient:
     """Its server has not answered in time, and does at the sixth look."""
 
-    state, fault, refusal = LinkState.DOWN, "the server does not answer", None
+    fault = "the server does not answer"
 
     def __init__(self) -> None:
+        self.link = SimpleNamespace(state=LinkState.DOWN, refusal=None)
         self.looks = 0
 
     def start(self) -> LateClient:

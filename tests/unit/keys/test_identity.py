@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from kvoffload.errors import IdentityError
-from kvoffload.keys.identity import FORMAT_VERSION, Identity, LayerDtype, ParallelShape, compare_identities
+from kvoffload.keys.identity import (
+    FORMAT_VERSION,
+    Identity,
+    LayerDtype,
+    ParallelShape,
+    compare_identities,
+    describe_parts,
+)
 
 
 def make_identity(**changes: Any) -> Identity:
@@ -131,3 +138,20 @@ def test_what_cannot_be_said_is_refused() -> None:
         ParallelShape(tensor=0)
     with pytest.raises(IdentityError, match="set"):
         replace(make_identity(), model_config={"bad": {1}}).fingerprint()  # type: ignore[dict-item]
+
+
+def test_what_users_set_of_an_identity_is_told_in_words_beside_its_digests() -> None:
+    layer = {"dtype": "fp8_e4m3", "quantisation": "none", "writer": "", "scales": ()}
+    description = {
+        "layers": {"layers.0": layer, "layers.1": {**layer, "dtype": "bfloat16", "quantisation": "int8"}},
+        "geometry": {"layout": "NHD", "groups": []},
+        "parallel": {"tensor": 2, "pipeline": 1},
+    }
+    told = describe_parts(description)
+    assert (told["kv_dtype"], told["layout"], told["parallel_shape"]) == (
+        "bfloat16 (int8), fp8_e4m3",
+        "NHD",
+        "tensor 2",
+    )
+    assert len(told["layers"]) == 64
+    assert describe_parts(told) == told

@@ -10,13 +10,12 @@ from kvoffload.kvspec import (
     LAYOUTS,
     Dim,
     find_layout,
-    layer_dims,
-    layout_dims,
     resolve_block_dim,
     restride_block_major,
     tensor_dims,
 )
 from kvoffload.kvspec.layout import block_major_strides
+from tests.kit.kvspec.layouts import layer_dims, layout_dims
 
 SIZES = {"layer": 3, "block": 5, "kv": 2, "head": 2, "token": 4, "content": 8}
 

@@ -22,7 +22,6 @@ from kvoffload.kvspec import (
     attention_layer,
     build_page_map,
     check_tensor,
-    layer_dims,
     place_dims,
     place_strided,
     prove_complete,
@@ -30,6 +29,7 @@ from kvoffload.kvspec import (
     tensor_dims,
 )
 from tests.kit.kvspec.builders import attention, dense, in_layout, one_group, qwen3next
+from tests.kit.kvspec.layouts import layer_dims
 from tests.kit.transfer.plain_copy import PlainCopy
 
 MATRIX = list(product((2, 3, 64), (1, 2, 3), (2, 16), sorted(LAYOUTS), (1, 2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kvoffload.metrics.catalog import CATALOG
-from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN, describe_labels
+from kvoffload.metrics.labels import CALLS, OUTCOMES, SHOWN, SMALLER, describe_labels
 from kvoffload.protocol import Miss
 
 
@@ -19,10 +19,11 @@ def test_each_outcome_and_call_of_the_catalogue_has_words() -> None:
     assert {miss.name.lower() for miss in Miss} <= set(OUTCOMES)
     calls = {f"call {name}" for name in labels_of("kvoffload_call_seconds", "call")}
     assert calls | {"promotion", "residence"} == set(CALLS)
+    assert labels_of("kvoffload_memory_smaller", "reason") == set(SMALLER)
 
 
 def test_words_are_no_identifiers_and_meanings_are_sentences() -> None:
-    for labels in (OUTCOMES, CALLS, SHOWN):
+    for labels in (OUTCOMES, CALLS, SHOWN, SMALLER):
         assert len({one.words for one in labels.values()}) == len(labels)
         for one in labels.values():
             assert "_" not in one.words

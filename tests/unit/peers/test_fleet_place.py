@@ -11,11 +11,12 @@ import pytest
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.peers import SpaceTable, fleet_place
-from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, find_homes
+from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember
 from kvoffload.peers.fleet_place import FleetPlace, FleetSettings
 from kvoffload.peers.fleet_registry import RegistrySettings
 from kvoffload.peers.fleet_tier import FleetTier
 from kvoffload.tiers.base import TierState
+from kvoffload.tiers.homes import find_homes
 from kvoffload.tiers.valkey import ValkeySettings
 from tests.kit.server.remote_client import make_keys
 from tests.kit.server.tiers import await_that

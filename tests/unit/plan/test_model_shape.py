@@ -231,3 +231,19 @@ def test_what_is_not_known_or_makes_no_sense_is_not_completed(config: dict[str, 
 def test_without_transformers_nothing_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_shape, "find_spec", lambda _: None)
     assert complete_config(PUBLISHED["Gemma-2-9B"].config) is None
+
+
+def test_layers_that_are_listed_need_not_be_counted() -> None:
+    counted = dict(NEMOTRON_H)
+    del counted["num_hidden_layers"]
+    assert read_shape(counted, ShapeSettings()) == read_shape(NEMOTRON_H, ShapeSettings())
+
+
+def test_linear_attention_is_a_state_space_where_the_config_has_the_fields_of_one() -> None:
+    state = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4}
+    by_name, by_fields = (
+        read_shape({**LLAMA_8B, **state, "layer_types": [kind, "full_attention"] * 16}, ShapeSettings())
+        for kind in ("mamba", "linear_attention")
+    )
+    assert by_fields == by_name
+    assert {layer.what for layer in by_name.layers} == {"Mamba 2", "attention"}

@@ -14,6 +14,7 @@ from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.protocol import CODEC, Answer, Counts, Error, ErrorCode, HelloAccepted, NamespaceOpened, Stats, Welcome
 from kvoffload.server import Guest, TcpSettings
+from kvoffload.server.channels.foreign_files import ForeignFiles
 from kvoffload.server.control_channels import ChannelSettings, ControlChannels
 from kvoffload.server.sessions.outbox import Sendable, ToConnection
 from tests.kit.server.gate_loop import Loop
@@ -34,10 +35,11 @@ class Both:
     def __init__(self, server: Server, tmp_path: Path, *, tells_users: bool = False) -> None:
         self.server = server
         self.loop = Loop()
+        self.files = ForeignFiles()
         self.last = b""
         """The connection that was answered last."""
         settings = ChannelSettings(socket=tmp_path / "s", boot_id=BOOT_ID, remote=REMOTE, tells_users=tells_users)
-        self.channels = ControlChannels(settings, self.loop)
+        self.channels = ControlChannels(settings, self.loop, self.files)
 
     def turn(self) -> None:
         for file, flags in self.loop.poll.poll(1):
@@ -59,6 +61,7 @@ def both(server: Server, tmp_path: Path) -> Iterator[Both]:
     made = Both(server, tmp_path)
     yield made
     made.channels.close()
+    made.files.close()
     assert list(tmp_path.iterdir()) == []
     assert made.loop.watched == {}
 
@@ -120,6 +123,7 @@ def test_where_users_are_told_apart_the_kernel_says_who_asks(
         assert isinstance(answer, HelloAccepted) is is_own
     finally:
         both.channels.close()
+        both.files.close()
 
 
 def test_an_answer_that_does_not_fit_is_a_fault_of_ours(
@@ -148,7 +152,9 @@ def test_what_cannot_be_had_leaves_nothing_behind(both: Both, tmp_path: Path) ->
     (tmp_path / "other" / "s.tcp").mkdir()
     for folder in ("none", "other"):
         with pytest.raises(ConfigError, match="cannot be used"):
-            ControlChannels(ChannelSettings(socket=tmp_path / folder / "s", boot_id=1, remote=REMOTE), both.loop)
+            ControlChannels(
+                ChannelSettings(socket=tmp_path / folder / "s", boot_id=1, remote=REMOTE), both.loop, both.files
+            )
     assert [file.name for file in (tmp_path / "other").iterdir()] == ["s.tcp"]
     (tmp_path / "other" / "s.tcp").rmdir()
     (tmp_path / "other").rmdir()

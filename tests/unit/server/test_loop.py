@@ -275,7 +275,7 @@ def test_who_cannot_be_handed_the_memory_is_let_go_and_the_server_goes_on(
 ) -> None:
     other = connect(server, tmp_path, engine="other")
 
-    def fail(cache: LocalCache, session: int) -> int:
+    def fail(cache: LocalCache, session: int, *, heeds: bool) -> int:
         raise RuntimeError("opening a segment again: Too many open files")
 
     with monkeypatch.context() as patched:
@@ -323,7 +323,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     allowed = threading.Semaphore(0)
     grow = LocalCache.grow
 
-    def grow_when_allowed(self: LocalCache) -> bool:
+    def grow_when_allowed(self: LocalCache, _keep_free_bytes: int = 0) -> bool:
         assert allowed.acquire(timeout=60)
         return grow(self)
 

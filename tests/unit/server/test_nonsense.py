@@ -366,8 +366,8 @@ def test_who_does_not_finish_is_let_go(served: Served, said: bytes) -> None:
                 continue
             held.append(connected)
         served.check()
-        # The gate's two ends of each, and ZeroMQ's own.
-        assert served.count_files() <= before + 3 * MAX_UNPROVEN
+        # The gate's two ends of each, and ZeroMQ's own. The client that has just looked may still be there.
+        served.wait(lambda: served.count_files() <= before + 3 * MAX_UNPROVEN)
         for connected in held:
             connected.setblocking(False)
         served.wait(lambda: all(map(_is_let_go, held)))

@@ -6,19 +6,23 @@ machine, and however busy it is, that is about the same.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from docs.prices import PRICES, Place
 from kvoffload.cache import CacheGeometry, CacheGroup, CacheSettings, GroupRule
 from kvoffload.kvspec import ReuseRule
 from kvoffload.packets import MAX_DESCRIPTORS, Credentials
@@ -85,12 +89,11 @@ from kvoffload.protocol.survey import FindBlocks, FindPrefix, FollowBlock, ListJ
 from kvoffload.server.common.steps import Unfinished
 from kvoffload.server.loop import CacheServer, ServerPlan
 from kvoffload.server.operators.agent_ledger import MAX_AGENTS
-from kvoffload.server.prices import PRICES, Place
 from kvoffload.server.sessions.outbox import Later, Sendable, ToConnection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.settings import TierSettings
 from kvoffload.server.tiering.traffic import TierTraffic
-from kvoffload.units import MIB
+from kvoffload.units import KIB, MIB
 from tests.kit.cache.cache_model import PLAIN
 from tests.kit.server.explained import store
 from tests.kit.server.guests import HELLO, Visitor
@@ -211,9 +214,11 @@ def messages_of_channels(name_space: int) -> list[ClientMessage]:
     names, nobodys = CHAIN[: 32 * MAX_BATCH], np.arange(1, MAX_BATCH + 1, dtype="<u8").tobytes()
     return [
         Acquire(name_space=name_space, chain=CHAIN),
-        AcquireEntries(name_space=name_space, group=0, hashes=names),
+        AcquireEntries(name_space=name_space, group=0, hashes=CHAIN),
         Credits(name_space=name_space, group=0, count=MAX_BATCH),
         Publish(name_space=name_space, group=0, shard=0, tickets=nobodys, hashes=names, parents=names),
+        # All that was published, again and again: an answer has places of every name.
+        AcquireEntries(name_space=name_space, group=0, hashes=names * (MAX_BLOCKS // MAX_BATCH)),
         Invalidate(name_space=name_space, group=0, hashes=names),
         Abort(tickets=nobodys),
         Release(leases=nobodys[: 8 * MAX_LEASES]),
@@ -348,16 +353,43 @@ def measure_mark_s(payer: Payer) -> float:
     return min(sum(payer.send(Mark()).away_s for _ in range(MARKS)) / MARKS for _ in range(TRIES))
 
 
-def find_marks(message: ClientMessage) -> int:
-    return PRICES[type(message)].marks
-
-
 def check(message: ClientMessage, away_s: float, mark_s: float) -> None:
     """Asserts that the loop was away for no longer than the message's price."""
-    marks = find_marks(message)
+    marks = PRICES[type(message)].marks
     said = f"{type(message).__name__}: {away_s / mark_s:.0f} of {marks} marks"
     print(said, f"{away_s * 1e3:.2f} ms")
     assert away_s <= marks * mark_s, said
+
+
+def check_memory(message: ClientMessage, act: Callable[[], object]) -> None:
+    """Asserts that a call takes no more memory than the message's price."""
+    tracemalloc.start()
+    act()
+    taken_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert_memory(message, taken_bytes)
+
+
+def assert_memory(message: ClientMessage, taken_bytes: int) -> None:
+    most = PRICES[type(message)].memory_mib
+    said = f"{type(message).__name__}: {taken_bytes / MIB:.2f} of {most} MiB"
+    print(said)
+    assert taken_bytes <= most * MIB, said
+
+
+def measure_peak_bytes(act: Callable[[], object]) -> int:
+    """Measures how much more memory this process has during a call than before it, that of native threads too."""
+    ctypes.CDLL(None).malloc_trim(0)
+    # The kernel forgets the former peak.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = read_kib("VmRSS")
+    act()
+    return (read_kib("VmHWM") - before) * KIB
+
+
+def read_kib(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def time_call(act: Callable[[], object]) -> float:
@@ -390,7 +422,7 @@ def test_no_message_keeps_the_loop_away_for_longer_than_its_price(payer: Payer) 
     for message in largest_messages(payer.client.name_space):
         once = isinstance(message, Bye | Drain)
         away_s = min(payer.send(message).away_s for _ in range(1 if once else TRIES))
-        marks = find_marks(message)
+        marks = PRICES[type(message)].marks
         said = f"{type(message).__name__}: {away_s / mark_s:.0f} of {marks} marks"
         print(said, f"{away_s * 1e3:.2f} ms")
         assert away_s <= marks * mark_s, said
@@ -403,7 +435,7 @@ def test_what_other_users_have_there_makes_no_message_cost_more_than_its_price(p
         sent = ListBlocks(name_space=largest.name_space) if isinstance(message, ListBlocks) else message
         once = isinstance(message, Bye | Drain | Clear)
         away_s = min(payer.send(sent).away_s for _ in range(1 if once else TRIES))
-        marks = find_marks(message)
+        marks = PRICES[type(message)].marks
         said = f"{type(message).__name__}: {away_s / mark_s:.0f} of {marks} marks"
         print(said, f"{away_s * 1e3:.2f} ms")
         assert away_s <= marks * mark_s, said
@@ -415,7 +447,6 @@ def test_no_message_takes_more_memory_than_its_price(payer: Payer) -> None:
         if isinstance(message, Bye | Drain):
             break
         cost, price = payer.send(message, uses_memory=True), PRICES[type(message)]
-        assert price.memory_mib is not None
         print(f"{type(message).__name__}: {cost.memory_bytes / MIB:.1f} of {price.memory_mib} MiB")
         frame_bytes = len(CODEC.encode_call(message, number=1, session=1))
         assert cost.memory_bytes - frame_bytes <= price.memory_mib * MIB, type(message).__name__
@@ -447,7 +478,7 @@ def test_blocks_that_are_there_keep_the_loop_away_for_no_longer(is_in_memory: bo
         for message in largest_messages(payer.client.name_space):
             if isinstance(message, Promote | Prefetch | Hint | FindPrefix):
                 cost = payer.send(replace(message, chain=chain * (MAX_BLOCKS // STORED)))
-                marks = find_marks(message)
+                marks = PRICES[type(message)].marks
                 said = f"{type(message).__name__}: {cost.away_s / mark_s:.0f} of {marks} marks"
                 print(said, f"{cost.away_s * 1e3:.2f} ms")
                 assert cost.away_s <= marks * mark_s, said
@@ -481,20 +512,28 @@ def test_no_message_of_a_lifeline_costs_more_than_its_price(payer: Payer, tmp_pa
                 time_call(lambda worker=worker, at=lifeline: greet(server, worker, lifeline=at, uid=UID)),
                 mark_s,
             )
+            check_memory(worker, lambda worker=worker, at=lifeline: greet(server, worker, lifeline=at, uid=UID))
             if lifeline > own[0]:
                 server.core.hear_holding(lifeline, holding)
         while not server.has_memory:
             server.pools.begin()
             server.turn(0.01)
         check(holding, min(time_call(lambda: server.on_holding(own[0], holding)) for _ in range(TRIES)), mark_s)
+        check_memory(holding, lambda: server.on_holding(own[0], holding))
+        check_memory(retiring, lambda: server.on_holding(own[0], retiring))
+        server.on_holding(own[0], holding)
         check(retiring, time_call(lambda: server.on_holding(own[0], retiring)), mark_s)
-        files = [os.memfd_create("offered") for _ in range(MAX_DESCRIPTORS)]
         server.core.is_offer_wanted = lambda *_: True  # type: ignore[method-assign]
         server.core.count_offered = lambda *_: MAX_DESCRIPTORS  # type: ignore[method-assign]
-        check(offer, time_call(lambda: server.on_offer(own[0], offer, files)), mark_s)
+        for measure in (check_memory, lambda _, act: check(offer, time_call(act), mark_s)):
+            files = [os.memfd_create("offered") for _ in range(MAX_DESCRIPTORS)]
+            measure(offer, lambda files=files: server.on_offer(own[0], offer, files))  # type: ignore[misc]
         for lifeline in own:
             server.on_farewell(lifeline, farewell)
-            check(farewell, time_call(lambda at=lifeline: server.on_end(at)), mark_s)
+            if lifeline == own[0]:
+                check_memory(farewell, lambda: server.on_end(own[0]))
+            else:
+                check(farewell, time_call(lambda at=lifeline: server.on_end(at)), mark_s)
 
 
 def test_no_message_of_a_peer_costs_more_than_its_price() -> None:
@@ -511,10 +550,17 @@ def test_no_message_of_a_peer_costs_more_than_its_price() -> None:
         peer.ask(HELLO)
         for message in messages_of_peers():
             check(message, min(time_call(lambda sent=message: peer.ask(sent)) for _ in range(TRIES)), mark_s)
+            check_memory(message, lambda sent=message: peer.ask(sent))
 
 
 def test_no_message_of_an_express_channel_costs_more_than_its_price() -> None:
-    """Its own thread does the work, and the loop tells subscribers and tiers what came of it."""
+    """In a process of its own: how much memory the allocator keeps depends on what a process did before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(check_express_channel).result()
+
+
+def check_express_channel() -> None:
+    """The channel's own thread does the work, and the loop tells subscribers and tiers what came of it."""
     wide = CacheGeometry(
         hash_block_size=16,
         groups=(CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=8, shards=SHARDS),),
@@ -527,7 +573,10 @@ def test_no_message_of_an_express_channel_costs_more_than_its_price() -> None:
             server.process(f"subscriber {number}", uid=UID + 1 + number % 4).watch().ask(Subscribe())
         express, name_space = payer.client.express, payer.client.name_space
         granted: ServerMessage | None = None
-        for message in messages_of_channels(name_space):
+        turns: list[float] = []
+
+        def serve(message: ClientMessage) -> None:
+            nonlocal granted, turns
             if isinstance(message, Publish):
                 assert isinstance(granted, CreditsGranted)
                 assert len(granted.tickets) == len(message.tickets)
@@ -537,12 +586,15 @@ def test_no_message_of_an_express_channel_costs_more_than_its_price() -> None:
             elif isinstance(message, OneWay):
                 express.tell(message)
             else:
-                # The last request is for credits.
-                granted = express.ask(message)
+                answer = express.ask(message)
+                granted = answer if isinstance(message, Credits) else granted
             express.confirm()
             turns = [time_call(server.hear_some)]
             while server.express.has_untold:
                 turns.append(time_call(server.hear_some))
+
+        for message in messages_of_channels(name_space):
+            assert_memory(message, measure_peak_bytes(lambda message=message: serve(message)))  # type: ignore[misc]
             if isinstance(message, Publish | Invalidate):
                 assert len(turns) > 4
             check(message, max(turns), mark_s)

@@ -17,9 +17,9 @@ from tests.kit.server.blocks import register_of
 from tests.kit.server.raw_client import RawClient
 from tests.kit.server.visits import be_served, joined
 
-STARTS = 3
+STARTS = 4
 """Threads that Python starts in a server: one that takes memory, one for long calls, and one by which a pool grows."""
-AT_START = 2
+AT_START = 3
 """Of them, those that are started before anything is served."""
 FAILING = """
 import sys, threading

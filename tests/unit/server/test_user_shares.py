@@ -11,12 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.protocol import Acquired, AcquireEntries
+from kvoffload.cache import CacheGeometry, CacheGroup, GroupRule
+from kvoffload.kvspec import ReuseRule
+from kvoffload.protocol import Acquired, AcquireEntries, Credits, Publish, Release
 from kvoffload.protocol.limits import MAX_BLOCKS
 from kvoffload.types import AcquireOutcome
+from kvoffload.units import MIB
 from tests.kit.children import child
-from tests.kit.server.blocks import acquire, hashes_of, save
+from tests.kit.server.blocks import MEMORY, acquire, hashes_of, save
 from tests.kit.server.greedy_user import ACTS, SLOTS, TOGETHER, reserve_all
+from tests.kit.server.harness import UID, Client, Server, core_settings
 from tests.kit.server.raw_client import RawClient
 from tests.kit.server.visits import joined
 
@@ -82,3 +86,40 @@ def test_a_block_that_a_request_names_often_is_leased_once() -> None:
             assert len(addresses) == MAX_BLOCKS
             assert len(set(addresses.tolist())) == 1
         be_served(second)
+
+
+def test_one_lease_in_each_span_costs_engines_of_other_record_sizes_the_room_and_no_others() -> None:
+    """A lease names places, so a record that is leased cannot be moved. What docs/security.md says of that."""
+    with Server(memory=MEMORY, settings=core_settings()) as server:
+        pinning, same, other = (
+            server.process(name, uid=UID + at).join(geometry_of(record_bytes), name=name)
+            for at, (name, record_bytes) in enumerate((("pinning", 4096), ("same", 4096), ("other", 300_000)))
+        )
+        first_of_span: dict[int, bytes] = {}
+        for seed in range(SLOTS // TOGETHER):
+            hashes = hashes_of(TOGETHER, seed)
+            granted = pinning.ask(Credits(name_space=pinning.name_space, group=0, count=TOGETHER))
+            addresses = np.frombuffer(granted.addresses, "<u8").tolist()
+            names = [hashes[32 * at : 32 * at + 32] for at in range(TOGETHER)]
+            for address, name in zip(addresses, names, strict=True):
+                first_of_span.setdefault(address // MIB, name)
+            pinning.tell(
+                Publish(name_space=pinning.name_space, group=0, shard=0, tickets=granted.tickets, hashes=hashes)
+            )
+        assert len(first_of_span) == MEMORY.memory_bytes // MIB
+        request = AcquireEntries(name_space=pinning.name_space, group=0, hashes=b"".join(first_of_span.values()))
+        pins = pinning.ask(request)
+        assert pins.outcome is AcquireOutcome.HIT
+        assert count_granted(other, 8) == 0
+        assert count_granted(same, TOGETHER) == TOGETHER
+        pinning.tell(Release(leases=pins.lease.to_bytes(8, "little")))
+        assert count_granted(other, 8) == 8
+
+
+def geometry_of(record_bytes: int) -> CacheGeometry:
+    group = CacheGroup(rule=GroupRule(block_size=16, reuse=ReuseRule.PREFIX), record_bytes=record_bytes)
+    return CacheGeometry(hash_block_size=16, groups=(group,))
+
+
+def count_granted(client: Client, count: int) -> int:
+    return len(client.ask(Credits(name_space=client.name_space, group=0, count=count)).tickets) // 8

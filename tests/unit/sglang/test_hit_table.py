@@ -171,3 +171,26 @@ def test_the_server_is_told_once_of_each_prompt_and_what_came_of_it() -> None:
         (1 * PAGE, 0, Miss.NOT_SERVED),
     ]
     linked.linker.close()
+
+
+def test_the_log_says_once_in_ten_minutes_why_stored_prompts_were_computed(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    linked = link(MHATokenToKVPool(), clock=lambda: now[0])
+    linked.save(KEYS, PAGES)
+    linked.linker.lookup("found", KEYS)
+    linked.linker.lookup("never saved", make_keys(2, seed=7))
+    linked.cache.is_answering = False
+    linked.linker.lookup("first", KEYS)
+    linked.cache.is_answering, linked.cache.is_served, linked.cache.fault = True, False, "it has ended"
+    linked.linker.lookup("second", make_keys(1, seed=9))
+    now[0] += TELL_AFTER_S
+    linked.linker.begin_step()
+    (line,) = caplog.messages
+    assert line.startswith("kvoffload: prompts were computed although they are stored, or may be (slow_to_answer 1), ")
+    assert line.endswith("; settings: acquire_deadline, step_budget")
+    linked.linker.close()
+    (_, line) = caplog.messages
+    assert line == (
+        "kvoffload: prompts were computed although they are stored, or may be (not_served 1), the last one by request "
+        "second: the cache server does not serve this engine at the moment (it has ended); settings: server"
+    )

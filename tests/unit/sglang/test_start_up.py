@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from kvoffload.client.credit_stock import POOL_SHARE, CreditStock, fit_stocks
+from kvoffload.client.inspector import Inspector
 from kvoffload.errors import ConfigError, IdentityError, ServerError, UnsupportedError
 from kvoffload.sglang import start_up, weights
 from kvoffload.sglang.page_linker import PageLinker
@@ -25,6 +26,7 @@ from kvoffload.sglang.start_up import (
     PREFILL_TOKENS,
     STEP_STATES,
     agree_within,
+    name_line,
     plan_stocks,
     refuse_unserved,
     start_host_pages,
@@ -145,6 +147,8 @@ def test_a_rank_finds_what_one_like_it_has_saved_and_no_other_does(
     linker = start(server, pool)
     assert all(torch.equal(*both) for both in zip(copy_rows(pool, list(range(pool.rows))), before, strict=True))
     assert "keeps pages of rank 0" in caplog.text
+    (told,) = Inspector(linker.cache.look_into).survey_engines().list_kinds()
+    assert told == {"engine": f"sglang {VERSION}", "model": "who/what", "sessions": 1, "processes": 1}
     try:
         assert save(linker, keys, rows_of(1, 2))
     finally:
@@ -412,3 +416,19 @@ def test_what_the_engine_has_decided_is_refused_as_what_was_given(begin: Any) ->
         begin(RawArguments(decided={"attn_dp_size": 2}))
     with pytest.raises(UnsupportedError, match="multimodal"):
         begin(RawArguments(decided={}, _model_config=SimpleNamespace(is_multimodal=True)))
+
+
+@pytest.mark.parametrize(
+    ("logger", "text", "line"),
+    [
+        ("kvoffload.client.link", "not served: %s", "kvoffload: not served: why"),
+        ("kvoffload.sglang.start_up", "kvoffload keeps pages in %s", "kvoffload keeps pages in why"),
+        ("sglang.srt", "not served: %s", "not served: why"),
+        ("kvoffloads", "not served: %s", "not served: why"),
+    ],
+)
+def test_a_line_of_ours_begins_with_our_name(logger: str, text: str, line: str) -> None:
+    record = logging.LogRecord(logger, logging.INFO, "", 1, text, ("why",), None)
+    assert name_line(record)
+    assert name_line(record)
+    assert record.getMessage() == line

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvoffload.top.samples import Sample, as_row, compare
-from tests.kit.top.made_up import DISK, stats
+from tests.kit.top.made_up import DIFFERING, DISK, stats
 
 
 def test_rates_are_of_the_time_in_between() -> None:
@@ -58,3 +58,13 @@ def test_the_worst_place_is_the_tiers_state() -> None:
     assert row["memory"]["blocks"] == 1000
     assert row["totals"]["hits"] == 100
     assert row["per_second"]["hits"] == 0.0
+
+
+def test_a_row_has_the_engines_that_have_joined() -> None:
+    now = Sample(time_s=1.0, stats=stats(), survey=DIFFERING)
+    row = as_row(now, compare(None, now))
+    assert row["engines"] == [{"engine": "vllm 0.31.0", "model": "Qwen3", "sessions": 2, "processes": 2}]
+    assert row["differing"] == ["Qwen3: hash_block_tokens 64 and 128"]
+    refused = replace(now, survey=None)
+    told = as_row(refused, compare(None, refused))
+    assert (told["engines"], told["differing"]) == ([], [])

@@ -12,7 +12,7 @@ from kvoffload.cache import MemoryCurve, TenantUsage
 from kvoffload.top.samples import Sample, compare
 from kvoffload.top.screen import draw, number, size
 from kvoffload.units import GIB, KIB, MIB
-from tests.kit.top.made_up import DISK, INSIGHT, stats
+from tests.kit.top.made_up import DIFFERING, DISK, INSIGHT, identity, stats, survey
 
 
 def show(now: Sample, before: Sample | None = None, width: int = 100) -> str:
@@ -49,9 +49,21 @@ def test_without_a_server_the_command_that_starts_one_is_named() -> None:
 
 
 def test_engines_that_share_no_blocks_are_told_with_the_setting_that_differs() -> None:
-    sample = Sample(time_s=0.0, stats=stats(), differing=("Qwen3: hash_block_tokens 64 and 128",))
+    sample = Sample(time_s=0.0, stats=stats(), survey=DIFFERING)
     assert "engines   share no blocks: Qwen3: hash_block_tokens 64 and 128" in show(sample)
-    assert "share no blocks" not in show(Sample(time_s=0.0, stats=stats(), differing=None))
+    assert "engines" not in show(Sample(time_s=0.0, stats=stats(), survey=None))
+
+
+def test_each_kind_of_engine_is_told_with_its_version_its_model_and_its_sessions() -> None:
+    joined = survey(identity("Qwen3"), identity("Qwen3", salt="s"), identity("/m/tiny", engine="sglang 0.5.23"))
+    text = show(Sample(time_s=0.0, stats=stats(), survey=joined), width=140)
+    assert (
+        "engines   vllm 0.31.0 Qwen3 (2 sessions, 2 processes), sglang 0.5.23 /m/tiny (1 session, 1 process)\n" in text
+    )
+    unknown = show(Sample(time_s=0.0, stats=stats(), survey=survey(identity("", engine=""))))
+    assert "engines   of an unknown kind (1 session, 1 process)" in unknown
+    many = survey(*(identity(f"model {at}") for at in range(6)))
+    assert "2 more kinds" in show(Sample(time_s=0.0, stats=stats(), survey=many), width=400)
 
 
 def test_what_became_of_prompts_is_said_a_second_and_the_most_frequent_first() -> None:
@@ -130,6 +142,11 @@ def test_a_pool_that_grows_is_said() -> None:
     growing = show(Sample(time_s=0.0, stats=stats(ready_bytes=5 * GIB)), width=140)
     assert "25% of 16 GiB (5 GiB are there, it grows), 1,000 blocks" in growing
     assert "grows" not in show(Sample(time_s=0.0, stats=stats()))
+
+
+def test_a_pool_that_gave_memory_back_says_why() -> None:
+    smaller = show(Sample(time_s=0.0, stats=stats(ready_bytes=5 * GIB, memory_reason="cgroup")), width=140)
+    assert "of 16 GiB (5 GiB are there, its cgroup got short of memory), 1,000 blocks" in smaller
 
 
 def test_an_absent_disk_is_said_whole_in_80_columns() -> None:

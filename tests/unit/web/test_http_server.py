@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -128,17 +130,38 @@ async def test_whoever_is_silent_is_let_go(said: bytes) -> None:
 
 
 async def test_many_connections_at_once_wait_and_none_has_to_try_again() -> None:
-    """The kernel ends the handshake of a connection for which there is room at once, before the loop has a turn."""
+    """The kernel drops connections for which there is no room, and they come again after a second, or after three."""
+    machine = int(Path("/proc/sys/net/core/somaxconn").read_text())
     async with serving() as server:
-        poller, ends = select.poll(), []
-        for _ in range(http_server.BACKLOG):
-            end = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            ends.append(end)
-            end.connect_ex((server.address.host, server.address.port))
-            poller.register(end, select.POLLOUT)
-        assert [flags for _, flags in poller.poll(0)] == [select.POLLOUT] * http_server.BACKLOG
+        assert count_waiting(server) == (0, min(http_server.BACKLOG, machine))
+
+
+async def test_of_a_burst_a_bounded_number_is_accepted_in_a_turn() -> None:
+    """Otherwise it takes all descriptors, and asyncio accepts no connection for a second."""
+    burst = 3 * http_server.ACCEPTS_AT_ONCE + 1
+    async with serving() as server:
+        ends = []
+        for _ in range(burst):
+            ends.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            ends[-1].connect_ex((server.address.host, server.address.port))
+        left = [count_waiting(server)[0]]
+        assert left == [burst]
+        while left[-1] and len(left) < 100:
+            await asyncio.sleep(0)
+            left.append(count_waiting(server)[0])
+        assert left[-1] == 0
+        assert max(before - after for before, after in pairwise(left)) == http_server.ACCEPTS_AT_ONCE
         for end in ends:
             end.close()
+
+
+def count_waiting(server: HttpServer) -> tuple[int, int]:
+    """Returns how many connections wait to be accepted, and how many may, as the kernel counts them."""
+    listening = server._server  # private: only the kernel knows it, of the listening socket
+    assert listening is not None
+    told = listening.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    waiting, limit = struct.unpack_from("=II", told, 24)
+    return waiting, limit
 
 
 async def test_one_more_connection_takes_the_place_of_the_most_idle() -> None:

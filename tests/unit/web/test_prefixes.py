@@ -164,10 +164,10 @@ async def test_a_new_server_numbers_its_identities_anew(tmp_path: Path, monkeypa
         for name in ("one", "two"):
             with one_server(path), engine(path, name):
                 async with asyncio.timeout(30):
-                    while not (client.is_served and client.boot_id != former):
+                    while not (client.is_served and client.link.boot_id != former):
                         await asyncio.sleep(0.01)
                 assert [row["model"] for row in await ask(asked, hashes=[])] == [name]
-                former = client.boot_id
+                former = client.link.boot_id
 
 
 async def test_what_two_servers_said_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

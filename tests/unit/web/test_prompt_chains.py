@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class Asked:
     """A client that asks a server's core, and counts."""
 
     def __init__(self, server: Server) -> None:
-        self.boot_id = BOOT_ID
+        self.link = SimpleNamespace(boot_id=BOOT_ID)
         self.count = 0
         self._operator = server.process("web").watch()
 

@@ -15,7 +15,7 @@ from kvoffload.metrics.metric import Source
 from kvoffload.metrics.server_metrics import SERVER_METRICS
 from kvoffload.protocol.watching import TrafficCounts
 from kvoffload.web.readings import read_differing, read_ignored, read_insight, read_stats
-from tests.kit.top.made_up import DISK, INSIGHT, stats
+from tests.kit.top.made_up import DIFFERING, DISK, INSIGHT, stats
 
 COUNTS = [field.name for field in dataclasses.fields(CacheStats) if isinstance(getattr(stats(), field.name), int)]
 TRAFFIC = [field.name for field in dataclasses.fields(TrafficCounts) if field.name != "tier"]
@@ -28,7 +28,12 @@ def full() -> CacheStats:
 def test_the_catalogue_and_what_is_told_are_the_same() -> None:
     wanted = {metric.name for metric in SERVER_METRICS}
     wanted |= {metric.name for metric in ENGINE_METRICS if metric.source is Source.BOTH}
-    found = [*read_stats(full()), *read_insight(INSIGHT), *read_ignored({"unknown_action": 1}), *read_differing(("",))]
+    found = [
+        *read_stats(full()),
+        *read_insight(INSIGHT),
+        *read_ignored({"unknown_action": 1}),
+        *read_differing(DIFFERING),
+    ]
     assert {one.name for one in found} == wanted
     assert expose(found, is_open=False)
     keys = [(one.name, tuple(one.labels.items())) for one in found]
@@ -47,9 +52,9 @@ def test_every_count_that_a_server_tells_is_in_one_metric(name: str) -> None:
 
 
 def test_what_a_server_tells_beside_counts_is_known() -> None:
-    """The first three are in metrics of their own; the others are told by `read_insight`, or for people alone."""
+    """The first four are in metrics of their own; the others are told by `read_insight`, or for people alone."""
     others = {field.name for field in dataclasses.fields(CacheStats)} - set(COUNTS)
-    assert others == {"tenants", "places", "traffic", "residence"}
+    assert others == {"tenants", "places", "traffic", "memory_reason", "residence"}
 
 
 def count_changes(before: CacheStats, after: CacheStats) -> int:
@@ -69,7 +74,7 @@ def test_numbers_arrive() -> None:
 
 
 def test_engines_that_share_no_blocks_are_counted_where_the_server_tells_them() -> None:
-    assert [one.value for one in read_differing(("one pair", "another"))] == [2]
+    assert [one.value for one in read_differing(DIFFERING)] == [1]
     assert list(read_differing(None)) == []
 
 

@@ -50,7 +50,8 @@ async def test_engines_that_share_no_blocks_are_told_with_the_setting_that_diffe
             async with AsyncClient(ClientSettings(socket=tmp_path / "s", member=MEMBER)) as client:
                 assert await client.wait_until_served(30)
                 seen = await Watcher(client).look()
-    assert seen.differing == ("made-up/model: hash_block_tokens 16 and 32",)
+    assert seen.survey is not None
+    assert seen.survey.find_differing() == ("made-up/model: hash_block_tokens 16 and 32",)
 
 
 async def test_a_server_that_refuses_operators_questions_is_asked_once(
@@ -70,7 +71,7 @@ async def test_a_server_that_refuses_operators_questions_is_asked_once(
             monkeypatch.setattr(client, "look_into", refuse)
             watcher = Watcher(client)
             seen = [await watcher.look() for _ in range(3)]
-    assert [one.differing for one in seen] == [None] * 3
+    assert [one.survey for one in seen] == [None] * 3
     assert len(asked) == 1
 
 

@@ -10,7 +10,9 @@ import pytest
 from kvoffload.connector.common.request_settings import RequestSettings, read_settings
 
 
-@pytest.mark.parametrize("params", [{}, {"remote_engine_id": "x", "do_remote_prefill": True}])
+@pytest.mark.parametrize(
+    "params", [{}, {"remote_engine_id": "x", "do_remote_prefill": True}, {"kvoffload_receipt": {"saved_s": 0.0}}]
+)
 def test_without_settings_of_ours_everything_is_default(params: dict[str, object]) -> None:
     assert read_settings(params) == (RequestSettings(), "")
 
@@ -25,6 +27,7 @@ def test_without_settings_of_ours_everything_is_default(params: dict[str, object
         ("max_load_tokens", 10**9),
         ("max_save_tokens", 0),
         ("prompt_only", True),
+        ("receipt", True),
         ("pin_s", 0),
         ("pin_s", 0.5),
         ("pin_s", 3600),
@@ -45,6 +48,7 @@ def test_an_allowed_value_is_taken(name: str, value: Any) -> None:
     [
         ("skip_load", 1, "true or false"),
         ("skip_save", "yes", "true or false"),
+        ("receipt", 1, "true or false"),
         ("max_load_tokens", -1, "a whole number, 0 or more"),
         ("max_load_tokens", 1.5, "a whole number, 0 or more"),
         ("max_load_tokens", True, "a whole number, 0 or more"),

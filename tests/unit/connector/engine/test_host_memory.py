@@ -140,15 +140,49 @@ def test_memory_is_registered_in_order_as_it_becomes_ready() -> None:
         assert engine.ranges == ranges[:told]
 
 
-def test_a_step_asks_nothing_once_all_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_asks_the_driver_nothing_once_all_is_registered() -> None:
     memory, engine, places = make_memory()
     memory.update(places.places())
     looks = engine.looks
     assert looks > 0
-    monkeypatch.setattr(places, "ready_bytes", None)
     for _ in range(10):
         memory.update(places.places())
     assert engine.looks == looks
+
+
+def test_memory_that_a_server_gives_back_is_unregistered_before_its_mark_goes() -> None:
+    memory, engine, places = make_memory()
+    ranges = ranges_of(places.client)
+    memory.update(places.places())
+    assert places.pinned == {0, 1}
+    places.ready = SEGMENT
+    memory.update(places.places())
+    assert engine.ranges == ranges[:1]
+    assert places.pinned == {0, 1}  # copies that began before may go on
+    # A segment that is there again meanwhile is registered when the driver has let go of it.
+    places.ready = 2 * SEGMENT
+    memory.update(places.places())
+    assert engine.ranges == ranges[:1]
+    engine.is_leaving = False
+    memory.update(places.places())
+    assert places.pinned == {0}
+    memory.update(places.places())
+    assert engine.ranges == ranges
+    assert places.pinned == {0, 1}
+
+
+def test_memory_that_is_given_back_while_it_is_marked_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, engine, places = make_memory()
+    mark = places.mark_pinned
+
+    def mark_too_late(memory_id: int, segment: int, is_pinned: bool) -> None:
+        mark(memory_id, segment, is_pinned)
+        places.ready = SEGMENT
+
+    monkeypatch.setattr(places, "mark_pinned", mark_too_late)
+    memory.update(places.places())
+    assert engine.ranges == ranges_of(places.client)[:1]
+    assert places.pinned == {0}
 
 
 def test_a_new_servers_memory_follows_and_a_retired_one_goes() -> None:

@@ -91,5 +91,8 @@ def test_a_hit_is_found_and_loaded_in_its_requests_trace(monkeypatch: pytest.Mon
     assert (found.name, loaded.name) == ("kvoffload find", "kvoffload load")
     told = dict(found.attributes or {})
     assert (told["kvoffload.asked"], told["kvoffload.promised"], told["kvoffload.miss"]) == (30, 28, "too_short")
+    sources = {name: told[f"kvoffload.tokens.{name}"] for name in ("engine", "memory", "computed")}
+    assert sources == {"engine": 0, "memory": 28, "computed": 2}
+    assert told["kvoffload.saved_seconds"] == 0, "nothing is known of the engine's speed yet"
     assert dict(loaded.attributes or {})["kvoffload.bytes"] > 0
     assert all(span.context is not None and span.context.trace_id == TRACE for span in (found, loaded))

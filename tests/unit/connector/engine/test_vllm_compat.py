@@ -190,13 +190,36 @@ def test_layers_that_share_pages_are_found_by_their_target() -> None:
     assert vllm_compat.find_sharing(make_vllm_config(layers=layers)) == {"b": "a"}
 
 
-def test_hits_are_labelled_as_coming_from_the_host() -> None:
-    assert vllm_compat.host_hit_source() is CacheHitSource.HOST
+HOST, DISK, P2P, UNSPECIFIED = (
+    CacheHitSource.HOST,
+    CacheHitSource.DISK,
+    CacheHitSource.P2P,
+    CacheHitSource.EXTERNAL_UNSPECIFIED,
+)
+
+
+@pytest.mark.parametrize(
+    ("sources", "tokens", "labels"),
+    [
+        ((("memory", 16),), 16, {HOST: 16}),
+        ((("memory", 16), ("disk", 8), ("peer", 4), ("memory", 4)), 32, {HOST: 20, DISK: 8, P2P: 4}),
+        ((("valkey", 16), ("s3", 8), ("mooncake", 4), ("custom", 4), ("unknown", 4)), 36, {UNSPECIFIED: 36}),
+        ((("memory", 16), ("disk", 8)), 18, {HOST: 16, DISK: 2}),
+        ((("memory", 16),), 20, {HOST: 16, UNSPECIFIED: 4}),
+        ((), 16, {UNSPECIFIED: 16}),
+        ((("memory", 16),), 0, {}),
+    ],
+)
+def test_labels_of_a_hit_always_sum_up_to_its_tokens(
+    sources: tuple[tuple[str, int], ...], tokens: int, labels: dict[CacheHitSource, int]
+) -> None:
+    assert vllm_compat.label_hit(sources, tokens) == labels
+    assert sum(labels.values()) == tokens
 
 
 def test_an_engine_without_labels_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vllm.v1.metrics.cache_hit_source", None)
-    assert vllm_compat.host_hit_source() is None
+    assert vllm_compat.label_hit((("memory", 16),), 16) == {}
 
 
 def test_a_layout_that_was_not_resolved_is_not_guessed() -> None:

@@ -18,7 +18,6 @@ from kvoffload.connector.identity.agreement import (
     SharingSettings,
     add_report,
     agree,
-    describe_parts,
     make_register,
     name_node,
 )
@@ -359,20 +358,3 @@ def test_machines_whose_stages_have_layers_of_other_kinds_are_refused(other: tup
     sharing = settings(tensor_ranks=2, pipeline_ranks=2, nodes=2)
     with pytest.raises(IdentityError, match="machines 0 and 1 of this engine are of different KV cache groups"):
         agree(on_machines(GROUPS, other), sharing)
-
-
-def test_what_users_set_of_an_identity_is_told_in_words_beside_its_digests() -> None:
-    layer = {"dtype": "fp8_e4m3", "quantisation": "none", "writer": "", "scales": ()}
-    description = {
-        "layers": {"layers.0": layer, "layers.1": {**layer, "dtype": "bfloat16", "quantisation": "int8"}},
-        "geometry": {"layout": "NHD", "groups": []},
-        "parallel": {"tensor": 2, "pipeline": 1},
-    }
-    told = describe_parts(description)
-    assert (told["kv_dtype"], told["layout"], told["parallel_shape"]) == (
-        "bfloat16 (int8), fp8_e4m3",
-        "NHD",
-        "tensor 2",
-    )
-    assert len(told["layers"]) == 64
-    assert describe_parts(told) == told

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from kvoffload.client import PromptNote
-from kvoffload.connector.loads.prompt_notes import LINE_PAUSE_S, ComputedPrompts
+from kvoffload.engines.computed_prompts import LINE_PAUSE_S
 from kvoffload.protocol import Explanation, Miss
 from tests.kit.connector.measured import measured_engine, take
 from tests.kit.connector.scripted import ScriptedEngine
@@ -139,8 +139,9 @@ def test_the_log_tells_why_a_stored_prompt_was_computed(caplog: pytest.LogCaptur
     compute_unserved(engine, "second")
     [line] = lines_of(caplog)
     assert line == (
-        "prompts were computed although they are stored, or may be (not_served 1), the last one by request second: "
-        "the cache server does not serve this engine at the moment (the server has not answered in time)"
+        "kvoffload: prompts were computed although they are stored, or may be (not_served 1), "
+        "the last one by request second: the cache server does not serve this engine at the moment "
+        "(the server has not answered in time); settings: server"
     )
 
 
@@ -177,13 +178,3 @@ def test_a_prompt_that_is_not_stored_makes_no_such_line(caplog: pytest.LogCaptur
     engine.admit(engine.arrive("second", range(30)))
     engine.parts.close()
     assert lines_of(caplog) == []
-
-
-def test_a_choice_that_is_as_it_should_be_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    now_s = [0.0]
-    computed = ComputedPrompts(lambda: now_s[0])
-    with caplog.at_level(logging.INFO):
-        computed.note("a", Miss.SLOWER_THAN_COMPUTING, "")
-        now_s[0] += LINE_PAUSE_S
-        computed.note("b", Miss.SLOW_TO_ANSWER, "")
-    assert [row.levelno for row in caplog.records] == [logging.INFO, logging.WARNING]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.connector.warm import DENSE, leave_free, make_engine, warm_engine
+from tests.kit.connector.warm import DENSE, leave_free, load_apart, make_engine, warm_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -286,7 +286,7 @@ def test_reset_with_a_load_on_its_way_lets_it_end() -> None:
 
 
 def test_two_requests_load_the_same_records_at_once() -> None:
-    engine = warm_engine(DENSE)
+    engine = load_apart(warm_engine(DENSE))
     for name in ("second", "third"):
         engine.admit(engine.arrive(name, range(30)))
     plan = engine.step()
@@ -335,11 +335,15 @@ def test_the_guard_refuses_a_hit_whose_whole_prompt_would_not_fit() -> None:
 
 def test_the_guard_counts_loaded_requests_until_they_run() -> None:
     """Every admitted request can get its last block: loaded requests never hold all blocks between them."""
-    engine = warm_engine(tokens=40)
+    engine = make_engine()
+    prompts = [range(100 * number, 100 * number + 48) for number in range(4)]
+    for number, prompt in enumerate(prompts):
+        engine.serve(f"first{number}", prompt[:40])
+    engine.forget()
     leave_free(engine, 30)
     admitted = []
-    for number in range(4):
-        request = engine.arrive(f"r{number}", range(48))
+    for number, prompt in enumerate(prompts):
+        request = engine.arrive(f"r{number}", prompt)
         if engine.match(request):
             assert engine.admit(request) == Admission(0, 40)
             admitted.append(request)
@@ -355,7 +359,7 @@ def test_the_guard_counts_loaded_requests_until_they_run() -> None:
 
 @pytest.mark.parametrize("end", ["abort", "failure"])
 def test_a_load_that_comes_to_nothing_reserves_nothing(end: str) -> None:
-    engine = warm_engine(tokens=40)
+    engine = load_apart(warm_engine(tokens=40))
     first, second = (engine.arrive(name, range(48)) for name in ("first", "other"))
     leave_free(engine, 12)
     engine.admit(first)

@@ -19,7 +19,7 @@ from kvoffload.connector.loads.restores import MAX_EARLY, READY_WAIT_S
 from kvoffload.protocol import Miss
 from tests.kit.connector.engine_configs import full
 from tests.kit.connector.scripted import Admission, ScriptedEngine, list_moves
-from tests.kit.connector.warm import DENSE, TWO_SIZES, leave_free, warm_engine
+from tests.kit.connector.warm import DENSE, TWO_SIZES, leave_free, load_apart, warm_engine
 
 TOKEN_S = 1.0
 
@@ -321,7 +321,7 @@ def test_nothing_is_checked_otherwise() -> None:
 
 
 def test_the_judge_hears_how_long_loads_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = warm_engine(DENSE, ranks=2)
+    engine = load_apart(warm_engine(DENSE, ranks=2))
     heard: list[tuple[int, float]] = []
     monkeypatch.setattr(engine.parts.judge, "note_load", lambda *sample: heard.append(sample))
     engine.admit(engine.arrive("second", range(30)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import select
@@ -9,6 +10,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,10 @@ from kvoffload.packets import Credentials, PacketSocket
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.channels import control as control_module
 from kvoffload.server.channels.control import FRAMES_AT_ONCE, QUEUED_FRAMES, READS_AT_ONCE, ControlLimits, ControlSocket
+from kvoffload.server.channels.foreign_files import ForeignFiles
 from kvoffload.units import KIB, MIB
 from kvoffload.zmtp import pack_head
+from tests.kit.lingering import lingering
 from tests.kit.server.hostile_user import HELLO_GREETING
 
 TIMEOUT_S = 30.0
@@ -34,7 +38,10 @@ class Setting:
     def __init__(self, path: Path, limits: ControlLimits) -> None:
         self.now_s = 0.0
         self.limits = limits
-        self.control = ControlSocket(path, mode=0o660, group=os.getgid(), limits=limits, clock_s=lambda: self.now_s)
+        self.files = ForeignFiles()
+        self.control = ControlSocket(
+            path, files=self.files, mode=0o660, group=os.getgid(), limits=limits, clock_s=lambda: self.now_s
+        )
         self.path = path
         self.opened: list[socket.socket] = []
 
@@ -68,6 +75,7 @@ class Setting:
 
     def close(self) -> None:
         self.control.close()
+        self.files.close()
         for end in self.opened:
             end.close()
 
@@ -164,14 +172,15 @@ def test_who_is_gone_and_who_does_not_read_is_told(control: ControlSocket, clien
 def test_a_path_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / ("x" * 120), tmp_path / "none" / "c", tmp_path / "file"):
-        with pytest.raises(ConfigError, match="cannot be used"):
-            ControlSocket(path)
+        with closing(ForeignFiles()) as files, pytest.raises(ConfigError, match="cannot be used"):
+            ControlSocket(path, files=files)
 
 
 def test_a_dead_servers_socket_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(tmp_path / "c"))
-    ControlSocket(tmp_path / "c").close()
+    with closing(ForeignFiles()) as files:
+        ControlSocket(tmp_path / "c", files=files).close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -398,3 +407,39 @@ class TestStrangers:
 
 def test_a_chunk_is_less_than_may_lie_here() -> None:
     assert control_module.CHUNK_BYTES < ControlLimits().connection_bytes <= ControlLimits().user_bytes
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["as the kernel can", "before Linux 6.16"])
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+def test_a_descriptor_that_cannot_be_closed_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool, is_read: bool
+) -> None:
+    if not is_refused:
+        monkeypatch.setattr(control_module, "refuse_descriptors", lambda _: False)
+    setting = Setting(tmp_path / "c", HELLO)
+    with lingering() as held:
+        key, end = setting.join()
+        said = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, held.fileno()]))
+        with contextlib.suppress(PermissionError):
+            end.sendmsg([pack_head(5) + b"again"], [said])
+            held.part()
+        if is_read:
+            setting.let_in()
+        else:
+            setting.control.send(key, bytes(64 * MIB))
+        assert is_refused or is_let_go(end)
+        setting.join()
+        setting.close()
+        assert setting.files.count(os.getuid()) == (not is_refused)
+
+
+def test_who_waits_to_be_let_in_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "refuse_descriptors", lambda _: False)
+    setting = Setting(tmp_path / "c", HELLO)
+    with lingering() as held, socket.socket(socket.AF_UNIX) as waiting:
+        waiting.connect(str(tmp_path / "c"))
+        said = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [held.fileno()]))
+        waiting.sendmsg([b"hello"], [said])
+        held.part()
+        waiting.close()
+        setting.close()

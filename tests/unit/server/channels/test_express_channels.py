@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import os
 import resource
 import select
 import socket
+import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +18,13 @@ import pytest
 
 from kvoffload import server
 from kvoffload.cache import LocalCache, SessionId
+from kvoffload.packets import refuse_descriptors
 from kvoffload.protocol import (
+    CODEC,
     Acquire,
     Acquired,
     AcquireEntries,
+    Channel,
     Credits,
     CreditsGranted,
     Done,
@@ -36,7 +43,9 @@ from kvoffload.types import AcquireOutcome
 from kvoffload.units import MIB
 from tests.kit.cache.cache_model import PLAIN, SMALL, fingerprint, make_chain
 from tests.kit.instructions import Instructions
+from tests.kit.lingering import lingering
 from tests.kit.server.express_peer import ExpressPeer
+from tests.kit.server.held_writer import held_writer
 
 SESSION = 0x70005
 CHAIN = make_chain(1, 4)
@@ -353,3 +362,29 @@ def test_a_message_of_another_session_ends_the_channel(served: Served) -> None:
     assert refused.code is ErrorCode.NO_SESSION
     if peer.goes_on:
         peer.wait_for_end()
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["as the kernel can", "before Linux 6.16"])
+def test_descriptors_that_cannot_be_closed_hold_up_no_other_thread(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """The channel's own thread lets go of what was sent over it, also of what was not read."""
+    if not is_refused:
+        monkeypatch.setattr(express_channels, "refuse_descriptors", lambda _: False)
+    hostile, other = served.must_open(1), served.must_open(2)
+    with lingering() as held:
+        with held_writer(served.cache.core), socket.socket(fileno=os.dup(hostile.fileno())) as end:
+            # The first message waits for the writer. Behind the second one the channel has ended, and reads no more.
+            calls = [Invalidate(name_space=served.space().name_space, group=0, hashes=CHAIN), Mark()]
+            frames = [CODEC.encode_call(call, number=1, session=SESSION, channel=Channel.EXPRESS) for call in calls]
+            end.sendall(b"".join(struct.pack("<I", len(frame)) + frame for frame in frames))
+            sent = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [held.fileno()]))
+            with contextlib.suppress(PermissionError):
+                end.sendmsg([b"x"], [sent])
+                assert not is_refused or not refuse_descriptors(end)
+                held.part()
+            served.channels.end(1)
+        for _ in range(100):
+            served.channels.tick()
+            assert other.ask(Mark()) == Done()
+            time.sleep(0.001)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import select
 import socket
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,135 +14,21 @@ import pytest
 
 from kvoffload.packets import Credentials, PacketSocket, close_all
 from kvoffload.protocol import (
-    CODEC,
-    Answer,
-    Call,
-    Channel,
-    ClientMessage,
     Closing,
     ClosingReason,
     Error,
     ErrorCode,
     Express,
     Farewell,
-    Greeting,
     Holding,
     Memory,
     Offer,
-    Role,
-    Welcome,
 )
 from kvoffload.server.channels import lifelines, unread_descriptors
 from kvoffload.server.channels import lifelines as lifelines_module
-from kvoffload.server.channels.lifelines import Lifelines
-from kvoffload.server.channels.unix_listener import UnixListener
 from tests.kit.crowded_kernel import Kernel
-
-BOOT_ID = 77
-TIMEOUT_S = 30.0
-GREETING = Greeting(protocol_min=1, protocol_max=1, engine="engine", role=Role.WORKER, rank=3)
-WELCOME = Welcome(protocol=1, session=5, domain="", control="ipc:///x")
-
-
-class Loop:
-    """The smallest event loop there is; it is also the handler, and notes what it is told."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.told: list[tuple[object, ...]] = []
-        self.wants = True
-        self.uid = os.getuid()
-        self.waits: dict[int, bool] = {}
-        self.listener = UnixListener(path)
-        self.lines = Lifelines(self.listener, self, self, boot_id=BOOT_ID)
-
-    def watch(self, file: int, *, writes: bool) -> None:
-        self.waits[file] = writes
-
-    def unwatch(self, file: int) -> None:
-        del self.waits[file]
-
-    def on_greeting(self, lifeline: int, call: Call, credentials: Credentials, pidfd: int | None) -> None:
-        assert credentials == Credentials(os.getpid(), self.uid, os.getgid())
-        assert pidfd is not None
-        assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
-        os.close(pidfd)
-        self.told.append(("greeting", lifeline, call.message))
-        self.lines.send_reply(lifeline, WELCOME, call.number)
-
-    def wants_offer(self, lifeline: int, offer: Offer) -> bool:
-        return self.wants
-
-    def on_offer(self, lifeline: int, offer: Offer, descriptors: list[int]) -> None:
-        self.told.append(("offer", lifeline, offer, len(descriptors)))
-        close_all(descriptors)
-
-    def on_holding(self, lifeline: int, holding: Holding) -> None:
-        self.told.append(("holding", lifeline, holding))
-
-    def on_farewell(self, lifeline: int, farewell: Farewell) -> None:
-        self.told.append(("farewell", lifeline, farewell))
-
-    def on_end(self, lifeline: int) -> None:
-        self.told.append(("end", lifeline))
-
-    def turn(self) -> None:
-        reads, writes, _ = select.select(list(self.waits), [f for f, writes in self.waits.items() if writes], [], 0.01)
-        for file in {*reads, *writes}:
-            if file in self.waits:
-                assert self.lines.on_ready(file, reads=file in reads, writes=file in writes)
-
-    def turn_until(self, count: int) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while len(self.told) < count:
-            assert time.monotonic() < end, self.told
-            self.turn()
-
-
-class Process:
-    """A client's end of a lifeline."""
-
-    def __init__(self, loop: Loop) -> None:
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connected.connect(str(loop.path))
-        self.end = PacketSocket(connected)
-        self._loop = loop
-        self._number = 0
-
-    def send(self, message: ClientMessage, descriptors: tuple[int, ...] = ()) -> None:
-        self._number += 1
-        data = CODEC.encode_call(message, number=self._number, channel=Channel.LIFELINE)
-        assert self.end.send(data, descriptors)
-
-    def receive(self) -> tuple[Answer, list[int]]:
-        end = time.monotonic() + TIMEOUT_S
-        while True:
-            packet = self.end.receive()
-            if packet is not None:
-                answer = CODEC.decode_answer(packet.data, channel=Channel.LIFELINE)
-                assert isinstance(answer, Answer)
-                assert answer.boot_id == BOOT_ID
-                return answer, packet.take()
-            assert time.monotonic() < end
-            self._loop.turn()
-
-    def greet(self) -> None:
-        pidfd = os.pidfd_open(os.getpid())
-        self.send(GREETING, (pidfd,))
-        os.close(pidfd)
-        answer, _ = self.receive()
-        assert answer.message == WELCOME
-
-    def is_ended(self) -> bool:
-        end = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < end:
-            self._loop.turn()
-            try:
-                if self.end.receive() is not None:
-                    continue
-            except Exception:  # noqa: BLE001  (of whatever kind: it is over)
-                return True
-        return False
+from tests.kit.lingering import lingering
+from tests.kit.server.lifeline_loop import GREETING, TIMEOUT_S, WELCOME, Loop, Process
 
 
 @pytest.fixture
@@ -154,6 +39,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
     yield loop
     loop.lines.close()
     loop.listener.close()
+    loop.end_files()
     assert len(loop.lines) == 0
     assert list(tmp_path.iterdir()) == []
     # The clients' ends went with the test.
@@ -204,6 +90,53 @@ def test_an_offer_brings_its_descriptors(loop: Loop) -> None:
     process.send(offer, (0, 0, 0))
     loop.turn_until(2)
     assert loop.told[1] == ("offer", loop.told[0][1], offer, 3)
+
+
+@pytest.mark.parametrize("beside", [0, 252])
+@pytest.mark.parametrize("sent", ["greeting", "holding", "offer", "empty", "unread"])
+def test_a_descriptor_that_cannot_be_closed_holds_up_no_other_user(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, sent: str, beside: int
+) -> None:
+    """A greeting may bring as many descriptors as any packet, and each may be a socket that lingers."""
+    monkeypatch.setattr(PacketSocket, "credentials", lambda _: Credentials(os.getpid(), loop.uid, os.getgid()))
+    hostile, loop.wants = Process(loop), False
+    with lingering() as held:
+        files = (*[0] * beside, held.fileno())
+        offer = Offer(former_boot_id=1, first=0, segment_sizes=bytes(8), is_last=True)
+        message = {"greeting": GREETING, "holding": Holding(memories=()), "offer": offer}.get(sent)
+        if sent != "greeting":
+            hostile.greet()
+        if message is not None:
+            hostile.send(message, files)
+        elif sent == "empty":
+            # The packet behind one without bytes is never received.
+            with socket.socket(fileno=os.dup(hostile.end.fileno())) as raw:
+                raw.send(b"")
+            hostile.send(GREETING, files)
+        else:
+            hostile.send(Farewell(), files)
+        held.part()
+        if sent == "unread":
+            loop.lines.end(loop.told[0][1])  # type: ignore[arg-type]
+        hostile.end.close()
+        loop.turn()
+        told, hostile_uid, loop.uid, is_ended = len(loop.told), loop.uid, loop.uid + 1, sent in ("empty", "unread")
+        other = Process(loop)
+        for _ in range(3):
+            other.greet()
+        assert [what for what, *_ in loop.told[told:]] == ["greeting"] * 3
+        assert ("end" in [what for what, *_ in loop.told]) == is_ended
+        assert loop.files.count(hostile_uid) == is_ended
+
+
+def test_who_waits_to_be_let_in_holds_up_no_end(loop: Loop) -> None:
+    with lingering() as held:
+        waiting = Process(loop)
+        waiting.send(GREETING, (held.fileno(),))
+        held.part()
+        waiting.end.close()
+        loop.lines.close()
+        assert loop.files.total == 1
 
 
 def test_who_does_not_greet_first_is_let_go(loop: Loop) -> None:
@@ -285,13 +218,27 @@ def test_no_user_gets_all_lifelines(loop: Loop, monkeypatch: pytest.MonkeyPatch)
     del again
 
 
+def test_connections_that_are_not_closed_yet_count_as_the_users(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifelines_module, "MAX_LIFELINES", 8)
+    of_user(monkeypatch, 8)
+    is_closed = threading.Event()
+    loop.files.do(8, lambda: is_closed.wait(TIMEOUT_S), count=4)
+    many = connect_some(loop, 9)
+    assert len(loop.lines) == 2
+    of_user(monkeypatch, os.getuid())
+    (other,) = connect_some(loop, 1)
+    other.greet()
+    is_closed.set()
+    del many
+
+
 def test_few_lifelines_are_served_in_a_turn_and_users_take_turns(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifelines, "LINES_AT_ONCE", 2)
     of_user(monkeypatch, 1)
     many = connect_some(loop, 5)
     of_user(monkeypatch, 2)
     many += connect_some(loop, 1)
-    listener, *files = loop.waits
+    listener, _, *files = loop.waits
     turns = [loop.lines.choose([*files, listener]) for _ in range(5)]
     assert [turn[0] for turn in turns] == [listener] * 5
     assert all(len(turn) == 3 and files[-1] in turn for turn in turns)
@@ -334,7 +281,7 @@ def test_without_descriptors_nobody_new_is_let_in_until_somebody_leaves(loop: Lo
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     # It is not asked again and again: the loop does not wait for it meanwhile.
-    assert len(loop.waits) == len(loop.lines) == 1
+    assert len(loop.waits.keys() - {loop.files.fileno()}) == len(loop.lines) == 1
     known.end.close()
     late.greet()
 

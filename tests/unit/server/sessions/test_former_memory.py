@@ -202,7 +202,7 @@ def test_a_server_with_new_memory_does_not_double_what_its_engines_have(
             is_former = any(segments() is not None for segments in former)
             peaks.append(cache.ready_bytes + is_former * POOL.memory_bytes)
 
-        def grow_counted(cache: LocalCache) -> bool:
+        def grow_counted(cache: LocalCache, _keep_free_bytes: int) -> bool:
             count(cache)
             is_growing = grow(cache)
             count(cache)

@@ -61,9 +61,20 @@ import os, sys
 from kvoffload.cache import LocalCache
 from kvoffload.client.joining import HeldMemory, OnLifeline, Step
 from kvoffload.protocol import Offer
+from tests.kit.lingering import Lingering
 from tests.kit.server.blocks import MEMORY, register_of
 from tests.kit.server.raw_client import RawClient
 _, path, boot_id, sends = sys.argv
+
+
+class Held(Lingering):
+    def _give_up(self):
+        print("held up", flush=True)
+        super()._give_up()
+
+
+if sends == "a_socket":
+    socket = Held()
 os.setgroups([])
 os.setgid(61001)
 os.setuid(61001)
@@ -72,11 +83,19 @@ with LocalCache.create(MEMORY) as forged:
     index_bytes = os.fstat(index).st_size
 
 
+if sends == "a_socket":
+    os.close(lock)
+    lock = os.dup(socket.fileno())
+
+
 class Deceiver(RawClient):
     def _send_all(self, messages):
         is_offer = any(isinstance(one.message, Offer) for one in messages)
-        super()._send_all(messages if sends == "forged" or not is_offer else [])
+        super()._send_all(messages if sends != "nothing" or not is_offer else [])
         if is_offer:
+            if sends == "a_socket":
+                os.close(lock)
+                socket.part()
             print("wanted", flush=True)
 
 
@@ -86,6 +105,8 @@ held = HeldMemory(
 )
 Deceiver(path, register_of(), engine="deceiver", former=held)
 sys.stdin.read()
+if sends == "a_socket":
+    socket.let_go()
 """
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 
@@ -214,7 +235,7 @@ def test_a_successor_takes_memory_of_its_own_path_alone(tmp_path: Path, whose: s
 
 
 @needs_root
-@pytest.mark.parametrize("sends", ["forged", "nothing"])
+@pytest.mark.parametrize("sends", ["forged", "nothing", "a_socket"])
 def test_who_says_that_he_has_the_memory_keeps_it_from_nobody(folder: Path, sends: str) -> None:
     hashes = hashes_of(4)
     with serving(folder / "old", ""):
@@ -229,6 +250,9 @@ def test_who_says_that_he_has_the_memory_keeps_it_from_nobody(folder: Path, send
         while deceiver.stdout.readline() != "wanted\n":
             successor.turn(0.005)
             assert deceiver.poll() is None
+        for _ in range(100):
+            successor.turn(0.001)
+        assert not deceiver.stdout.readline(), "a socket held up the loop"
         with closing(come_back(successor, folder / "new", mine.held)) as again:
             assert again.joining.keeps_former
             assert again.index.lookup(again.name_space, 0, hashes).all()

@@ -53,7 +53,7 @@ def test_a_shortage_is_one_warning_with_both_figures_and_is_tried_again(
 ) -> None:
     grow, asked = cache.grow, 0
 
-    def grow_now_and_then() -> bool:
+    def grow_now_and_then(_keep_free_bytes: int) -> bool:
         nonlocal asked
         asked += 1
         if asked % 3 == 0:
@@ -71,7 +71,7 @@ def test_a_shortage_is_one_warning_with_both_figures_and_is_tried_again(
 def test_what_waits_for_memory_ends_at_once(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
     was_asked = threading.Event()
 
-    def refuse() -> bool:
+    def refuse(_keep_free_bytes: int) -> bool:
         was_asked.set()
         raise SHORT
 
@@ -120,7 +120,7 @@ def test_it_grows_by_no_more_than_what_engines_have_let_go_of(
             growth.limit(former_bytes)
         return True
 
-    def grow_counted() -> bool:
+    def grow_counted(_keep_free_bytes: int) -> bool:
         is_growing = grow()
         peaks.append(cache.ready_bytes + former_bytes)
         return is_growing

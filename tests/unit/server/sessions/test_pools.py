@@ -85,7 +85,7 @@ def test_a_pool_that_grows_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     may_go_on = threading.Event()
     grow = LocalCache.grow
 
-    def grow_slowly(self: LocalCache) -> bool:
+    def grow_slowly(self: LocalCache, _keep_free_bytes: int) -> bool:
         steps.append(self)
         assert may_go_on.wait(60)
         return grow(self)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from kvoffload.hash_rows import as_rows
-from kvoffload.protocol import Prefetch, PromotionOutcome
+from kvoffload.protocol import Prefetch, Promoted, PromotionOutcome
 from kvoffload.server.common.steps import run_steps
 from kvoffload.server.tiering import chain as chain_module
 from kvoffload.server.tiering import seen as seen_module
@@ -85,11 +85,17 @@ def setting() -> Iterator[ChainSetting]:
     setting.close()
 
 
+def list_reaches(answers: list[Promoted]) -> list[tuple[str, int]]:
+    (answer,) = answers
+    return [(one.tier, one.boundary) for one in answer.reaches]
+
+
 def test_what_is_near_is_not_asked_for_beyond(setting: ChainSetting) -> None:
     asked = len(setting.far.asked)
     answers = setting.ask(CHAIN)
     setting.turn()
     assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    assert list_reaches(answers) == [("disk", TOKENS)]
     assert all(verb == "look" for verb, _ in setting.far.asked[asked:])
     assert setting.load(CHAIN) == TOKENS
 
@@ -114,6 +120,7 @@ def test_each_tier_gives_what_it_has(setting: ChainSetting) -> None:
     answers = setting.ask(CHAIN)
     setting.turn()
     assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    assert list_reaches(answers) == [("disk", TOKENS // 2), ("far", TOKENS)]
     assert (setting.traffic.counts.promoted, setting.far_traffic.counts.promoted) == (8, 8)
     assert setting.load(CHAIN) == TOKENS
 
@@ -124,6 +131,7 @@ def test_blocks_of_one_prompt_may_lie_anywhere(setting: ChainSetting) -> None:
     answers = setting.ask(CHAIN)
     setting.turn()
     assert [(one.outcome, one.boundary) for one in answers] == [(COMPLETE, TOKENS)]
+    assert list_reaches(answers) == [("disk", 0), ("far", TOKENS)], "without the far tier it would be no hit"
     assert (setting.traffic.counts.promoted, setting.far_traffic.counts.promoted) == (8, 8)
     assert setting.load(CHAIN) == TOKENS
 

@@ -72,7 +72,7 @@ def test_a_block_is_there_when_all_its_shards_are(tier: FaultyTier) -> None:
     for group, settings in enumerate(HYBRID.groups):
         for shard in range(settings.shards):
             store(tier, group, shard, *((0, 2) if shard == 0 else (2, 3)))
-    looks = TierLooks(tier)
+    looks = TierLooks(tier, timeout_s=1.0)
     asked = Asked(looks)
     assert (asked.answers, len(looks)) == ([], 1)
     poll(tier, looks)
@@ -84,7 +84,7 @@ def test_a_block_is_there_when_all_its_shards_are(tier: FaultyTier) -> None:
 
 
 def test_what_is_not_lacking_is_not_asked_for(tier: FaultyTier) -> None:
-    looks = TierLooks(tier)
+    looks = TierLooks(tier, timeout_s=1.0)
     some = np.array([False, True, False, False])
     asked = Asked(looks, lacking=[some, *(np.zeros(4, np.bool_) for _ in ROWS[1:])])
     assert tier.asked == [("look", 1)] * HYBRID.groups[0].shards
@@ -97,7 +97,7 @@ def test_what_is_not_lacking_is_not_asked_for(tier: FaultyTier) -> None:
 @pytest.mark.parametrize("way", ["time", "end"])
 def test_who_does_not_wait_any_longer_knows_nothing(tier: FaultyTier, way: str) -> None:
     store(tier, 0, 0, 0, 1, 2, 3)
-    looks = TierLooks(tier)
+    looks = TierLooks(tier, timeout_s=1.0)
     asked = Asked(looks, wait_s=0.5)
     tier.is_held = True
     looks.expire(10.4)
@@ -112,12 +112,24 @@ def test_who_does_not_wait_any_longer_knows_nothing(tier: FaultyTier, way: str) 
     assert len(asked.answers) == 1
 
 
+def test_a_look_takes_as_long_as_the_store_may_and_no_longer_than_its_request_waits(
+    tier: FaultyTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(tier, "look", lambda _, *, timeout_s: told.append(timeout_s))
+    looks = TierLooks(tier, timeout_s=10.0)
+    for wait_s in (30.0, 0.5):
+        told.clear()
+        Asked(looks, wait_s=wait_s)
+        assert set(told) == {min(wait_s, 10.0)}
+
+
 def test_a_tier_that_takes_no_more_batches_has_nothing(tier: FaultyTier) -> None:
     for group, settings in enumerate(HYBRID.groups):
         for shard in range(settings.shards):
             store(tier, group, shard, 0, 1, 2, 3)
     tier.takes = 1
-    looks = TierLooks(tier)
+    looks = TierLooks(tier, timeout_s=1.0)
     asked = Asked(looks)
     poll(tier, looks)
     found = asked.answers[0][0]
@@ -131,7 +143,7 @@ def test_owners_take_turns_and_a_bounded_number_of_names_is_asked_for_at_a_time(
     """One owner's long request is no reason for another's short one to get no answer."""
     monkeypatch.setattr(looks_module, "BATCH_NAMES", 1)
     monkeypatch.setattr(looks_module, "NAMES_UNDER_WAY", 2)
-    looks, answers = TierLooks(tier), list[str]()
+    looks, answers = TierLooks(tier, timeout_s=1.0), list[str]()
     tier.is_held = True
     for owner, count in (("his", 4), ("hers", 1)):
         rows = [as_rows(hashes_of(100, count)), *(as_rows(b"") for _ in ROWS[1:])]

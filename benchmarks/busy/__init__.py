@@ -1,0 +1,1 @@
+"""Measures whether hits survive on a machine that is not idle."""
