@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import numpy.ma  # np.unique imports it at its first call, which would hold up the server's loop or an engine's step
 import numpy.typing as npt
 from typing_extensions import Buffer
 

@@ -171,8 +171,8 @@ class ControlChannels:
         send: Callable[[list[Sendable]], None],
         clock_ns: Callable[[], int],
     ) -> None:
-        end_ns = clock_ns() + TURN_NS
         local.look()
+        end_ns = clock_ns() + TURN_NS
         for _ in range(FRAMES_AT_ONCE):
             received = local.receive()
             if received is None:

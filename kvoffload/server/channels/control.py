@@ -21,7 +21,7 @@ from pathlib import Path
 from kvoffload.errors import ConfigError, PacketError
 from kvoffload.packets import PacketSocket, is_empty, refuse_descriptors, shut
 from kvoffload.protocol.limits import FRAME_BYTES
-from kvoffload.server.channels.foreign_files import NOBODY, ForeignFiles
+from kvoffload.server.channels.foreign_files import NOBODY, REFUSED, ForeignFiles
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.server.common.shares import has_share
 from kvoffload.server.common.turns import Turns
@@ -37,9 +37,13 @@ READS_AT_ONCE = 16
 """Number of connections of one user that are read at once, each at most CHUNK_BYTES."""
 ACCEPTS_AT_ONCE = 256
 """Number of connections that are accepted at once, so that those of one user leave room for others in the backlog."""
+ACCEPT_S = 0.002
+"""Seconds after which no more are accepted at once, so that processes that have joined do not wait for newcomers."""
 BACKLOG = 1024
 CHUNK_BYTES = 64 << 10
 
+_KIND = "control"
+"""As what a connection's descriptor counts until a thread has closed it."""
 _READS, _WRITES = select.EPOLLIN, select.EPOLLOUT
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
@@ -255,8 +259,9 @@ class ControlSocket:
             elif file == self._more:
                 os.eventfd_read(self._more)
             elif file == self._listener.fileno():
+                end_s = self._clock_s() + ACCEPT_S
                 for _ in range(ACCEPTS_AT_ONCE):
-                    if not self._accept():
+                    if not self._accept() or self._clock_s() >= end_s:
                         break
 
     def _read(self, one: _Connection) -> None:
@@ -369,9 +374,9 @@ class ControlSocket:
         except PacketError:
             self._close_end(NOBODY, end)
             return True
-        of_user, total = self._users[uid] + self._files.count(uid), len(self) + self._files.total
+        of_user, total = self._users[uid] + self._files.count(uid, _KIND), len(self) + self._files.total(_KIND)
         if is_of_reserve(end.fileno()) or not has_share(of_user, total=total, limit=self._limit):
-            self._close_end(uid, end)
+            self._close_end(uid, end, kind=REFUSED)
             return True
         self._admit(end, uid)
         return True
@@ -411,11 +416,11 @@ class ControlSocket:
             del self._users[one.uid], self._bytes[one.uid]
         self._ended.append(one.key)
 
-    def _close_end(self, uid: int, end: socket.socket) -> None:
+    def _close_end(self, uid: int, end: socket.socket, *, kind: str = _KIND) -> None:
         """Closes a connection, or the listener with those that wait: at once unless descriptors may lie there."""
         shut(end)
         if self._may_come_with_files and not is_empty(end):
-            self._files.do(uid, end.close, count=1)
+            self._files.close_end(uid, kind, end)
         else:
             end.close()
 

@@ -7,6 +7,7 @@ thread that closes it, receives a packet without room for it, or closes a socket
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -14,17 +15,22 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvoffload.errors import ConfigError
-from kvoffload.packets import close_all
+from kvoffload.packets import PacketSocket, close_all
 
 MAX_THREADS = 8
 """Number of threads. A user keeps at most one of them, so that this many users have to work together to keep all."""
 NOBODY = 2**32 - 1
 """The user of a connection of which the kernel does not tell the user."""
 
+REFUSED = "refused"
+"""The kind of an end that was never let in: it takes none of the places of those that are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
     act: Callable[[], object]
+    counted: str
+    """As what its descriptors count until it is done."""
     count: int
     """Number of descriptors that are open until it is done."""
     then: Callable[[object], None] | None
@@ -41,7 +47,8 @@ class ForeignFiles:
         """Jobs that no thread does yet, by user."""
         self._busy: set[int] = set()
         """Users for whom a thread does a job."""
-        self._counts: Counter[int] = Counter()
+        self._counts: Counter[tuple[int, str]] = Counter()
+        """Descriptors that are still to be closed, by user and by what they count as."""
         self._done: deque[Callable[[], None]] = deque()
         self._threads = 0
         self._idle = 0
@@ -56,10 +63,10 @@ class ForeignFiles:
         """Returns a descriptor that is readable when `finish` has something to do."""
         return self._more
 
-    @property
-    def total(self) -> int:
-        """Number of descriptors that are still to be closed."""
-        return self._counts.total()
+    def total(self, kind: str) -> int:
+        """Returns how many ends of channels of this kind, and descriptors of packets, are still to be closed."""
+        with self._changed:
+            return sum(count for (_, counted), count in self._counts.items() if counted in (kind, ""))
 
     @property
     def is_idle(self) -> bool:
@@ -67,9 +74,14 @@ class ForeignFiles:
         with self._changed:
             return not self._jobs and not self._busy
 
-    def count(self, uid: int) -> int:
-        """Returns how many descriptors of a user are still to be closed."""
-        return self._counts[uid]
+    def count(self, uid: int, kind: str) -> int:
+        """Returns how many of them are of this user."""
+        return self._counts[uid, kind] + self._counts[uid, ""]
+
+    def close_end(self, uid: int, kind: str, end: socket.socket | PacketSocket) -> None:
+        """Closes an end of this kind of channel. Until then it counts as one of these, so that ends of another kind
+        leave no other user without room."""
+        self.do(uid, end.close, count=1, kind=kind)
 
     def close_files(self, uid: int, files: Sequence[int]) -> None:
         """Closes descriptors that processes of this user have sent."""
@@ -77,13 +89,20 @@ class ForeignFiles:
             self.do(uid, partial(close_all, list(files)), count=len(files))
 
     def do(
-        self, uid: int, act: Callable[[], object], *, count: int = 0, then: Callable[[object], None] | None = None
+        self,
+        uid: int,
+        act: Callable[[], object],
+        *,
+        count: int = 0,
+        kind: str = "",
+        then: Callable[[object], None] | None = None,
     ) -> None:
-        """Does a job for this user on a thread, during which `count` descriptors stay open. `finish` calls `then` with
+        """Does a job for this user on a thread, during which `count` descriptors stay open, which count as ends of this
+        kind of channel, or of every kind. `finish` calls `then` with
         its result: None, if the job raises an OSError."""
         with self._changed:
-            self._counts[uid] += count
-            self._jobs.setdefault(uid, deque()).append(_Job(act=act, count=count, then=then))
+            self._counts[uid, kind] += count
+            self._jobs.setdefault(uid, deque()).append(_Job(act=act, counted=kind, count=count, then=then))
             self._changed.notify()
         self.start_threads()
 
@@ -132,9 +151,10 @@ class ForeignFiles:
                 result = None
             with self._changed:
                 self._busy.discard(uid)
-                self._counts[uid] -= job.count
-                if not self._counts[uid]:
-                    del self._counts[uid]
+                counted = uid, job.counted
+                self._counts[counted] -= job.count
+                if not self._counts[counted]:
+                    del self._counts[counted]
                 if job.then is not None:
                     self._done.append(partial(job.then, result))
                     if not self._is_closed:

@@ -31,7 +31,7 @@ from kvoffload.protocol import (
     ServerMessage,
     answer_fault,
 )
-from kvoffload.server.channels.foreign_files import NOBODY, ForeignFiles
+from kvoffload.server.channels.foreign_files import NOBODY, REFUSED, ForeignFiles
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
 from kvoffload.server.channels.unix_listener import UnixListener
 from kvoffload.server.channels.unread_descriptors import UnreadDescriptors
@@ -53,11 +53,13 @@ ALL_QUEUED_BYTES = 64 * MIB
 """Bytes of unread packets of all processes. The processes of one user cannot take all of it."""
 READ_S = 10.0
 """Seconds without reading after which a process is disconnected, if others wait for descriptors."""
-ACCEPTS_AT_ONCE = 64
+ACCEPTS_AT_ONCE = 32
 PACKETS_AT_ONCE = 4
 """Packets read from one process before the others have their turn."""
 LINES_AT_ONCE = 8
 """Number of lifelines that are served in one turn of the loop, however many have sent something."""
+_KIND = "lifeline"
+"""As what a lifeline's descriptor counts until a thread has closed it."""
 
 
 class Watcher(Protocol):
@@ -286,13 +288,13 @@ class Lifelines:
         self._last += 1
         line = _Line(self._last, end, credentials)
         limit = min(MAX_LIFELINES, self._processes)
-        of_user = self._users[credentials.uid] + self._files.count(credentials.uid)
-        has_room = has_share(of_user, total=len(self._lines) + self._files.total, limit=limit)
+        of_user = self._users[credentials.uid] + self._files.count(credentials.uid, _KIND)
+        has_room = has_share(of_user, total=len(self._lines) + self._files.total(_KIND), limit=limit)
         if not has_room or is_of_reserve(end.fileno()):
             full = Error(code=ErrorCode.BUSY, message=f"greeting: there are {len(self._lines)} lifelines")
             with contextlib.suppress(PacketError):
                 end.send(self._encode(full, 0))
-            self._close_end(credentials.uid, end)
+            self._close_end(credentials.uid, end, kind=REFUSED)
             return True
         if len(self._ungreeted) >= MAX_UNGREETED:
             ((uid, _),) = Counter(one.credentials.uid for one in self._ungreeted.values()).most_common(1)
@@ -451,11 +453,11 @@ class Lifelines:
         if line.has_greeted:
             self._handler.on_end(line.number)
 
-    def _close_end(self, uid: int, end: PacketSocket, *, is_busy: bool = False) -> None:
+    def _close_end(self, uid: int, end: PacketSocket, *, is_busy: bool = False, kind: str = _KIND) -> None:
         """Closes a connection: at once if nothing lies in it."""
         end.shut()
         if is_busy or not end.is_empty():
-            self._files.do(uid, end.close, count=1)
+            self._files.close_end(uid, kind, end)
         else:
             end.close()
 

@@ -33,7 +33,7 @@ MAX_OF_ONE_HOST = 16
 MAX_UNPROVEN = 128
 """Number of connections that have not shown a key yet, where there are descriptors for as many. For one more, the
 oldest is closed of the user or address that has most of them."""
-ACCEPTS_AT_ONCE = 32
+ACCEPTS_AT_ONCE = 16
 """Connections accepted before others have their turn."""
 CHUNK_BYTES = 64 << 10
 """Bytes read in one direction and not yet written. Until they are written, nothing more is read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,28 @@ import zmq
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
-from kvoffload.protocol import CODEC, Answer, Counts, Error, ErrorCode, HelloAccepted, NamespaceOpened, Stats, Welcome
+from kvoffload.protocol import (
+    CODEC,
+    Answer,
+    Counts,
+    Error,
+    ErrorCode,
+    HelloAccepted,
+    Mark,
+    NamespaceOpened,
+    Stats,
+    Welcome,
+)
 from kvoffload.server import Guest, TcpSettings
+from kvoffload.server.channels.control import ControlSocket
 from kvoffload.server.channels.foreign_files import ForeignFiles
-from kvoffload.server.control_channels import ChannelSettings, ControlChannels
+from kvoffload.server.control_channels import TURN_NS, ChannelSettings, ControlChannels
 from kvoffload.server.sessions.outbox import Sendable, ToConnection
+from kvoffload.zmtp import pack_head
 from tests.kit.server.gate_loop import Loop
 from tests.kit.server.guests import HELLO
 from tests.kit.server.harness import Client, Server
+from tests.kit.server.hostile_user import HELLO_GREETING
 from tests.kit.server.remote_client import RemoteClient, make_keys
 
 BOOT_ID = 5
@@ -45,9 +60,9 @@ class Both:
         for file, flags in self.loop.poll.poll(1):
             self.channels.on_ready(file, reads=bool(flags & ~zmq.POLLOUT), writes=bool(flags & zmq.POLLOUT))
         self.channels.serve(self.channels.local_file, self.server.core, self.send, lambda: 1)
-        for socket in self.channels.sockets:
-            if socket.poll(0):
-                self.channels.serve(socket, self.server.core, self.send, lambda: 1)
+        for one in self.channels.sockets:
+            if one.poll(0):
+                self.channels.serve(one, self.server.core, self.send, lambda: 1)
 
     def send(self, messages: list[Sendable]) -> None:
         for one in messages:
@@ -95,8 +110,8 @@ def test_the_same_name_here_and_over_tcp_is_two_clients(both: Both, local: zmq.S
     engine = greet(both.server, 1)
     remote = RemoteClient(both.channels.remote_endpoint, keys=CLIENT, server_key=KEYS.public, turn=both.turn)
     remote.socket.disconnect(both.channels.remote_endpoint)
-    for socket in (local, remote.socket):
-        socket.setsockopt(zmq.ROUTING_ID, b"name")
+    for one in (local, remote.socket):
+        one.setsockopt(zmq.ROUTING_ID, b"name")
     local.connect(both.channels.endpoint)
     remote.socket.connect(both.channels.remote_endpoint)
     try:
@@ -124,6 +139,34 @@ def test_where_users_are_told_apart_the_kernel_says_who_asks(
     finally:
         both.channels.close()
         both.files.close()
+
+
+def test_frames_have_their_time_however_long_newcomers_took(
+    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = greet(both.server, 1)
+    now_ns, look = 0, ControlSocket.look
+    handled: list[Sendable] = []
+    served: list[int] = []
+
+    def look_slowly(local: ControlSocket) -> None:
+        nonlocal now_ns
+        look(local)
+        now_ns += 10 * TURN_NS
+
+    monkeypatch.setattr(ControlSocket, "look", look_slowly)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(tmp_path / "s.control"))
+        said = HELLO_GREETING
+        for number, message in enumerate((HELLO, Mark(), Mark(), Mark()), 1):
+            frame = CODEC.encode_call(message, number=number, session=engine.session)
+            said += pack_head(len(frame)) + frame
+        client.sendall(said)
+        while len(handled) < 4:
+            before = len(handled)
+            both.channels.serve(both.channels.local_file, both.server.core, handled.extend, lambda: now_ns)
+            served.append(len(handled) - before)
+    assert max(served) > 1
 
 
 def test_an_answer_that_does_not_fit_is_a_fault_of_ours(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from kvoffload.errors import ConfigError
-from kvoffload.server.channels.foreign_files import MAX_THREADS, ForeignFiles
+from kvoffload.server.channels.foreign_files import MAX_THREADS, REFUSED, ForeignFiles
 from tests.kit.lingering import lingering
 
 TIMEOUT_S = 60.0
@@ -40,11 +42,33 @@ def test_a_user_whose_file_cannot_be_closed_keeps_its_own_thread_and_no_other(fi
         while len(told) < MAX_THREADS:
             finish(files)
         assert set(told) == set(range(2, 2 + MAX_THREADS))
-        assert (files.count(1), files.count(2), files.total, files.is_idle) == (3, 0, 3, False)
+        assert (files.count(1, "control"), files.count(2, "control"), files.total("control"), files.is_idle) == (
+            3,
+            0,
+            3,
+            False,
+        )
         held.let_go()
         finish(files)
         assert told[-1] == "second of 1"
-    assert (files.total, files.is_idle) == (0, True)
+    assert (files.total("control"), files.is_idle) == (0, True)
+
+
+def test_ends_of_one_kind_of_channel_take_no_places_of_another(files: ForeignFiles) -> None:
+    """Descriptors that came in packets take places of every kind, and ends that were refused take none."""
+    kinds = ("lifeline", "control", REFUSED)
+    with lingering() as held:
+        held_file = os.dup(held.fileno())
+        held.part()
+        files.close_files(1, [held_file])
+        for kind in kinds:
+            files.close_end(1, kind, socket.socket())
+        assert [files.total(kind) for kind in kinds[:2]] == [2, 2]
+        assert [files.count(1, kind) for kind in kinds[:2]] == [2, 2]
+        held.let_go()
+        while not files.is_idle:
+            time.sleep(0.001)
+    assert [files.total(kind) for kind in kinds] == [0, 0, 0]
 
 
 def test_a_job_that_fails_has_no_result_and_ends_no_thread(files: ForeignFiles) -> None:

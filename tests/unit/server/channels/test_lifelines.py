@@ -26,6 +26,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.server.channels import lifelines, unread_descriptors
 from kvoffload.server.channels import lifelines as lifelines_module
+from kvoffload.server.channels.foreign_files import REFUSED
 from tests.kit.crowded_kernel import Kernel
 from tests.kit.lingering import lingering
 from tests.kit.server.lifeline_loop import GREETING, TIMEOUT_S, WELCOME, Loop, Process
@@ -126,7 +127,7 @@ def test_a_descriptor_that_cannot_be_closed_holds_up_no_other_user(
             other.greet()
         assert [what for what, *_ in loop.told[told:]] == ["greeting"] * 3
         assert ("end" in [what for what, *_ in loop.told]) == is_ended
-        assert loop.files.count(hostile_uid) == is_ended
+        assert loop.files.count(hostile_uid, "lifeline") == is_ended
 
 
 def test_who_waits_to_be_let_in_holds_up_no_end(loop: Loop) -> None:
@@ -136,7 +137,7 @@ def test_who_waits_to_be_let_in_holds_up_no_end(loop: Loop) -> None:
         held.part()
         waiting.end.close()
         loop.lines.close()
-        assert loop.files.total == 1
+        assert loop.files.total("lifeline") == 1
 
 
 def test_who_does_not_greet_first_is_let_go(loop: Loop) -> None:
@@ -225,6 +226,27 @@ def test_connections_that_are_not_closed_yet_count_as_the_users(loop: Loop, monk
     loop.files.do(8, lambda: is_closed.wait(TIMEOUT_S), count=4)
     many = connect_some(loop, 9)
     assert len(loop.lines) == 2
+    of_user(monkeypatch, os.getuid())
+    (other,) = connect_some(loop, 1)
+    other.greet()
+    is_closed.set()
+    del many
+
+
+def test_refused_connections_that_are_not_closed_yet_leave_others_their_places(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifelines_module, "MAX_LIFELINES", 8)
+    of_user(monkeypatch, 8)
+    is_closed = threading.Event()
+    loop.files.do(8, lambda: is_closed.wait(TIMEOUT_S))
+    many = connect_some(loop, 6)
+    for _ in range(8):
+        refused = Process(loop)
+        refused.send(GREETING, (0,))
+        many.append(refused)
+        loop.turn()
+    assert loop.files.count(8, REFUSED) == 8
     of_user(monkeypatch, os.getuid())
     (other,) = connect_some(loop, 1)
     other.greet()
