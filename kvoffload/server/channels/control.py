@@ -43,7 +43,7 @@ BACKLOG = 1024
 CHUNK_BYTES = 64 << 10
 
 _KIND = "control"
-"""As what a connection's descriptor counts until a thread has closed it."""
+"""The kind under which connections that a thread still has to close count."""
 _READS, _WRITES = select.EPOLLIN, select.EPOLLOUT
 _GONE = select.EPOLLHUP | select.EPOLLERR
 

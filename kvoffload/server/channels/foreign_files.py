@@ -30,7 +30,7 @@ REFUSED = "refused"
 class _Job:
     act: Callable[[], object]
     counted: str
-    """As what its descriptors count until it is done."""
+    """The kind under which its descriptors count until it is done."""
     count: int
     """Number of descriptors that are open until it is done."""
     then: Callable[[object], None] | None

@@ -59,7 +59,7 @@ PACKETS_AT_ONCE = 4
 LINES_AT_ONCE = 8
 """Number of lifelines that are served in one turn of the loop, however many have sent something."""
 _KIND = "lifeline"
-"""As what a lifeline's descriptor counts until a thread has closed it."""
+"""The kind under which lifelines that a thread still has to close count."""
 
 
 class Watcher(Protocol):

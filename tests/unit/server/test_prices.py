@@ -449,7 +449,7 @@ def test_no_message_of_a_peer_costs_more_than_its_price() -> None:
 
 
 def test_no_message_of_an_express_channel_costs_more_than_its_price() -> None:
-    """In a process of its own: how much memory the allocator keeps depends on what a process did before."""
+    """The test uses another process, because an allocator keeps memory that depends on what a process did before."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         process.submit(check_express_channel).result()
 
