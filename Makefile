@@ -5,6 +5,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
+# Each module is compiled once, whatever the environment says: the tests start some thousand processes, and to compile
+# vLLM takes twelve seconds of each of its own.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -64,7 +68,7 @@ help: ## this list
 
 # ---- set-up: every step leaves a stamp, so a second run takes a second ----
 # pip is told twice to be quiet: once, it still warns of places to look in that its own configuration names in vain.
-# It compiles no Python: that would take a minute, and most modules are never imported.
+# It compiles no Python: that would take a minute, most modules are never imported, and the first import does it.
 INSTALL := -m pip install -qq --disable-pip-version-check --no-compile
 
 setup: $(STAMPS)/packages $(STAMPS)/stores $(STAMPS)/text $(STAMPS)/charts $(STAMPS)/routers ## .venv with everything that tests and demo need

@@ -65,7 +65,8 @@ IS_BOUNDED = "the server's memory is bounded"
 HAS_NO_FAULT = "nothing is a fault of the server's own"
 ON_ANY_MACHINE = (SERVED, NOT_WRONG, NOT_LOST, LIVES, IS_BOUNDED, HAS_NO_FAULT)
 """Promises that do not depend on how fast the machine is."""
-_COMPUTE = "while True: sum(range(100_000))"
+_COMPUTE = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+"""Computes for as long as the campaign lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
