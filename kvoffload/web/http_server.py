@@ -44,7 +44,9 @@ BACKLOG = 4096
 drops more of them, and their clients try again after one second, after three, and so on."""
 ACCEPTS_AT_ONCE = 64
 """Number of connections that are accepted in one turn of the loop. Each has a descriptor until it has been served or
-closed, and asyncio accepts none for a second when there is no descriptor left."""
+closed."""
+PAUSE_S = 0.1
+"""Seconds until connections are accepted again, if there was no descriptor left for one."""
 _NAMES_OF_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -69,7 +71,8 @@ class HttpServer:
         self._settings = settings
         self._answer = answer
         self._find_body_limit = find_body_limit
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Connection] = set()
         self._waiting: dict[_Connection, None] = {}
         """Connections that wait for their client: to send a request or the rest of one, or to read its answer. The one
@@ -78,8 +81,8 @@ class HttpServer:
     @property
     def address(self) -> TcpAddress:
         """Where it listens, with the port that it got."""
-        assert self._server is not None
-        return TcpAddress(self._settings.address.host, self._server.sockets[0].getsockname()[1])
+        assert self._listener is not None
+        return TcpAddress(self._settings.address.host, self._listener.getsockname()[1])
 
     @property
     def connections(self) -> int:
@@ -96,37 +99,59 @@ class HttpServer:
         address = self._settings.address
         family = socket.AF_INET6 if address.is_version_6 else socket.AF_INET
         try:
-            listener = socket.create_server((address.host, address.port), family=family)
-            self._server = await asyncio.start_server(
-                self._serve, sock=listener, limit=MAX_HEAD_BYTES, backlog=ACCEPTS_AT_ONCE
-            )
-            # asyncio takes one number for both.
-            listener.listen(BACKLOG)
+            self._listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
         except OSError as fault:
             raise ConfigError(
                 f"cannot listen for HTTP at {address}: {fault.strerror or fault}",
                 remedy="choose another address of this machine, or port",
             ) from fault
+        self._listener.setblocking(False)
+        self._watch(self._listener)
 
     async def close(self) -> None:
-        if self._server is None:
+        if self._listener is None:
             return
-        self._server.close()
-        tasks = [connection.task for connection in self._open]
-        for task in tasks:
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._server.wait_closed()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _watch(self, listener: socket.socket) -> None:
+        if listener.fileno() != -1:
+            asyncio.get_running_loop().add_reader(listener, self._accept_some, listener)
+
+    def _accept_some(self, listener: socket.socket) -> None:
+        """Accepts connections. Those that have been closed meanwhile are let go at once, so that a client that opens
+        and closes connections as fast as it can keeps no other waiting for long."""
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                end, _ = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as fault:
+                logger.warning("no HTTP connection is accepted for a moment: %s", fault.strerror)
+                loop.remove_reader(listener)
+                loop.call_later(PAUSE_S, self._watch, listener)
+                return
+            if _is_closed(end):
+                end.close()
+                continue
+            task = loop.create_task(self._serve(end))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, end: socket.socket) -> None:
         """Serves one connection."""
         task = asyncio.current_task()
         assert task is not None
         try:
-            connection = _Connection(task, name_peer(writer.get_extra_info("socket")))
+            connection = _Connection(task, name_peer(end))
         except OSError:
-            writer.close()
+            end.close()
             return
+        reader, writer = await asyncio.open_connection(sock=end, limit=MAX_HEAD_BYTES)
         has_room = self._make_room(connection.peer)
         self._open.add(connection)
         try:
@@ -218,3 +243,13 @@ class HttpServer:
             writer.write(data)
             await writer.drain()
         self._waiting.pop(connection, None)
+
+
+def _is_closed(end: socket.socket) -> bool:
+    """Whether the other end has closed a connection over which nothing has come."""
+    try:
+        return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

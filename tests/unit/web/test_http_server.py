@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -155,11 +156,46 @@ async def test_of_a_burst_a_bounded_number_is_accepted_in_a_turn() -> None:
             end.close()
 
 
+async def test_connections_that_have_been_closed_meanwhile_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serving them would keep others waiting, as many as may wait to be accepted."""
+    peers: list[str] = []
+    monkeypatch.setattr(http_server, "name_peer", lambda _: peers.append("one") or peers[0])
+    async with serving() as server:
+        for _ in range(200):
+            with socket.create_connection((server.address.host, server.address.port)):
+                pass
+        reader, writer = await connect(server)
+        writer.write(GET % b"/")
+        assert (await read_answer(reader))[0] == 200
+        assert len(peers) == 1
+        writer.close()
+
+
+async def test_without_descriptors_connections_wait_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, is_full = socket.socket.accept, [True]
+
+    def refuse_once(listener: socket.socket) -> tuple[socket.socket, object]:
+        if is_full and is_full.pop():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(http_server, "PAUSE_S", 0.01)
+    async with serving() as server:
+        monkeypatch.setattr(socket.socket, "accept", refuse_once)
+        reader, writer = await connect(server)
+        writer.write(GET % b"/")
+        assert (await read_answer(reader))[0] == 200
+        writer.close()
+    assert "Too many open files" in caplog.text
+
+
 def count_waiting(server: HttpServer) -> tuple[int, int]:
     """Returns how many connections wait to be accepted, and how many may, as the kernel counts them."""
-    listening = server._server  # private: only the kernel knows it, of the listening socket
+    listening = server._listener  # private: only the kernel knows it, of the listening socket
     assert listening is not None
-    told = listening.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    told = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
     waiting, limit = struct.unpack_from("=II", told, 24)
     return waiting, limit
 
