@@ -420,7 +420,7 @@ class ControlSocket:
         """Closes a connection, or the listener with those that wait: at once unless descriptors may lie there."""
         shut(end)
         if self._may_come_with_files and not is_empty(end):
-            self._files.close_end(uid, kind, end)
+            self._files.close_end(uid, kind, end.close)
         else:
             end.close()
 

@@ -7,7 +7,6 @@ thread that closes it, receives a packet without room for it, or closes a socket
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvoffload.errors import ConfigError
-from kvoffload.packets import PacketSocket, close_all
+from kvoffload.packets import close_all
 
 MAX_THREADS = 8
 """Number of threads. A user keeps at most one of them, so that this many users have to work together to keep all."""
@@ -78,10 +77,10 @@ class ForeignFiles:
         """Returns how many of them are of this user."""
         return self._counts[uid, kind] + self._counts[uid, ""]
 
-    def close_end(self, uid: int, kind: str, end: socket.socket | PacketSocket) -> None:
-        """Closes an end of this kind of channel. Until then it counts as one of these, so that ends of another kind
-        leave no other user without room."""
-        self.do(uid, end.close, count=1, kind=kind)
+    def close_end(self, uid: int, kind: str, close: Callable[[], object]) -> None:
+        """Calls `close` of an end of this kind of channel. Until then it counts as one of these, so that ends of
+        another kind leave no other user without room."""
+        self.do(uid, close, count=1, kind=kind)
 
     def close_files(self, uid: int, files: Sequence[int]) -> None:
         """Closes descriptors that processes of this user have sent."""

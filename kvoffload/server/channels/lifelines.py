@@ -457,7 +457,7 @@ class Lifelines:
         """Closes a connection: at once if nothing lies in it."""
         end.shut()
         if is_busy or not end.is_empty():
-            self._files.close_end(uid, kind, end)
+            self._files.close_end(uid, kind, end.close)
         else:
             end.close()
 

@@ -62,7 +62,7 @@ def test_ends_of_one_kind_of_channel_take_no_places_of_another(files: ForeignFil
         held.part()
         files.close_files(1, [held_file])
         for kind in kinds:
-            files.close_end(1, kind, socket.socket())
+            files.close_end(1, kind, socket.socket().close)
         assert [files.total(kind) for kind in kinds[:2]] == [2, 2]
         assert [files.count(1, kind) for kind in kinds[:2]] == [2, 2]
         held.let_go()
