@@ -27,6 +27,7 @@ _MEDIA_SETTINGS = (
     "mm_processor_kwargs",
     "media_io_kwargs",
     "mm_device_do_normalize",
+    "mm_encoder_attn_backend",
     "mm_encoder_attn_dtype",
     "video_pruning_rate",
     "video_pruning_method",
@@ -134,6 +135,10 @@ def _describe_media(config: VllmConfig) -> dict[str, Plain]:
             remedy="enable prefix caching, or leave mm_processor_cache_gb above 0",
         )
     described = _changed_settings(media, _MEDIA_SETTINGS)
+    split = getattr(media, "mm_encoder_tp_mode", "weights")
+    if split != "weights":
+        # Ranks that hold the whole encoder do not sum over parts of it.
+        described["mm_encoder_tp_mode"] = split
     scales = getattr(media, "mm_encoder_fp8_scale_path", None)
     if scales:
         described["mm_encoder_fp8_scale_path"] = _digest_file(Path(scales))

@@ -180,6 +180,8 @@ def test_a_rope_that_depends_on_the_longest_request_tells_its_length(place: str,
         {"mm_processor_kwargs": {"num_crops": 4}},
         {"media_io_kwargs": {"video": {"num_frames": 40}}},
         {"mm_encoder_attn_dtype": "fp8"},
+        {"mm_encoder_attn_backend": "FLASH_ATTN"},
+        {"mm_encoder_tp_mode": "data"},
         {"video_pruning_rate": 0.5},
         {"video_pruning_rate": 0.5, "video_pruning_method": "vidcom2"},
     ],
@@ -189,8 +191,9 @@ def test_what_an_engine_does_to_all_images_is_told(media: dict[str, Any]) -> Non
     assert described(set_media(**media)) != described(set_media())
 
 
-def test_caches_of_images_do_not_matter() -> None:
+def test_caches_of_images_and_the_usual_settings_do_not_matter() -> None:
     assert described(set_media(mm_processor_cache_gb=0)) == described(set_media())
+    assert described(set_media(mm_encoder_tp_mode="weights", mm_encoder_attn_backend=None)) == described(set_media())
 
 
 def test_an_engine_that_numbers_images_is_refused() -> None:
