@@ -337,6 +337,13 @@ def has_extra_keys(request: Request) -> bool:
     return not is_plain or bool(request.cache_salt or request.mm_features)
 
 
+def needs_encoder(request: Request, tokens: range) -> bool:
+    """Whether an encoder computes an image, a sound or a film for these tokens of a request that no later token
+    needs."""
+    ends = (media.mm_position.offset + media.mm_position.length for media in request.mm_features or ())
+    return any(tokens.start < end <= tokens.stop for end in ends)
+
+
 def list_extra_keys(request: Request, positions: range, block_size: int) -> Sequence[tuple[Any, ...] | None] | None:
     """Returns the keys on which the names of these blocks depend besides tokens, as events have them; None: none."""
     if not has_extra_keys(request):

@@ -17,6 +17,7 @@ from kvoffload.connector.common.group_table import GroupTable
 from kvoffload.connector.common.receipt import MEMORY, UNKNOWN, Sources, split_hit
 from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.connector.common.tracked_request import TrackedRequest
+from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.loads.admission import LoadAdmission
 from kvoffload.connector.loads.arrivals import Arrivals
@@ -519,7 +520,8 @@ class Restores:
         gained = found.boundary - max(local, self.settings.replayed_tokens)
         if gained <= 0:
             return Miss.TOO_SHORT
-        if self._is_always_loaded(tracked):
+        if self._is_always_loaded(tracked) or vllm_compat.needs_encoder(tracked.request, range(local, found.boundary)):
+            # The judge does not know what an encoder takes, which a load spares as well.
             return None
         size_bytes = 0
         for leased, rule, stored_bytes in zip(found.groups, self._groups.rules, self._groups.stored_bytes, strict=True):

@@ -11,6 +11,7 @@ from tests.kit.connector.warm import note_misses
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
 from kvoffload.cache import AcquireOutcome
 from kvoffload.connector.common.step_plan import WorkerReport
@@ -219,6 +220,22 @@ def test_a_hit_that_is_not_used_is_given_back(event: Callable[[ScriptedEngine], 
     assert engine.cache.stats().leases == 1
     event(engine)
     assert engine.cache.stats().leases == 0
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "is_loaded"),
+    [(2, 9, True), (20, 28, True), (20, 29, False), (29, 30, False)],
+    ids=["within the hit", "up to its end", "beyond its end", "behind it"],
+)
+def test_a_hit_that_spares_the_encoder_an_image_is_loaded_even_if_its_tokens_cost_less(
+    begin: int, end: int, is_loaded: bool
+) -> None:
+    engine = warm_engine(DENSE)
+    engine.parts.judge.favours_load = lambda tokens, size_bytes, rest: False
+    request = engine.arrive("second", range(30))
+    position = PlaceholderRange(offset=begin, length=end - begin)
+    request.mm_features = [MultiModalFeatureSpec(data=None, modality="image", identifier="a", mm_position=position)]
+    assert engine.match(request) == (28 if is_loaded else 0)
 
 
 @pytest.mark.parametrize("event", [is_gone, is_reset])
