@@ -106,7 +106,12 @@ def _await_private_server(engine: Engine) -> None:
     assert all(client.wait_until_served(SERVED_TIMEOUT_S) for client in clients), [one.fault for one in clients]
     if not side.parts.places.are_all_known:
         # Workers say so with the next step.
-        engine.generate(make_prompt(seed=0, length=2), max_tokens=2)
+        prompt = make_prompt(seed=0, length=2)
+        if engine.llm.runner_type == "pooling":
+            engine.llm.embed([{"prompt_token_ids": prompt}] * 2, use_tqdm=False)
+            engine.drain()
+        else:
+            engine.generate(prompt, max_tokens=2)
 
 
 def ask_core(engine: Engine, method: str, *args: object) -> Any:

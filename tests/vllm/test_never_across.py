@@ -323,6 +323,9 @@ def test_the_engines_hashes_tell_images_salts_and_adapters_apart(tmp_path: Path)
     variants: list[dict[str, Any]] = [
         {},
         {"image": "b"},
+        # Two digests of images that differ in one of 256 bits.
+        {"image": "f0" * 32},
+        {"image": "f0" * 31 + "f1"},
         {"cache_salt": "a"},
         {"cache_salt": "b"},
         {"lora_request": helper(tmp_path / "one")},
@@ -332,4 +335,4 @@ def test_the_engines_hashes_tell_images_salts_and_adapters_apart(tmp_path: Path)
     assert [len(names) for names in hashes] == [len(PROMPT) // 128] * len(variants)
     assert len({name for names in hashes for name in names}) == sum(map(len, hashes))
     assert block_hashes() == hashes[0]
-    assert block_hashes(lora_request=helper(tmp_path / "one", 2)) == hashes[4]
+    assert block_hashes(lora_request=helper(tmp_path / "one", 2)) == hashes[6]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kvoffload.connector.saves.settings import REPORT_WAIT_S
-from kvoffload.protocol import Miss
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt
 from tests.vllm.equality import answer, restored_answer
@@ -22,6 +21,7 @@ from tests.vllm.workload import (
     connector_side,
     decided_tokens,
     held_copies,
+    noting_misses,
     serve_alone,
     watch_scheduler,
 )
@@ -56,24 +56,6 @@ def cutting(engine: Engine, tokens: int) -> Iterator[list[int]]:
         yield seen
     finally:
         del connector.get_num_new_matched_tokens
-
-
-@contextmanager
-def noting_misses(engine: Engine) -> Iterator[dict[str, int]]:
-    """Collects computed tokens by reason."""
-    notes = connector_side(engine).parts.restores.notes
-    note = notes.note
-    seen: dict[str, int] = {}
-
-    def watched(tracked: Any, *, boundary: int, reason: Miss, **more: int) -> None:
-        seen[reason.label] = seen.get(reason.label, 0) + tracked.request.num_tokens - boundary
-        note(tracked, boundary=boundary, reason=reason, **more)
-
-    notes.note = watched
-    try:
-        yield seen
-    finally:
-        del notes.note
 
 
 def test_a_hit_that_is_not_taken_after_all_is_computed_and_its_lease_ends(engines: EnginePool) -> None:

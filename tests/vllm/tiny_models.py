@@ -231,10 +231,11 @@ def save_model(folder: Path, config: PreTrainedConfig, model_class: type[PreTrai
 
 
 def save_tokenizer(folder: Path) -> None:
-    _build_tokenizer(TOKENIZER_TEXT).save_pretrained(folder)
+    build_tokenizer(TOKENIZER_TEXT).save_pretrained(folder)
 
 
-def _build_tokenizer(text: Iterable[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(text: Iterable[str], **named: str) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of VOCAB_SIZE tokens and those in `named`, as in `image_token="<image>"`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -254,6 +255,7 @@ def _build_tokenizer(text: Iterable[str]) -> PreTrainedTokenizerFast:
         bos_token="<bos>",
         eos_token="<eos>",
         model_max_length=MAX_POSITIONS,
+        **named,
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
 
     from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, SaveJob, StepPlan, WorkerReport
+    from kvoffload.protocol import Miss
 
 MAX_STEPS = 5_000  # without a forward a step waits 2 ms for a copy, so this is far beyond any copy's time
 
@@ -146,6 +147,24 @@ def watch_scheduler(engine: Engine) -> Iterator[ScheduleLog]:
         yield log
     finally:
         del scheduler.schedule, admission.admits
+
+
+@contextmanager
+def noting_misses(engine: Engine) -> Iterator[dict[str, int]]:
+    """Collects computed tokens by reason."""
+    notes = connector_side(engine).parts.restores.notes
+    note = notes.note
+    seen: dict[str, int] = {}
+
+    def watched(tracked: Any, *, boundary: int, reason: Miss, **more: int) -> None:
+        seen[reason.label] = seen.get(reason.label, 0) + tracked.request.num_tokens - boundary
+        note(tracked, boundary=boundary, reason=reason, **more)
+
+    notes.note = watched
+    try:
+        yield seen
+    finally:
+        del notes.note
 
 
 @dataclass
