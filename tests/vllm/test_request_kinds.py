@@ -28,9 +28,9 @@ def acquire(engines: EnginePool) -> Engine:
     )
 
 
-def acquire_pooling(engines: EnginePool) -> Engine:
+def acquire_pooling(engines: EnginePool, **arguments: Any) -> Engine:
     return engines.acquire(
-        DENSE, kv_transfer_config=probe.transfer(), skip_tokenizer_init=False, runner="pooling", max_model_len=2048
+        DENSE, kv_transfer_config=probe.transfer(), skip_tokenizer_init=False, runner="pooling", **arguments
     )
 
 
@@ -146,24 +146,9 @@ def test_a_pooled_prompt_is_restored(engines: EnginePool) -> None:
         assert embed(engine, prompt) != right
 
 
-def embed(engine: Engine, prompt: list[int], **how: Any) -> list[float]:
-    from vllm import PoolingParams
-
-    (output,) = engine.llm.embed({"prompt_token_ids": prompt}, pooling_params=PoolingParams(**how), use_tqdm=False)
+def embed(engine: Engine, prompt: list[int]) -> list[float]:
+    (output,) = engine.llm.embed({"prompt_token_ids": prompt}, use_tqdm=False)
     return output.outputs.embedding
-
-
-def test_a_prompt_of_which_all_tokens_are_pooled_is_computed_whole_and_saved(engines: EnginePool) -> None:
-    """vLLM reads no cache for such a request, and says so as this one does."""
-    engine, prompt = acquire_pooling(engines), make_prompt(seed=5, length=LENGTH)
-    check_restored(engine, lambda: embed(engine, prompt, skip_reading_prefix_cache=True), loaded=[])
-    engine.reset_local()
-    with noting_misses(engine) as misses:
-        embed(engine, prompt, skip_reading_prefix_cache=True)
-    engine.reset_local()
-    with probe.watch_loads(engine) as loads:
-        embed(engine, prompt)
-    assert (misses, loads) == ({"skipped": LENGTH}, [HIT])
 
 
 def test_a_score_of_two_texts_is_that_after_the_engines_own_hit(engines: EnginePool) -> None:
@@ -176,3 +161,18 @@ def test_a_score_of_two_texts_is_that_after_the_engines_own_hit(engines: EngineP
 
     lengths = [len(engine.llm.get_tokenizer().encode(text)) for text in texts]
     check_restored(engine, ask, loaded=[(length - 1) // DENSE.block_size * DENSE.block_size for length in lengths])
+
+
+def test_a_prompt_of_which_all_tokens_are_pooled_is_computed_whole_and_saved(engines: EnginePool) -> None:
+    engine = acquire_pooling(engines, pooler_config={"task": "token_embed"})
+    prompt = make_prompt(seed=5, length=LENGTH)
+
+    def ask() -> list[list[float]]:
+        (output,) = engine.llm.encode({"prompt_token_ids": prompt}, pooling_task="token_embed", use_tqdm=False)
+        return output.outputs.data.tolist()
+
+    assert len(check_restored(engine, ask, loaded=[])) == LENGTH
+    assert len(probe.entries(engine)) == HIT // DENSE.block_size
+    with noting_misses(engine) as misses:
+        ask()
+    assert misses == {"skipped": LENGTH}
