@@ -99,7 +99,9 @@ PRICES: Mapping[type[ClientMessage], Price] = {
         memory_mib=16,
     ),
     Inspect: Price(
-        work="the counts of one domain, and those 32 of its 4,096 identities that use most memory", marks=300
+        work="the counts of one domain, 96 rows of its ledger, and those 32 of its 4,096 identities that use most "
+        "memory",
+        marks=300,
     ),
     ListAgentSessions: Price(work="256 of 1,024 sessions", marks=150),
     Clear: Price(

@@ -123,8 +123,12 @@ class ClientCalls(MappedBlocks):
             return self.blocks.take(group, count, now_ns)
 
     def publish(self, publication: Publication) -> bool:
+        now_ns = time.monotonic_ns()
         with self.lock:
-            return self.blocks.publish(publication, time.monotonic_ns())
+            is_told = self.blocks.publish(publication, now_ns)
+            if is_told and self.connection.prompts is not None:
+                self.connection.prompts.note_saved(publication, now_ns)
+            return is_told
 
     def abort(self, slots: ReservedSlots) -> None:
         with self.lock:

@@ -10,9 +10,10 @@ import numpy as np
 
 from kvoffload.cache import CacheStats, CurvePoint, MemoryCurve, PlaceUsage, TenantUsage
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Counts, Error, Insight, ModelUse, NamedCount, ServerMessage, Timing
+from kvoffload.protocol import Counts, Error, Insight, LedgerRow, ModelUse, NamedCount, ServerMessage, Timing
 from kvoffload.protocol.message import Reply, Request
 from kvoffload.protocol.shape import name_of
+from kvoffload.units import KIB
 
 _Kind = TypeVar("_Kind", bound=ServerMessage)
 _IS_IT_THERE = "see whether the cache server runs"
@@ -70,6 +71,10 @@ class ServerInsight:
     retained_limit_bytes: int = 0
     curve: MemoryCurve = field(default_factory=MemoryCurve)
     """The shares of hits to expect with less and with more memory."""
+    ledger: tuple[LedgerRow, ...] = ()
+    """Rows of tenants and models."""
+    occupied_byte_s: Mapping[str, int] = field(default_factory=dict)
+    """Bytes, times the seconds for which they were occupied, of memory and of each slower tier, by name."""
 
     @property
     def ceiling(self) -> float | None:
@@ -139,6 +144,11 @@ def read_insight(answer: ServerMessage | None) -> ServerInsight:
         retained_bytes=message.retained_bytes,
         retained_limit_bytes=message.retained_limit_bytes,
         curve=_read_curve(message),
+        ledger=message.ledger,
+        occupied_byte_s={
+            "memory": message.memory_kib_s * KIB,
+            **{tier.name: tier.count * KIB for tier in message.tier_kib_s},
+        },
     )
 
 

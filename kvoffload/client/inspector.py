@@ -250,6 +250,7 @@ def describe_agent(session: AgentSession) -> Row:
         "hit_tokens": session.promised,
         "from_tiers": session.lower,
         "saved_s": round(session.saved_us / 1e6, 3),
+        "read_bytes": session.read_bytes,
     }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from kvoffload.cache import Publication
 from kvoffload.client.lanes import Pending
 from kvoffload.client.link import Link
 from kvoffload.client.settings import SECOND_NS
@@ -16,6 +19,8 @@ from kvoffload.protocol.limits import MAX_QUERIES
 from kvoffload.types import HASH_BYTES, ReuseRule
 
 SEND_AFTER_NS = SECOND_NS // 5
+SAVED_AFTER_NS = 5 * SECOND_NS
+"""Nanoseconds after which the server is told of saved bytes even if there was no prompt."""
 MESSAGE_BYTES = 128 << 10
 """Approximate limit of the tags in one message: it is packed while an engine's step may wait for the lock."""
 _MOST = 2**32 - 1
@@ -41,6 +46,8 @@ class PromptNote:
     miss: Miss = Miss.NEVER_SEEN
     session: str = ""
     """The agent's session of which the prompt is a turn; empty: none."""
+    tenant: str = ""
+    """The tenant that the request names; empty: the engine's own."""
     on_explained: Callable[[Explanation], None] | None = None
     """Hears the server's view, if there is one, on any thread; it must not call the client."""
 
@@ -57,6 +64,21 @@ class PromptLog:
         self._queue: deque[tuple[int, PromptNote]] = deque(maxlen=MAX_QUEUED)
         """The notes, each with the time at which it came."""
         self._asked: Pending | None = None
+        self._record_bytes = [group.record_bytes for group in register.groups]
+        self._saved: Counter[str] = Counter()
+        """Bytes that the engine has saved and the server was not told of, by tenant. Those of the engine's own tenant,
+        and of tenants that it may not name, are under ""."""
+        self._saved_ns = 0
+        """The time at which the first of them came."""
+
+    def note_saved(self, publication: Publication, now_ns: int) -> None:
+        """Adds the bytes of published records to the next message."""
+        slots = publication.slots
+        if not self._saved:
+            self._saved_ns = now_ns
+        tenant = publication.tenant if publication.tenant in self._link.tenants else ""
+        records = int(np.count_nonzero(slots.tickets)) * publication.shards
+        self._saved[tenant] += records * self._record_bytes[slots.group]
 
     def note(self, note: PromptNote, now_ns: int) -> None:
         """Adds a note to the next message."""
@@ -64,7 +86,11 @@ class PromptLog:
 
     def send(self, now_ns: int, wait_ns: int) -> None:
         """Sends the notes that are due. The client calls it now and then."""
-        is_due = len(self._queue) >= MAX_QUERIES or (self._queue and now_ns - self._queue[0][0] >= SEND_AFTER_NS)
+        is_due = (
+            len(self._queue) >= MAX_QUERIES
+            or (self._queue and now_ns - self._queue[0][0] >= SEND_AFTER_NS)
+            or (self._saved and now_ns - self._saved_ns >= SAVED_AFTER_NS)
+        )
         if not is_due or not self._link.has("explain") or (self._asked is not None and not self._asked.is_over):
             return
         notes: list[PromptNote] = []
@@ -75,8 +101,18 @@ class PromptLog:
             notes.append(note)
             queries.append(self._describe(note, now_ns - then_ns))
             tag_bytes += len(queries[-1].tags)
-        asked = self._asked = self._link.ask(Explain(queries=tuple(queries)), now_ns, wait_ns)
+        message = Explain(queries=tuple(queries), saved_bytes=self._take_saved())
+        asked = self._asked = self._link.ask(message, now_ns, wait_ns)
         asked.when_over(lambda: _hand_out(notes, asked))
+
+    def _take_saved(self) -> bytes:
+        """Returns the saved bytes by tenant as `explain` has them."""
+        places = self._link.tenants
+        found = np.zeros(len(places) + 1 if self._saved else 0, "<u8")
+        for tenant, size_bytes in self._saved.items():
+            found[places.get(tenant, 0)] += size_bytes
+        self._saved.clear()
+        return found.tobytes()
 
     def _describe(self, note: PromptNote, age_ns: int) -> Query:
         first = note.local // self._hash_block_size
@@ -92,6 +128,7 @@ class PromptLog:
             missing=self._find_missing(note),
             tags=hashes[:, :TAG_BYTES].tobytes(),
             session=note.session,
+            tenant=self._link.tenants.get(note.tenant, 0),
         )
 
     def _find_missing(self, note: PromptNote) -> bytes:

@@ -7,13 +7,15 @@ from enum import IntEnum
 from typing import Annotated
 
 from kvoffload.protocol.answers import Done
-from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Line, Name, OptionalDigest, Several
+from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Flag, Line, Name, OptionalDigest, Several
 from kvoffload.protocol.limits import (
     ARRAY_ITEMS,
+    MAX_LEDGER_ROWS,
     MAX_MEMORY_SIZES,
     MAX_MODELS,
     MAX_NAMED_COUNTS,
     MAX_QUERIES,
+    MAX_TENANTS,
     MAX_TIERS,
     MAX_TIMINGS,
 )
@@ -69,6 +71,9 @@ class Query:
     missing: Annotated[OptionalDigest, "its hash; empty: none is"] = b""
     tags: Annotated[bytes, Blob("tags", TAG_BYTES, MAX_TAGS), "the first bytes of hashes that were asked for"] = b""
     session: Annotated[Name, "the agent's session whose next turn it is; empty: none"] = ""
+    tenant: Annotated[
+        U16, "the tenant for whom it is counted: a place in registered's tenants, from 1 on; others: the session's"
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +104,11 @@ class Explain(Request):
     reply = Explained
 
     queries: Annotated[tuple[Query, ...], Several(Shape(Query), MAX_QUERIES), "the oldest first"]
+    saved_bytes: Annotated[
+        bytes,
+        Blob("little-endian u64", 8, MAX_TENANTS + 1),
+        "bytes that it has saved since its last `explain`: for the session's tenant, then for each of registered's",
+    ] = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +151,37 @@ class MemorySize:
     hit_bytes: Annotated[U64, "hit bytes of all groups"]
 
 
+class LedgerKind(IntEnum):
+    """The kind of thing that a row of the ledger is about."""
+
+    TENANT = 0
+    MODEL = 1
+
+    @property
+    def label(self) -> str:
+        """The kind's name in metrics."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRow:
+    """The counts of one tenant or model. The rows of a kind add up to the server's own counts."""
+
+    kind: Annotated[LedgerKind, Choice(LedgerKind), "its kind"]
+    name: Annotated[Name, "name of the tenant or model; empty: prompts and blocks without one, or the rest"]
+    is_rest: Annotated[Flag, "whether it stands for all that have no row of their own"]
+    prompts: Annotated[U64, "prompts that engines have reported"]
+    asked: Annotated[U64, "tokens that engines had not themselves"]
+    promised: Annotated[U64, "asked tokens that the cache promised"]
+    lower: Annotated[U64, "promised tokens from slower tiers"]
+    saved_us: Annotated[U64, "time in which engines would have computed the promised tokens"]
+    read_bytes: Annotated[U64, "bytes of the blocks that the promised tokens need"]
+    written_bytes: Annotated[U64, "bytes that engines have saved"]
+    memory_kib_s: Annotated[U64, "KiB of memory, times the seconds for which they were occupied"]
+    tier_read_bytes: Annotated[U64, "bytes that slower tiers have brought up; 0 for tenants"]
+    tier_written_bytes: Annotated[U64, "bytes that were written to slower tiers; 0 for tenants"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Insight(Reply):
     """Counts of what became of prompts, and how long calls and waits took."""
@@ -180,6 +221,13 @@ class Insight(Reply):
     curve_bytes: Annotated[U64, "bytes of these blocks and of those of other groups"] = 0
     curve_one_in: Annotated[U32, "so many blocks, one is followed at each size"] = 1
     curve: Annotated[tuple[MemorySize, ...], Several(Shape(MemorySize), MAX_MEMORY_SIZES), "the smallest first"] = ()
+    ledger: Annotated[
+        tuple[LedgerRow, ...], Several(Shape(LedgerRow), MAX_LEDGER_ROWS), "tenants and models, each kind with its rest"
+    ] = ()
+    memory_kib_s: Annotated[U64, "KiB of memory, times the seconds for which they were occupied"] = 0
+    tier_kib_s: Annotated[
+        tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_TIERS), "the same of each tier that knows what it has"
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +250,7 @@ class AgentSession:
     promised: Annotated[U64, "asked tokens that the cache promised"]
     lower: Annotated[U64, "promised tokens from slower tiers"]
     saved_us: Annotated[U64, "time in which engines would have computed the promised tokens"]
+    read_bytes: Annotated[U64, "bytes of the blocks that the promised tokens need"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +261,9 @@ class AgentSessions(Reply):
 
     total: Annotated[U32, "number of all sessions that are known; the oldest are forgotten"]
     sessions: Annotated[tuple[AgentSession, ...], Several(Shape(AgentSession), ARRAY_ITEMS), "a part of these sessions"]
+    rest: Annotated[
+        tuple[AgentSession, ...], Several(Shape(AgentSession), 1), "forgotten sessions, and prompts of no session"
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,6 +137,7 @@ class ServerCore:
             express=express,
             on_prompt=on_prompt,
         )
+        self._tiers.on_moved = self._insight.note_moved
         self._survey = Survey(self._sessions, self._tiers)
         self._identities = Identities(
             settings.limits, self._sessions, self._forget_identities, on_evict=self._hints.forget_spaces
@@ -333,6 +334,7 @@ class ServerCore:
         """Goes on with tiers and hints, and returns the answers that are due. To be called in every turn of the
         loop."""
         self.faults.attempt("hints", self._hints.advance, now_ns)
+        self.faults.attempt("ledger", self._insight.look, now_ns)
         return [*self._list_some(), *self._tiers.advance(now_ns)]
 
     @property

@@ -87,6 +87,7 @@ class PromptNotes:
                 saved_us=saved_ns // 1000,
                 miss=reason,
                 session=session,
+                tenant=tracked.settings.tenant,
                 on_explained=partial(_log, name) if is_told else None,
             )
         )

@@ -28,7 +28,6 @@ from kvoffload.protocol import (
     MemorySize,
     ModelUse,
     NamedCount,
-    Query,
     ServerMessage,
     SetQuota,
     Stats,
@@ -41,6 +40,7 @@ from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.common.refusal import refuse
 from kvoffload.server.common.steps import Find, FoundLater, Steps, run_steps, take_parts
 from kvoffload.server.hints.hint_calls import DomainHints
+from kvoffload.server.operators.ledger import LOOK_NS
 from kvoffload.server.operators.prompt_ledger import FoundPrompts, OnPrompt, PromptLedger, find_prompts
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Connection, EngineSession
@@ -77,6 +77,7 @@ class OperatorCalls:
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
         self._errors: dict[str, Counter[int]] = {name: Counter() for name in (*domains, "")}
         """Errors by domain. Those for processes that belong to no domain, as far as is known, are under ""."""
+        self._next_look_ns = 0
         self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], _Answer]] = {
             **dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve),
             ListAgentSessions: self._list_agents,
@@ -87,6 +88,17 @@ class OperatorCalls:
         if isinstance(answer, Error):
             self._errors["" if session is None else session.domain.name][answer.code] += 1
 
+    def look(self, now_ns: int) -> None:
+        """Notes what is occupied, for the ledgers, if it is time. To be called in every turn of the loop."""
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_NS
+            for one in self._ledgers.values():
+                one.ledger.look(now_ns)
+
+    def note_moved(self, domain: str, fingerprint: bytes, *, read_bytes: int = 0, written_bytes: int = 0) -> None:
+        """Counts blocks of an identity that a slower tier has brought up, or has taken."""
+        self._ledgers[domain].ledger.note_moved(fingerprint, read_bytes=read_bytes, written_bytes=written_bytes)
+
     def _serve(self, connection: Connection, message: ClientMessage) -> _Answer:
         domain = connection.session.domain
         if domain.cache is None:
@@ -95,7 +107,7 @@ class OperatorCalls:
             case Stats():
                 return describe_counts(domain.cache.stats, domain.traffic)
             case Explain():
-                return self._explain(domain.cache, connection, message.queries)
+                return self._explain(domain.cache, connection, message)
             case Inspect():
                 # Times of calls are counted for all domains together.
                 is_told = len(self._ledgers) == 1 or self._is_operator(connection.session)
@@ -106,13 +118,14 @@ class OperatorCalls:
 
     def _list_agents(self, connection: Connection, message: ClientMessage) -> _Answer:
         assert isinstance(message, ListAgentSessions)
-        return self._ledgers[connection.session.domain.name].agents.list_from(message.first)
+        return self._ledgers[connection.session.domain.name].ledger.list_sessions(message.first)
 
-    def _explain(self, cache: LocalCache, connection: Connection, queries: Sequence[Query]) -> _Answer:
+    def _explain(self, cache: LocalCache, connection: Connection, message: Explain) -> _Answer:
         """Another thread looks up which blocks left the memory and when, as it may have to wait for threads that
         write. It also counts different blocks if there are many."""
-        session, registration = connection.session, connection.registration
+        session, registration, queries = connection.session, connection.registration, message.queries
         ledger = self._ledgers[session.domain.name]
+        ledger.ledger.take_saved(registration, message.saved_bytes)
         asks = [ledger.asks_memory(registration, query) for query in queries]
 
         def conclude(found: FoundPrompts) -> ServerMessage:
@@ -173,6 +186,9 @@ class OperatorCalls:
             retained=len(hints.retentions),
             retained_bytes=hints.retentions.size_bytes,
             retained_limit_bytes=hints.retentions.limit_bytes,
+            ledger=ledger.ledger.rows,
+            memory_kib_s=ledger.ledger.memory_kib_s,
+            tier_kib_s=ledger.ledger.tier_kib_s,
             **_describe_curve(domain),
         )
 

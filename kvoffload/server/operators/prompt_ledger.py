@@ -18,8 +18,8 @@ from kvoffload.protocol.insight import TAG_BYTES
 from kvoffload.protocol.limits import LINE_BYTES
 from kvoffload.protocol.opening import find_model
 from kvoffload.server.common.steps import Steps
-from kvoffload.server.operators.agent_ledger import AgentLedger
 from kvoffload.server.operators.distinct_blocks import DistinctBlocks
+from kvoffload.server.operators.ledger import Ledger
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Registration
 from kvoffload.server.tiering.counts import cut_text
@@ -113,7 +113,7 @@ class PromptLedger:
         line about each pair."""
         self.tokens: Counter[str] = Counter()
         """Number of tokens by outcome: `hit_memory`, `hit_lower`, or why they were computed."""
-        self.agents = AgentLedger()
+        self.ledger = Ledger(domain)
 
     @property
     def counts(self) -> _Counts:
@@ -146,8 +146,7 @@ class PromptLedger:
                 self._on_prompt(registration.name_space, register.hash_block_size, query.asked, query.tags)
         # Engines may send any number, and it has to fit an answer.
         self._saved_us = min(self._saved_us + query.saved_us, U64_MAX)
-        if query.session:
-            self.agents.take(query, f"tenant {registration.tenant}" if registration.tenant else owner)
+        self.ledger.take(registration, query, owner=owner)
         explanation = self._explain(registration, query, found, others)
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower

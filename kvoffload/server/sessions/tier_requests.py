@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from typing import Protocol
 
 from kvoffload.cache import LocalCache, StoredBlocks
 from kvoffload.protocol import Call, ClientMessage, ErrorCode, Medium, Prefetch, Promote, Promoted, ServerMessage
@@ -18,10 +19,15 @@ from kvoffload.server.tiering.promotion_parts import Wanted
 from kvoffload.server.tiering.settings import TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.server.tiering.watched_blocks import FindThere
+from kvoffload.types import HASH_BYTES
 
 _SECOND_NS = 1_000_000_000
 MAX_NAMED = 256
 """Number of a domain's namespaces whose names for events are kept. Those beyond are made again each time."""
+
+
+class OnMoved(Protocol):
+    def __call__(self, domain: str, fingerprint: bytes, *, read_bytes: int = 0, written_bytes: int = 0) -> None: ...
 
 
 class TierRequests:
@@ -38,6 +44,8 @@ class TierRequests:
         self._traffic = traffic
         self._feed = feed
         self._faults = faults
+        self.on_moved: OnMoved = lambda *_, **__: None
+        """Called with blocks that a slower tier has brought up or taken."""
         self._answers: list[Sendable] = []
         self._unheard = 0
         """Number of pieces of work so far that no connection waits for."""
@@ -58,9 +66,11 @@ class TierRequests:
             return partial(tier.find_there, space)
 
         def tell(space: TierSpace, stored: StoredBlocks) -> None:
+            self.on_moved(domain, space.fingerprint, read_bytes=_count_bytes(space, stored))
             self._feed.tell_stored(name(space), stored)
 
         def tell_written(tier: TierTraffic, space: TierSpace, stored: StoredBlocks) -> None:
+            self.on_moved(domain, space.fingerprint, written_bytes=_count_bytes(space, stored))
             find = choose_find(tier, space) if tier.knows_all else None
             self._feed.tell_written(name(space), stored, medium=_medium_of(tier), find=find)
 
@@ -156,6 +166,10 @@ class TierRequests:
     def answer(self, connection: bytes, number: int, answer: ServerMessage) -> None:
         """Queues an answer, which the next `advance` returns."""
         self._answers.append(ToConnection(connection, answer, number))
+
+
+def _count_bytes(space: TierSpace, stored: StoredBlocks) -> int:
+    return len(stored.hashes) // HASH_BYTES * space.block_bytes(stored.group)
 
 
 def _medium_of(tier: TierTraffic) -> Medium:

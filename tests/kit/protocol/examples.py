@@ -54,7 +54,7 @@ def draw_value(kind: FieldKind) -> st.SearchStrategy[Any]:
         case Choice():
             return st.sampled_from(list(kind.names))
         case Several():
-            return st.lists(draw_value(kind.item), max_size=MOST_ITEMS).map(tuple)
+            return st.lists(draw_value(kind.item), max_size=min(MOST_ITEMS, kind.limit)).map(tuple)
         case Shape():
             return draw_record(kind)
     raise AssertionError(f"no values for {kind}")
@@ -84,7 +84,7 @@ def _example(kind: FieldKind, name: str, version: int) -> Any:
         case Choice():
             return list(kind.names)[seed % len(kind.names)]
         case Several():
-            return tuple(_example(kind.item, f"{name} {at}", version) for at in range(2))
+            return tuple(_example(kind.item, f"{name} {at}", version) for at in range(min(2, kind.limit)))
         case Shape():
             return make_example(kind, version=version, prefix=f"{name} ")
     raise AssertionError(f"no example for {kind}")

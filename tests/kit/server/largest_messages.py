@@ -56,6 +56,7 @@ from kvoffload.protocol.limits import (
     MAX_LEASES,
     MAX_QUERIES,
     MAX_REPORT,
+    MAX_TENANTS,
     NAME_BYTES,
 )
 from kvoffload.protocol.survey import FindBlocks, FindPrefix, FollowBlock, ListJoined, ReadIdentity, ReadReport
@@ -104,7 +105,7 @@ def largest_messages(name_space: int) -> list[ClientMessage]:
         Stats(),
         Subscribe(),
         ListBlocks(name_space=name_space),
-        Explain(queries=QUERIES),
+        Explain(queries=QUERIES, saved_bytes=np.ones(MAX_TENANTS + 1, "<u8").tobytes()),
         Inspect(),
         ListAgentSessions(),
         ListJoined(),

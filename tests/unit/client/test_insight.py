@@ -21,8 +21,11 @@ def test_a_message_is_read_as_it_was_meant() -> None:
         asked_blocks=10,
         distinct_blocks=4,
         saved_us=2_500_000,
+        memory_kib_s=3,
+        tier_kib_s=(NamedCount(name="disk", count=5),),
     )
     found = read_insight(message)
+    assert found.occupied_byte_s == {"memory": 3072, "disk": 5120}
     assert found.timings == (TimedCalls(name="call", label="acquire", counts=(1, 2), sum_s=1.5),)
     assert (found.outcomes, found.errors, found.saved_s) == ({"hit_memory": 30, "evicted": 10}, {"busy": 1}, 2.5)
     assert (found.hit_rate, found.ceiling) == (0.75, pytest.approx(0.6))

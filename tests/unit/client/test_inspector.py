@@ -151,13 +151,20 @@ def test_all_pages_of_sessions_are_read_and_the_token_is_told() -> None:
 
 def test_all_pages_of_agents_sessions_are_read() -> None:
     agents = tuple(
-        AgentSession(name=f"agent {at}", turns=2, asked=30, promised=20, lower=5, saved_us=1_500_000)
+        AgentSession(name=f"agent {at}", turns=2, asked=30, promised=20, lower=5, saved_us=1_500_000, read_bytes=64)
         for at in range(ARRAY_ITEMS + 1)
     )
     server = PlayedServer(agents=agents)
     rows = Inspector(server.look_into, token=TOKEN).list_agents()
     assert [row.pop("session") for row in rows] == [one.name for one in agents]
-    assert rows[0] == {"turns": 2, "asked_tokens": 30, "hit_tokens": 20, "from_tiers": 5, "saved_s": 1.5}
+    assert rows[0] == {
+        "turns": 2,
+        "asked_tokens": 30,
+        "hit_tokens": 20,
+        "from_tiers": 5,
+        "saved_s": 1.5,
+        "read_bytes": 64,
+    }
     assert {message.token for message in server.asked if isinstance(message, ListAgentSessions)} == {TOKEN}
 
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kvoffload.cache import GroupRule
-from kvoffload.client.prompt_log import MAX_QUEUED, MESSAGE_BYTES, SEND_AFTER_NS, PromptLog, PromptNote
+from kvoffload.cache import GroupRule, Publication, ReservedSlots
+from kvoffload.client.prompt_log import (
+    MAX_QUEUED,
+    MESSAGE_BYTES,
+    SAVED_AFTER_NS,
+    SEND_AFTER_NS,
+    PromptLog,
+    PromptNote,
+)
 from kvoffload.client.settings import SECOND_NS
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import CODEC, Error, ErrorCode, Explain, Explained, Explanation, Miss
@@ -151,3 +159,40 @@ def test_a_server_that_explains_nothing_is_told_nothing() -> None:
     for _ in range(2 * MAX_QUERIES):
         setting.note()
     assert setting.send() == []
+
+
+def saved(records: int, *, shards: int = 1, tenant: str = "") -> Publication:
+    """Records of PLAIN's only group, with one that needed no saving."""
+    tickets = np.arange(records + 1, dtype=np.uint64)
+    slots = ReservedSlots(memory_id=1, session=1, group=0, tickets=tickets, addresses=tickets)
+    return Publication(slots, hashes=bytes(32 * len(tickets)), shards=shards, tenant=tenant)
+
+
+def saved_of(call: Any) -> list[int]:
+    return [int(size) for size in np.frombuffer(call.message.saved_bytes, "<u8")]
+
+
+def test_saved_bytes_go_with_the_next_prompts_by_tenant() -> None:
+    setting = Setting()
+    setting.link.tenants = {"a": 1, "b": 2}
+    for publication in (saved(3), saved(2, shards=2, tenant="b"), saved(1, tenant="nobody")):
+        setting.log.note_saved(publication, setting.script.now_ns)
+    setting.note(tenant="b")
+    (call,) = setting.send()
+    record_bytes = PLAIN.groups[0].record_bytes
+    assert saved_of(call) == [4 * record_bytes, 0, 4 * record_bytes]
+    assert call.message.queries[0].tenant == 2
+    setting.script.answer(call, Explained(answers=(Explanation(miss=Miss.EVICTED),)))
+    setting.note(tenant="nobody")
+    (call,) = setting.send()
+    assert (saved_of(call), call.message.queries[0].tenant) == ([], 0)
+
+
+def test_saved_bytes_go_without_prompts_after_a_while() -> None:
+    setting = Setting()
+    setting.log.note_saved(saved(1), setting.script.now_ns)
+    assert setting.send(SAVED_AFTER_NS - 1) == []
+    (call,) = setting.send(1)
+    assert (call.message.queries, saved_of(call)) == ((), [PLAIN.groups[0].record_bytes])
+    setting.script.answer(call, Explained(answers=()))
+    assert setting.send(SAVED_AFTER_NS) == []

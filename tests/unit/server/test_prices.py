@@ -66,7 +66,7 @@ from kvoffload.protocol.message import OneWay
 from kvoffload.protocol.survey import FindPrefix
 from kvoffload.server.common.steps import Unfinished
 from kvoffload.server.loop import CacheServer, ServerPlan
-from kvoffload.server.operators.agent_ledger import MAX_AGENTS
+from kvoffload.server.operators.ledger import SESSION_ACCOUNTS
 from kvoffload.server.sessions.outbox import Later, Sendable, ToConnection
 from kvoffload.server.tiering.chain import TierChain
 from kvoffload.server.tiering.settings import TierSettings
@@ -136,11 +136,12 @@ class Payer:
         prefixes. Returns an engine of which there are many blocks."""
         others = [self.server.process(f"other {at}", uid=UID + 1 + at % 4) for at in range(OTHERS)]
         for at, other in enumerate(others):
-            other.join(SMALLEST, name=f"other {at}", identity=IDENTITY)
+            model = IdentityField(name="model", value=f"{at:0{NAME_BYTES}}")
+            other.join(SMALLEST, name=f"other {at}", identity=(*IDENTITY[1:], model))
         for other in others[: OTHERS // 4]:
             store(other, CHAIN[:64])
         self.server.exit_process(*others[OTHERS // 4 :])
-        for number in range(0, MAX_AGENTS, MAX_QUERIES):
+        for number in range(0, SESSION_ACCOUNTS, MAX_QUERIES):
             names = (f"{one:0{NAME_BYTES}}" for one in range(number, number + MAX_QUERIES))
             self.client.ask(Explain(queries=tuple(Query(asked=1, promised=0, session=name) for name in names)))
         largest = self.server.process("largest", uid=UID + 5).join(SMALLEST, name="largest")
