@@ -12,6 +12,11 @@ _PLACE = {
     "place": "a folder, or the address of a store; empty for memory",
 }
 
+_LEDGER = {
+    "by": "tenant, model, or the rest of each: other_tenants, other_models",
+    "account": "name of the tenant (at most 64) or model (at most 30); empty: none, or the rest",
+}
+
 SERVER_METRICS: tuple[Metric, ...] = (
     Metric(
         name="kvoffload_acquires_total",
@@ -189,6 +194,70 @@ SERVER_METRICS: tuple[Metric, ...] = (
         source=Source.SERVER,
     ),
     Metric(
+        name="kvoffload_ledger_asked_tokens_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Prompt tokens that engines did not have themselves.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_ledger_hit_tokens_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Prompt tokens that the cache promised.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_ledger_memory_byte_seconds_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Bytes of memory, times the seconds for which they were occupied.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_ledger_read_bytes_total",
+        kind=Kind.COUNTER,
+        unit=Unit.BYTES,
+        help="Bytes of the blocks that the promised tokens need.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_ledger_saved_seconds_total",
+        kind=Kind.COUNTER,
+        unit=Unit.SECONDS,
+        help="Time in which the engines would have computed the promised tokens.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_ledger_tier_read_bytes_total",
+        kind=Kind.COUNTER,
+        unit=Unit.BYTES,
+        help="Bytes that slower tiers have promoted to memory, by model.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_ledger_tier_written_bytes_total",
+        kind=Kind.COUNTER,
+        unit=Unit.BYTES,
+        help="Bytes that were written to slower tiers, by model.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_ledger_written_bytes_total",
+        kind=Kind.COUNTER,
+        unit=Unit.BYTES,
+        help="Bytes that engines have saved.",
+        labels=_LEDGER,
+        source=Source.SERVER,
+    ),
+    Metric(
         name="kvoffload_lost_touches_total",
         kind=Kind.COUNTER,
         unit=Unit.NONE,
@@ -244,6 +313,14 @@ SERVER_METRICS: tuple[Metric, ...] = (
         unit=Unit.NONE,
         help="Identities that have a number now.",
         labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_occupied_byte_seconds_total",
+        kind=Kind.COUNTER,
+        unit=Unit.NONE,
+        help="Bytes of a tier, times the seconds for which they were occupied.",
+        labels={"tier": f"memory, {list_tier_names()}"},
         source=Source.SERVER,
     ),
     Metric(

@@ -19,6 +19,7 @@ from kvoffload.web.hint_envelope import read_envelope
 from kvoffload.web.hints import Hints
 from kvoffload.web.history import EVERY_S, History
 from kvoffload.web.http_message import HttpError, Request, Response, json_response
+from kvoffload.web.ledger import describe_ledger
 from kvoffload.web.page import read_page
 from kvoffload.web.prefix_question import BODY, QUERY, Question, read_body, read_query
 from kvoffload.web.prefix_question import MAX_BODY_BYTES as MAX_QUESTION_BYTES
@@ -90,6 +91,13 @@ class Application:
                     summary="Counts of the cache server, its tiers and tenants.",
                     answer=self._stats,
                     statuses=_BOTH,
+                ),
+                Route(
+                    method="GET",
+                    path="/ledger",
+                    summary="What each tenant, model and agent's session asked for, got and occupied.",
+                    answer=self._show_ledger,
+                    needs_token=True,
                 ),
                 Route(method="GET", path="/config", summary="The settings, and where each is from.", answer=self._show),
                 Route(
@@ -195,6 +203,14 @@ class Application:
         sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, survey=seen.survey, fault=seen.fault)
         return as_row(sample, compare(None, sample))
 
+    async def _show_ledger(self, _request: Request) -> Response:
+        with _as_gateway():
+            agents = await self._watcher.list_agents(self._token)
+        seen = await self._watcher.look()
+        if seen.stats is None or seen.insight is None:
+            raise HttpError(HTTPStatus.BAD_GATEWAY, seen.fault or "the server keeps no ledger")
+        return json_response(describe_ledger(seen.stats, seen.insight, agents))
+
     async def _show(self, _request: Request) -> Response:
         return json_response(self._config)
 
@@ -214,7 +230,9 @@ class Application:
         wanted = request.head.query.get("session")
         with _as_gateway():
             found = await self._watcher.list_agents(self._token)
-        return json_response({"sessions": [describe_agent(one) for one in found if wanted in (None, one.name)]})
+        return json_response(
+            {"sessions": [describe_agent(one) for one in found.sessions if wanted in (None, one.name)]}
+        )
 
     async def _hint(self, request: Request) -> Response:
         with _as_gateway():

@@ -9,6 +9,8 @@ from kvoffload.client.insight import ServerInsight
 from kvoffload.client.inspector import EngineSurvey
 from kvoffload.metrics.exposition import Reading, distribution, reading
 from kvoffload.metrics.labels import SMALLER
+from kvoffload.protocol import LedgerKind
+from kvoffload.units import KIB
 
 MEMORY = "memory"
 _GAUGES = {
@@ -86,10 +88,28 @@ def read_insight(insight: ServerInsight) -> Iterator[Reading]:
     yield reading("kvoffload_hint_retained_prefixes", insight.retained)
     yield reading("kvoffload_hint_retained_bytes", insight.retained_bytes)
     yield reading("kvoffload_hint_retained_limit_bytes", insight.retained_limit_bytes)
+    yield from _read_ledger(insight)
     for timing in insight.timings:
         if timing.name in _TIMINGS:
             name, label = _TIMINGS[timing.name]
             yield distribution(name, timing.counts, timing.sum_s, **({label: timing.label} if label else {}))
+
+
+def _read_ledger(insight: ServerInsight) -> Iterator[Reading]:
+    """Reads the ledger's rows of tenants and models. The rest of each has a label of its own."""
+    for tier, byte_s in insight.occupied_byte_s.items():
+        yield reading("kvoffload_occupied_byte_seconds_total", byte_s, tier=tier)
+    for row in insight.ledger:
+        who = {"by": f"other_{row.kind.label}s" if row.is_rest else row.kind.label, "account": row.name}
+        yield reading("kvoffload_ledger_asked_tokens_total", row.asked, **who)
+        yield reading("kvoffload_ledger_hit_tokens_total", row.promised, **who)
+        yield reading("kvoffload_ledger_memory_byte_seconds_total", row.memory_kib_s * KIB, **who)
+        yield reading("kvoffload_ledger_read_bytes_total", row.read_bytes, **who)
+        yield reading("kvoffload_ledger_saved_seconds_total", row.saved_us / 1e6, **who)
+        yield reading("kvoffload_ledger_written_bytes_total", row.written_bytes, **who)
+        if row.kind is LedgerKind.MODEL:
+            yield reading("kvoffload_ledger_tier_read_bytes_total", row.tier_read_bytes, **who)
+            yield reading("kvoffload_ledger_tier_written_bytes_total", row.tier_written_bytes, **who)
 
 
 def read_differing(survey: EngineSurvey | None) -> Iterator[Reading]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvoffload.cache import CacheStats
 from kvoffload.client.async_client import AsyncClient
@@ -59,16 +59,16 @@ class Watcher:
         """Sets a tenant's quota. ServerError: the server refuses, or does not answer."""
         await self._client.set_quota(tenant, quota_bytes, token=token)
 
-    async def list_agents(self, token: str) -> list[AgentSession]:
-        """Returns agents' sessions, the one with the latest turn first. ServerError: the server refuses, or does not
-        answer."""
+    async def list_agents(self, token: str) -> AgentSessions:
+        """Returns all agents' sessions, the one with the latest turn first. ServerError: the server refuses, or does
+        not answer."""
         found: list[AgentSession] = []
         while True:
             answer = await self._client.look_into(ListAgentSessions(first=len(found), token=token))
             assert isinstance(answer, AgentSessions)
             found += answer.sessions
             if len(found) >= answer.total or not answer.sessions:
-                return found
+                return replace(answer, sessions=tuple(found))
 
     async def _find_insight(self) -> ServerInsight | None:
         try:

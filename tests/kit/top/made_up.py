@@ -9,7 +9,7 @@ from typing import Any
 from kvoffload.cache import CacheStats, CurvePoint, MemoryCurve, PlaceUsage, TenantUsage
 from kvoffload.client.insight import ServerInsight, TimedCalls
 from kvoffload.client.inspector import EngineSurvey
-from kvoffload.protocol import IdentityField, Role
+from kvoffload.protocol import IdentityField, LedgerKind, LedgerRow, Role
 from kvoffload.protocol.survey import IdentityRead, JoinedProcess
 from kvoffload.units import GIB
 
@@ -33,6 +33,25 @@ STATS = CacheStats(
     moved_bytes=0,
     lost_touches=0,
     tenants=(TenantUsage(name="", quota_bytes=0, used_bytes=4 * GIB),),
+)
+LEDGER = tuple(
+    LedgerRow(
+        kind=kind,
+        name="" if is_rest else f"a {kind.label}",
+        is_rest=is_rest,
+        prompts=10,
+        asked=500,
+        promised=350,
+        lower=50,
+        saved_us=6_250_000,
+        read_bytes=7 << 20,
+        written_bytes=9 << 20,
+        memory_kib_s=1 << 20,
+        tier_read_bytes=1 << 20,
+        tier_written_bytes=2 << 20,
+    )
+    for kind in LedgerKind
+    for is_rest in (True, False)
 )
 INSIGHT = ServerInsight(
     outcomes={"hit_memory": 600, "hit_lower": 100, "never_seen": 250, "evicted": 50},
@@ -59,6 +78,8 @@ INSIGHT = ServerInsight(
             CurvePoint(memory=1.0, hit_blocks=200, hit_bytes=200 << 20),
         ),
     ),
+    ledger=LEDGER,
+    occupied_byte_s={"memory": 2 << 30, "disk": 1 << 30},
 )
 DISK = PlaceUsage(
     tier="disk",

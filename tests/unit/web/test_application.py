@@ -191,6 +191,30 @@ async def test_agents_sessions_are_told_with_the_token_alone(tmp_path: Path) -> 
         assert fault.value.status == 401
 
 
+async def test_the_ledger_is_told_with_the_token_alone(tmp_path: Path) -> None:
+    async with application(tmp_path / "s", token=TOKEN) as app:
+        with serving(tmp_path / "s") as server:
+            await_that(lambda: server.has_memory)
+            await await_ready(app, 200)
+            load = PromptLoad(tmp_path / "s", model="made-up")
+            load.turn(conversations=1, session="agent")
+            request = ask("GET", "/ledger", authorization=f"Bearer {TOKEN}")
+            async with asyncio.timeout(WAIT_S):
+                while not (told := json.loads((await app.router.answer(request)).body))["total"]["asked_tokens"]:
+                    await asyncio.sleep(0.02)
+            load.close()
+            for kind, name in (("tenants", ""), ("models", "made-up"), ("sessions", "agent")):
+                (row, rest) = told[kind]
+                assert (row["name"], row["asked_tokens"]) == (name, told["total"]["asked_tokens"])
+                assert (rest["name"], rest["asked_tokens"]) == (None, 0)
+            numbers = numbers_of((await get(app, "/metrics"))[1])
+            key = "kvoffload_ledger_asked_tokens_total['made-up', 'model']"
+            assert numbers[key] == told["total"]["asked_tokens"]
+        with pytest.raises(HttpError) as fault:
+            await app.router.answer(ask("GET", "/ledger"))
+        assert fault.value.status == 401
+
+
 async def test_how_much_of_a_prompt_is_there_is_told_with_the_token_alone(tmp_path: Path) -> None:
     async with application(tmp_path / "s", token=TOKEN) as app:
         with serving(tmp_path / "s") as server:

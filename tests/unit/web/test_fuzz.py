@@ -25,6 +25,6 @@ def test_every_answer_is_what_the_document_says(tmp_path: Path) -> None:
         command += ["--max-examples", str(EXAMPLES), "--seed", "1", "--no-color", "--workers", "1"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "Tested: 14" in done.stdout, done.stdout
+        assert "Tested: 15" in done.stdout, done.stdout
         assert get(f"{address}/readyz")[0] == 200
         assert server.has_memory
