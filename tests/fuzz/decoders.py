@@ -11,7 +11,7 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/wire_codec.py",
         "native/src/bindings/frame_reader.hpp",
     ),
-    "server_core": ("kvoffload/server/sessions/adoption.py",),
+    "server_core": ("kvoffload/server/operators/ledger.py", "kvoffload/server/sessions/adoption.py"),
     "zmtp_frames": ("kvoffload/zmtp.py",),
     "peer_link": (
         "kvoffload/peers/link_hello.py",

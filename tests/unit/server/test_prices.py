@@ -298,10 +298,7 @@ def test_no_message_keeps_the_loop_away_for_longer_than_its_price(payer: Payer) 
     for message in largest_messages(payer.client.name_space):
         once = isinstance(message, Bye | Drain)
         away_s = min(payer.send(message).away_s for _ in range(1 if once else TRIES))
-        marks = PRICES[type(message)].marks
-        said = f"{type(message).__name__}: {away_s / mark_s:.0f} of {marks} marks"
-        print(said, f"{away_s * 1e3:.2f} ms")
-        assert away_s <= marks * mark_s, said
+        check(message, away_s, mark_s)
 
 
 def test_what_other_users_have_there_makes_no_message_cost_more_than_its_price(payer: Payer) -> None:
@@ -311,10 +308,7 @@ def test_what_other_users_have_there_makes_no_message_cost_more_than_its_price(p
         sent = ListBlocks(name_space=largest.name_space) if isinstance(message, ListBlocks) else message
         once = isinstance(message, Bye | Drain | Clear)
         away_s = min(payer.send(sent).away_s for _ in range(1 if once else TRIES))
-        marks = PRICES[type(message)].marks
-        said = f"{type(message).__name__}: {away_s / mark_s:.0f} of {marks} marks"
-        print(said, f"{away_s * 1e3:.2f} ms")
-        assert away_s <= marks * mark_s, said
+        check(message, away_s, mark_s)
 
 
 def test_the_loop_imports_nothing_for_a_message() -> None:
