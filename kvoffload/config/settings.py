@@ -20,6 +20,7 @@ from kvoffload.config.types import (
     KeyFilePath,
     MooncakeUrl,
     PlaceText,
+    Price,
     S3Endpoint,
     S3Url,
     SecretFilePath,
@@ -164,6 +165,25 @@ class Settings(BaseModel):
         room="cli",
         allowed="the absolute path of a file that only this user can read, or empty",
         description="The token that requests for actions need at `kvoffload web`. Empty: it takes no actions.",
+    )
+    computing_price: Price = _setting(
+        0.0,
+        room="web",
+        allowed="a number from 0 to 1000000000",
+        description="Price of an hour of prefill on an engine, in your currency. `/ledger` then says what hits saved. "
+        "0: it does not.",
+    )
+    memory_price: Price = _setting(
+        0.0,
+        room="web",
+        allowed="a number from 0 to 1000000000",
+        description="Price of a GiB of the server's memory for an hour, for what `/ledger` says that blocks cost.",
+    )
+    tier_price: Price = _setting(
+        0.0,
+        room="web",
+        allowed="a number from 0 to 1000000000",
+        description="Price of a GiB that slower tiers read or write, for what `/ledger` says that blocks cost.",
     )
     linger: Duration = _setting(
         0.0,

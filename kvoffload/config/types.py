@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictInt
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 
 from kvoffload.config.mooncake_address import parse_mooncake_address
 from kvoffload.config.s3_address import parse_s3_address, parse_s3_endpoint
@@ -134,6 +134,12 @@ def read_count(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
 
+def read_price(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("not a number")
+    return float(value)
+
+
 Size = Annotated[int, BeforeValidator(read_size)]
 SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(read_size_or_auto)]
 Duration = Annotated[float, BeforeValidator(read_duration)]
@@ -151,4 +157,5 @@ S3Endpoint = Annotated[str, AfterValidator(check_s3_endpoint)]
 MooncakeUrl = Annotated[str, AfterValidator(check_mooncake_address)]
 ClassPath = Annotated[str, AfterValidator(check_class_path)]
 PlaceText = Annotated[str, AfterValidator(check_place)]
+Price = Annotated[float, BeforeValidator(read_price), Field(ge=0, le=1e9)]
 Count = Annotated[StrictInt, BeforeValidator(read_count)]

@@ -19,7 +19,7 @@ from kvoffload.web.hint_envelope import read_envelope
 from kvoffload.web.hints import Hints
 from kvoffload.web.history import EVERY_S, History
 from kvoffload.web.http_message import HttpError, Request, Response, json_response
-from kvoffload.web.ledger import describe_ledger
+from kvoffload.web.ledger import Prices, describe_ledger
 from kvoffload.web.page import read_page
 from kvoffload.web.prefix_question import BODY, QUERY, Question, read_body, read_query
 from kvoffload.web.prefix_question import MAX_BODY_BYTES as MAX_QUESTION_BYTES
@@ -53,6 +53,10 @@ class Application:
         self._hints = hints
         self._token = token
         self._config = hide_secrets(loaded)
+        settings = loaded.settings
+        self._prices = Prices(
+            computing=settings.computing_price, memory=settings.memory_price, tier=settings.tier_price
+        )
         self._history = History()
         self._page = read_page()
         self.router = Router(
@@ -209,7 +213,7 @@ class Application:
         seen = await self._watcher.look()
         if seen.stats is None or seen.insight is None:
             raise HttpError(HTTPStatus.BAD_GATEWAY, seen.fault or "the server keeps no ledger")
-        return json_response(describe_ledger(seen.stats, seen.insight, agents))
+        return json_response(describe_ledger(seen.stats, seen.insight, agents, self._prices))
 
     async def _show(self, _request: Request) -> Response:
         return json_response(self._config)

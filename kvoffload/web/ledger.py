@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.cache import CacheStats
 from kvoffload.client.insight import ServerInsight
 from kvoffload.client.inspector import describe_agent
 from kvoffload.protocol import AgentSession, AgentSessions, LedgerKind, LedgerRow
-from kvoffload.units import KIB
+from kvoffload.units import GIB, KIB
+
+HOUR_S = 3600
 
 
-def describe_ledger(stats: CacheStats, insight: ServerInsight, agents: AgentSessions) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Prices in the user's currency; 0: none is given."""
+
+    computing: float = 0.0
+    """Price of an hour of prefill."""
+    memory: float = 0.0
+    """Price of a GiB of memory for an hour."""
+    tier: float = 0.0
+    """Price of a GiB that slower tiers read or write."""
+
+    def add_to(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Adds what the saved time was worth, and what memory and slower tiers have cost, as far as there are
+        prices."""
+        if self.computing:
+            row["saved_price"] = row["saved_s"] / HOUR_S * self.computing
+        if self.memory and "memory_byte_s" in row:
+            row["memory_price"] = row["memory_byte_s"] / GIB / HOUR_S * self.memory
+        if self.tier and "tier_read_bytes" in row:
+            row["tier_price"] = (row["tier_read_bytes"] + row["tier_written_bytes"]) / GIB * self.tier
+        return row
+
+
+NO_PRICES = Prices()
+
+
+def describe_ledger(
+    stats: CacheStats, insight: ServerInsight, agents: AgentSessions, prices: Prices = NO_PRICES
+) -> dict[str, Any]:
     """Returns rows by kind, those that saved most first and the rest last, and the server's own counts."""
+    sessions = [
+        *(_describe_session(one) for one in sorted(agents.sessions, key=lambda one: one.saved_us, reverse=True)),
+        *(_describe_session(one) | {"name": None} for one in agents.rest),
+    ]
     return {
-        "total": _describe_total(stats, insight),
-        "tenants": _describe_rows(insight, LedgerKind.TENANT),
-        "models": _describe_rows(insight, LedgerKind.MODEL),
-        "sessions": [
-            *(_describe_session(one) for one in sorted(agents.sessions, key=lambda one: one.saved_us, reverse=True)),
-            *(_describe_session(one) | {"name": None} for one in agents.rest),
-        ],
+        "total": prices.add_to(_describe_total(stats, insight)),
+        "tenants": [prices.add_to(row) for row in _describe_rows(insight, LedgerKind.TENANT)],
+        "models": [prices.add_to(row) for row in _describe_rows(insight, LedgerKind.MODEL)],
+        "sessions": [prices.add_to(row) for row in sessions],
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvoffload.protocol import AgentSession, AgentSessions
-from kvoffload.web.ledger import describe_ledger
+from kvoffload.web.ledger import Prices, describe_ledger
 from tests.kit.top.made_up import DISK, INSIGHT, stats
 
 
@@ -30,6 +32,21 @@ def test_each_kind_adds_up_to_the_server_and_ends_with_the_rest() -> None:
     assert sum(row["tier_written_bytes"] for row in told["models"]) == total["tier_written_bytes"]
     assert sum(row["tier_read_bytes"] for row in told["models"]) == total["tier_read_bytes"]
     assert total["tiers"] == {"disk": {"byte_s": 1 << 30, "read_bytes": 2 << 20, "written_bytes": 4 << 20}}
+
+
+def test_prices_say_what_was_saved_and_what_it_cost() -> None:
+    counts = {"promoted_bytes": 2 << 20, "written_bytes": 4 << 20}
+    seen = stats(places=(DISK,), traffic={"disk": counts})
+    told = describe_ledger(seen, INSIGHT, AGENTS, Prices(computing=3600.0, memory=1800.0, tier=512.0))
+    assert told["total"]["saved_price"] == pytest.approx(12.5)
+    assert [row["saved_price"] for row in told["tenants"]] == pytest.approx([6.25, 6.25])
+    assert [row["memory_price"] for row in told["tenants"]] == pytest.approx([0.5, 0.5])
+    assert told["total"]["memory_price"] == pytest.approx(1.0)
+    assert [row["tier_price"] for row in told["models"]] == pytest.approx([1.5, 1.5])
+    assert told["total"]["tier_price"] == pytest.approx(3.0)
+    assert "tier_price" not in told["tenants"][0]
+    assert "memory_price" not in told["sessions"][0]
+    assert "saved_price" not in describe_ledger(seen, INSIGHT, AGENTS)["total"]
 
 
 def test_what_saved_most_comes_first() -> None:
