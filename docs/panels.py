@@ -238,6 +238,12 @@ _MEMORY = PanelRow(
             queries=(Query("kvoffload_tenant_used_bytes", "{{tenant}}"),),
         ),
         Panel(
+            title="Computing saved",
+            help="Seconds of computing that each tenant and each model saved in a second.",
+            shown=Shown.COUNT,
+            queries=(Query(_rate("kvoffload_ledger_saved_seconds_total", "by", "account"), "{{by}} {{account}}"),),
+        ),
+        Panel(
             title="Held",
             help="Blocks and slots that cannot be evicted now. They get fewer when engines have loaded and saved; if "
             "not, one hangs.",

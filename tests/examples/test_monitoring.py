@@ -83,7 +83,15 @@ def test_every_metric_of_a_server_is_shown_or_told() -> None:
     inner = {"kvoffload_compacted_bytes_total", "kvoffload_index_bytes", "kvoffload_lost_touches_total"}
     less = {
         "kvoffload_hint_retained_prefixes",
+        "kvoffload_ledger_asked_tokens_total",
+        "kvoffload_ledger_hit_tokens_total",
+        "kvoffload_ledger_memory_byte_seconds_total",
+        "kvoffload_ledger_read_bytes_total",
+        "kvoffload_ledger_tier_read_bytes_total",
+        "kvoffload_ledger_tier_written_bytes_total",
+        "kvoffload_ledger_written_bytes_total",
         "kvoffload_memory_given_back_bytes_total",
+        "kvoffload_occupied_byte_seconds_total",
         "kvoffload_tenant_quota_bytes",
         "kvoffload_tier_coded_records_total",
         "kvoffload_tier_missing_blocks_total",
