@@ -44,6 +44,7 @@ from kvoffload.protocol import (
     Hint,
     HintAction,
     Holding,
+    IdentityField,
     Invalidate,
     ListBlocks,
     Mark,
