@@ -8,6 +8,7 @@
 
 #include "bindings/bindings.hpp"
 #include "codec/background_codec.hpp"
+#include "codec/codec_paths.hpp"
 #include "codec/record_codec.hpp"
 
 namespace nb = nanobind;

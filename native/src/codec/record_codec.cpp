@@ -176,6 +176,8 @@ std::uint8_t* write_strips(const CodecPath& path, const CodePlan& plan, std::spa
 
 }  // namespace
 
+RecordEncoder::RecordEncoder() : RecordEncoder(codec_paths().front()) {}
+
 std::span<const std::uint8_t> RecordEncoder::encode(std::span<const std::uint8_t> record) {
     const std::optional<CodePlan> plan =
         record.size() <= kMaxCodedRecordBytes ? plan_code(record) : std::optional<CodePlan>();

@@ -21,7 +21,7 @@ std::string_view name_of(const CodecPath& path) noexcept;
 // For one thread at a time. Keeps the memory that it works in, about twice the largest record.
 class RecordEncoder {
 public:
-    RecordEncoder() : RecordEncoder(codec_paths().front()) {}
+    RecordEncoder();  // Of the fastest path.
     explicit RecordEncoder(const CodecPath& path) : path_(path) {}
 
     // Returns the coded record, valid until the next call, or nothing if it would not be at least 5% shorter or is
