@@ -45,6 +45,7 @@ HOSTILE_SECONDS ?= 1800
 HOSTILE_SEED ?=
 ADVISORIES ?=
 KERNELS ?= on
+MACHINES ?= x86_64 aarch64
 
 NATIVE_SOURCES := $(shell find native -type f 2>/dev/null)
 CXX_FILES      := $(filter %.cpp %.hpp %.cu %.cuh,$(NATIVE_SOURCES))
@@ -61,7 +62,7 @@ endif
 say = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help gallery setup demo test check format format-check lint types imports spell native-test native-optimized test-driver \
-        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz hostile campaign oldest newest newest-check newest-check-there versions sglang sglang-core sglang-core-there gpu docs docs-site site-there sbom audit wheel wheels clean
+        unit-test unit-rest engine-core engine-rest other-test sanitize sanitize-address sanitize-thread bench fuzz hostile campaign oldest newest newest-check newest-check-there versions sglang sglang-core sglang-core-there gpu docs docs-site site-there sbom audit wheel wheels release clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -235,19 +236,22 @@ hostile: setup ## random mixtures of hostile users against a real server for HOS
 	@KVOFFLOAD_TESTS_HOSTILE_SECONDS=$(HOSTILE_SECONDS) KVOFFLOAD_TESTS_HOSTILE_SEED=$(HOSTILE_SEED) \
 	  $(PYTEST) -s -m campaign --timeout=$$(($(HOSTILE_SECONDS) + 1200)) tests/hostile
 
-campaign: native-optimized ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM
-	$(call say,campaign 1/6: the disk tier)
+campaign: native-optimized ## long fault and fuzz runs, thousands of requests to the real engine, the oldest and the newest vLLM, a release
+	$(call say,campaign 1/7: the disk tier)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" KVOFFLOAD_TESTS_DISK_KILLS=200 ctest --test-dir build/native --output-on-failure -R '^test_disk_kills$$'
-	$(call say,campaign 2/6: faults and fuzz)
+	$(call say,campaign 2/7: faults and fuzz)
 	@$(BIN)/python -m pytest -q -m "not vllm and not gpu" --hypothesis-profile=campaign --timeout=7200 tests/unit tests/examples tests/simulation
-	$(call say,campaign 3/6: decoders)
+	$(call say,campaign 3/7: decoders)
 	@$(MAKE) --no-print-directory fuzz
-	$(call say,campaign 4/6: the real engine)
+	$(call say,campaign 4/7: the real engine)
 	@$(BIN)/python -m pytest -q -s -m "vllm and campaign" --timeout=7200 tests/vllm
-	$(call say,campaign 5/6: the oldest vLLM)
+	$(call say,campaign 5/7: the oldest vLLM)
 	@$(MAKE) --no-print-directory oldest
-	$(call say,campaign 6/6: the newest vLLM)
+	$(call say,campaign 6/7: the newest vLLM)
 	@$(MAKE) --no-print-directory newest
+	$(call say,campaign 7/7: a release)
+	@$(MAKE) --no-print-directory release
+	@$(BIN)/python -m pytest -q -m campaign tests/house
 
 oldest: $(OLDEST)/stamps/native ## the real engine's tests of equality, faults and ways to run on the oldest vLLM that we run on
 	$(call say,vLLM $(OLDEST_VLLM))
@@ -370,6 +374,12 @@ wheel: $(STAMPS)/venv ## a wheel for this Python and this machine, in dist/
 
 wheels: ## a release's wheels, for x86_64 and aarch64, checked, in dist/ with SHA256SUMS (KERNELS=off: without those for GPUs)
 	@$(PYTHON) -m requirements.wheels --kernels $(KERNELS) dist
+
+# Bills of materials need packages of their own; where those are not to be had, the release says so.
+release: ## a release in build/release: wheels, sdist, chart, image, bills of materials, SHA256SUMS (MACHINES=x86_64: one machine's)
+	$(call say,a release)
+	@rm -rf build/sbom; if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory sbom; fi
+	@$(PYTHON) -m requirements.release build/release --kernels $(KERNELS) --machines $(MACHINES)
 
 clean: ## remove what was built, keep .venv
 	@rm -rf build dist .cache

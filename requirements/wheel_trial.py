@@ -29,19 +29,31 @@ class Environment:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
 
     def run(self, command: str, *words: object, wanted: tuple[int, ...] = (0,)) -> str:
-        """What it prints. TrialError if it ends with another code than one of `wanted`."""
+        """Returns the output. TrialError if the command ends with another code than one of `wanted`."""
+        return self._run([str(self._folder / "bin" / command), *map(str, words)], self._folder, wanted)
+
+    def run_script(self, script: str, folder: Path) -> str:
+        """Runs shell commands in a folder, with the environment activated, and returns their output. TrialError."""
+        return self._run(["bash", "-euo", "pipefail", "-c", script], folder, (0,))
+
+    def _run(self, line: list[str], folder: Path, wanted: tuple[int, ...]) -> str:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        line = [str(self._folder / "bin" / command), *map(str, words)]
-        done = subprocess.run(line, cwd=self._folder, env=environment, capture_output=True, text=True, check=False)
+        environment["PATH"] = os.pathsep.join([str(self._folder / "bin"), environment["PATH"]])
+        done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode not in wanted:
             raise TrialError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
 
 
 def try_wheel(wheel: Path, folder: Path) -> str:
-    """What it does, in a line. TrialError."""
+    """Installs a wheel into an environment of its own, and describes in a line what it can do. TrialError."""
     environment = Environment(folder)
     environment.run("python", "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel)
+    return try_installed(environment)
+
+
+def try_installed(environment: Environment) -> str:
+    """Tries the kvoffload that an environment has, and describes in a line what it can do. TrialError."""
     if environment.run("python", "-c", WHERE).strip() != "True":
         raise TrialError("another kvoffload is seen than that of the wheel")
     if "serve" not in environment.run("kvoffload", "--help"):

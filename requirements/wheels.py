@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from requirements import emulated_trial
+
 ROOT = Path(__file__).parents[1]
 BUILDERS = ("cmake", "nanobind", "ninja", "scikit-build-core")
 """Pinned for the tests' own build, too."""
@@ -86,8 +88,8 @@ class Target:
         }
 
 
-def list_targets(minors: Sequence[int], *, has_kernels: bool) -> list[Target]:
-    return [Target(machine=machine, minor=minor, has_kernels=has_kernels) for machine in MACHINES for minor in minors]
+def list_targets(minors: Sequence[int], *, has_kernels: bool, machines: Sequence[str] = MACHINES) -> list[Target]:
+    return [Target(machine=machine, minor=minor, has_kernels=has_kernels) for machine in machines for minor in minors]
 
 
 def find_pythons(minors: Sequence[int]) -> dict[int, Path]:
@@ -206,16 +208,18 @@ def commit_time() -> str:
 
 
 def write_sums(folder: Path) -> None:
-    """Writes a file of digests that `sha256sum --check` reads."""
-    lines = [
-        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
-        for file in sorted([*folder.glob("*.whl"), *folder.glob("*.tar.gz")])
-    ]
-    (folder / SUMS).write_text("".join(lines))
+    """Writes a file of digests of all files of the folder, which `sha256sum --check` reads."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != SUMS)
+    (folder / SUMS).write_text("".join(f"{_digest(file)}  {file.name}\n" for file in files))
 
 
-def build_all(folder: Path, *, has_kernels: bool) -> Iterator[str]:
-    """Builds, checks and tries all wheels; yields what it did. WheelError."""
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def build_all(folder: Path, *, has_kernels: bool, machines: Sequence[str] = MACHINES) -> Iterator[str]:
+    """Builds, checks and tries the wheels of these machines; yields what it did. WheelError."""
     pythons = find_pythons((OLDEST_MINOR, *STABLE_MINORS))
     stable = next((minor for minor in pythons if minor != OLDEST_MINOR), None)
     if OLDEST_MINOR not in pythons or stable is None:
@@ -224,27 +228,37 @@ def build_all(folder: Path, *, has_kernels: bool) -> Iterator[str]:
     tools = Tools(pythons[OLDEST_MINOR])
     newer = install(pythons[stable], TOOLS / f"3.{stable}", list_pins()[0])
     builders = {OLDEST_MINOR: tools.folder / "bin/python", stable: newer / "bin/python"}
-    for target in list_targets((OLDEST_MINOR, stable), has_kernels=has_kernels):
+    for target in list_targets((OLDEST_MINOR, stable), has_kernels=has_kernels, machines=machines):
         wheel = build(target, builders[target.minor], tools, folder)
         yield f"{wheel.name}: {wheel.stat().st_size / 2**20:.1f} MiB, needs glibc {GLIBC} at most"
         if target.machine == platform.machine():
             yield run(pythons[target.minor], "-m", "requirements.wheel_trial", wheel).rstrip()
-    write_sums(folder)
-    yield f"{SUMS}: what is in {folder}"
+        elif (target.machine, target.minor) == (emulated_trial.MACHINE, emulated_trial.MINOR):
+            yield try_emulated(wheel)
+        else:
+            yield f"  not tried here: this machine is of another kind, {platform.machine()}"
+
+
+def try_emulated(wheel: Path) -> str:
+    """Tries a wheel for another machine, and returns a line about it. WheelError: it does not work."""
+    if not emulated_trial.find_emulator(TOOLS / "emulator"):
+        return "  not tried here, because there is no emulator of its machine (qemu-user-static of Debian 12)"
+    try:
+        return emulated_trial.try_emulated(wheel, TOOLS / "emulator")
+    except emulated_trial.TrialError as fault:
+        raise WheelError(str(fault)) from fault
 
 
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernels", choices=("on", "off"), default="on", help="whether GPU kernels are in the wheels")
-    parser.add_argument("--sums", action="store_true", help="build nothing: digests of what is there")
     options = parser.parse_args(words)
-    if options.sums:
-        write_sums(options.folder)
-        return 0
     try:
         for line in build_all(options.folder.absolute(), has_kernels=options.kernels == "on"):
             print(line, flush=True)
+        write_sums(options.folder)
+        print(f"{SUMS}: what is in {options.folder}")
     except WheelError as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
