@@ -14,6 +14,7 @@ from kvoffload.client import HintSettings
 from kvoffload.protocol import HintAction
 from kvoffload.protocol.hints import ListRetained, Retained
 from tests.examples.serve import EXAMPLES
+from tests.house.commands import BLOCKS
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.cli.web_process import get, web
 from tests.kit.free_ports import free_port
@@ -106,3 +107,16 @@ def test_the_report_is_the_servers(tmp_path: Path, token: Path) -> None:
             session.release()
             assert retained(load) == []
         load.close()
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path, token: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = [block for block in BLOCKS if block.language == "python" and "AgentSession" in block.text]
+    client = PlayedClient()
+    names = {"AgentSession": AgentSession, "client": client, "TOKEN": TOKEN, "run_tool": str.upper}
+    with serving(tmp_path / "s") as server, web(tmp_path / "s", f"http_token_file={token}") as address:
+        await_that(lambda: server.has_memory and get(f"{address}/readyz")[0] == 200)
+        program = tmp_path / "page.py"
+        program.write_text(block.text.replace("http://127.0.0.1:9470", address))
+        runpy.run_path(str(program), init_globals=names)
+    assert capsys.readouterr().out == "{}\n"
+    assert [len(asked["messages"]) for asked in client.asked] == [1, 3]

@@ -1,9 +1,13 @@
-"""Every `kvoffload` command of the documents is run: places and names that stand for the reader's are the test's."""
+"""Every `kvoffload` command of the documents is run, and prints what they show, but for figures.
+
+Places and names that stand for the reader's are the test's.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,7 +19,7 @@ import pytest
 
 from kvoffload.client.inspector import Inspector
 from kvoffload.key_files import read_public_key, write_new_pair
-from tests.house.commands import COMMANDS, WITHOUT_VALUE
+from tests.house.commands import COMMANDS, OUTPUTS, WITHOUT_VALUE
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.warm.played_engine import PlayedEngine, played_engine
@@ -27,18 +31,20 @@ DEPENDS = {("doctor",): {0, 1}, ("bench", "copy"): {0, 1}}
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "intermediate_size": 14336,
+    "intermediate_size": 28672,
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
     "torch_dtype": "bfloat16",
 }
-
-
+"""The model of docs/sizing.md."""
+EXACT = ("plan",)
+"""Commands whose figures are the same everywhere."""
+FIGURE = re.compile(r"\d[\d.,]*")
 OWN = ("server=own", "memory=64MiB", "segment_size=64MiB")
 TRACE = [{"timestamp": at, "input_length": 1024, "output_length": 1, "hash_ids": [at % 7, 8]} for at in range(50)]
 
@@ -94,7 +100,7 @@ def desk(tmp_path: Path) -> Path:
     (tmp_path / "MODEL/config.json").write_text(json.dumps(MODEL))
     for name in ("FILE", "trace.jsonl"):
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in TRACE))
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab"}\n' * 3)
     (tmp_path / "TOKEN").write_text("secret")
     (tmp_path / "TOKEN").chmod(0o600)
     keys = {name: read_public_key(write_new_pair(tmp_path / name)[1]) for name in ("server", "dashboard")}
@@ -137,3 +143,14 @@ def test_it_runs(reader: Reader, desk: Path, line: str) -> None:
     wanted = DEPENDS.get(tuple(words[:2]), DEPENDS.get(tuple(words[:1]), {0}))
     assert done.returncode in wanted, done.stdout + done.stderr
     assert done.stdout or len(done.stderr.splitlines()) == 1, "what cannot be done here is said in a line"
+    if line in OUTPUTS:
+        has_figures = words[0] in EXACT
+        assert read_lines(done.stdout, has_figures=has_figures) == read_lines(OUTPUTS[line], has_figures=has_figures)
+
+
+def read_lines(text: str, *, has_figures: bool) -> list[str]:
+    return [line.rstrip() for line in (text if has_figures else FIGURE.sub("N", text)).splitlines()]
+
+
+def test_outputs_are_shown() -> None:
+    assert {line.split()[1] for line in OUTPUTS} == {"plan", "warm"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import closing
@@ -16,6 +17,7 @@ import pytest
 from kvoffload.connector import plugin
 from kvoffload.connector.engine.kept_groups import SPECS
 from kvoffload.errors import ConfigError
+from tests.house.commands import STATEMENTS
 from tests.vllm import connector_probe as probe
 from tests.vllm.engine import Engine, EnginePool, make_prompt, start_engine
 from tests.vllm.tiny_models import DENSE, GDN
@@ -23,6 +25,7 @@ from tests.vllm.tiny_models import DENSE, GDN
 pytestmark = pytest.mark.vllm
 
 CONNECTOR = "kvoffload.connector.facade.KVOffloadConnector"
+DOCUMENTED = sorted({statement for _, statement in STATEMENTS if statement.startswith("vllm ")})
 LIGHT_MODULES = ["kvoffload", "kvoffload.connector", "kvoffload.connector.engine_log", "kvoffload.connector.plugin"]
 
 
@@ -44,6 +47,22 @@ def test_the_name_means_a_connector_for_hybrid_models() -> None:
     assert probe.resolve_connector() == CONNECTOR
     assert issubclass(found, KVConnectorBase_V1)
     assert issubclass(found, SupportsHMA)
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_vllm_takes_the_commands_of_the_pages(line: str) -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
+    given = parser.parse_args(shlex.split(line)[1:])
+    transfer = given.kv_transfer_config
+    if isinstance(transfer, dict):
+        transfer = KVTransferConfig(**transfer)
+    assert given.model_tag == "MODEL"
+    assert transfer.kv_connector in ("KVOffloadConnector", "OffloadingConnector")
 
 
 def register_again(worker: Any) -> str:
