@@ -10,6 +10,8 @@ from docs.generate import render_pages
 from tests.house.tree import ROOT, read_texts
 
 PAGES = render_pages()
+REGISTER = "register: groups[1].record_bytes is 100 here, 104 there"
+"""A message that tests/unit/protocol/test_document.py makes."""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -26,6 +28,27 @@ def test_links_between_documents_lead_somewhere() -> None:
             if "://" not in target and not (ROOT / file.parent / target).exists():
                 broken.append(f"{file}: {target}")
     assert broken == []
+
+
+def test_a_table_has_no_gap() -> None:
+    """A row after an empty line begins a table of its own, whose second row is a rule."""
+    for file, text in read_texts().items():
+        if file.suffix == ".md":
+            for first, second in re.findall(r"(?<!\|)\n(\|.*)\n(.*)", f"\n{text}"):
+                assert re.fullmatch(r"\|[\s:|-]+", second), f"{file}: {first}"
+
+
+def test_messages_that_troubleshooting_names_are_in_the_code() -> None:
+    """Its tables quote messages, with `...` for the parts that differ."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    cells = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    quoted = [message for cell in cells for message in re.findall(r'[`"]([^`"]* [^`"]*)[`"]', cell)]
+    sources = (text for file, text in read_texts().items() if file.parts[0] in ("kvoffload", "native"))
+    code = " ".join(re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)).split())
+    said = [re.sub(r"^(kvoffload|absent): ", "", message) for message in quoted]
+    pieces = [piece.strip() for message in said for piece in message.split("...")]
+    assert len(pieces) > 20
+    assert [piece for piece in pieces if piece not in code and piece != REGISTER] == []
 
 
 def test_commands_named_in_documents_exist() -> None:
