@@ -24,6 +24,8 @@ ENGINES = {"vLLM": ROOMS / "connector", "SGLang": ROOMS / "sglang"}
 NOTE_OF_SITE = "<!-- Made by docs/generate.py from {source} when the site is built. -->"
 PLACE = "<!-- The site has the table of {name} here. -->"
 """Stands in a page for one of `render_tables`."""
+SEARCH_PLACE = "<!-- The site has a search of the next table here. -->"
+SEARCH = (DOCS / "search.html").read_text().rstrip()
 
 
 def render_pages() -> dict[str, str]:
@@ -48,10 +50,10 @@ def render_tables() -> dict[str, str]:
 
 
 def fill_places(text: str, tables: Mapping[str, str]) -> str:
-    """Puts tables into the places that a page leaves for them."""
+    """Puts tables, and searches of tables, into the places that a page leaves for them."""
     for name, table in tables.items():
         text = text.replace(PLACE.format(name=name), table)
-    return text
+    return text.replace(SEARCH_PLACE, SEARCH)
 
 
 def _prices() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from docs.generate import PLACE, render_site_pages, render_tables
+from docs.generate import PLACE, SEARCH, render_site_pages, render_tables
 from docs.site import SitePages
 from kvoffload.config.sources import describe_settings
 from kvoffload.errors import walk_errors
@@ -21,6 +21,7 @@ from kvoffload.protocol import MESSAGES
 from kvoffload.protocol.shape import name_of
 from kvoffload.sglang.linker_metrics import RECORDED
 from tests.house.tree import ROOT
+from tests.kit.web.browser import browsing
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 MADE = render_site_pages()
@@ -72,6 +73,32 @@ def test_each_table_of_the_site_has_one_place_and_no_place_is_left() -> None:
         assert sum(text.count(table) for text in PAGES.texts.values()) == 1, name
     left = re.compile(re.escape(PLACE).replace(r"\{name\}", ".*?"))
     assert [page for page, text in PAGES.texts.items() if left.search(text) and not page.endswith(".py.md")] == []
+
+
+def test_the_gallery_of_models_has_a_search() -> None:
+    page = PAGES.texts["docs/models.md"]
+    assert page.index(SEARCH) < page.index("| model | config |")
+
+
+def test_a_search_leaves_rows_that_have_all_words(tmp_path: Path) -> None:
+    names = ("Qwen3-Next, states", "Qwen3-235B, attention", "Jamba, states")
+    file = tmp_path / "page.html"
+    rows = "".join(f"<tr><td>{name}</td></tr>" for name in names)
+    table = f"<table><thead><tr><th>model</th></tr></thead><tbody>{rows}</tbody></table>"
+    file.write_text(f"<!doctype html><meta charset=utf-8><table></table>{SEARCH}{table}")
+    with browsing(tmp_path / "browser") as browser:
+        browser.open(file.as_uri())
+        for asked, left in (("", names), ("QWEN", names[:2]), ("states  qwen", names[:1]), ("none", ())):
+            browser.run(
+                f"(() => {{ const field = document.getElementById('table-search'); field.value = '{asked}';"
+                "field.dispatchEvent(new Event('input')) })()"
+            )
+            visible = (
+                "[...document.querySelectorAll('tbody tr')].filter(one => one.offsetParent).map(one => one.innerText)"
+            )
+            assert browser.run(visible) == list(left)
+            assert browser.run("document.getElementById('table-found').innerText") == f"{len(left)} of 3 models"
+        assert browser.complaints == []
 
 
 def test_links_and_anchors_lead_somewhere() -> None:
