@@ -59,16 +59,17 @@ def try_emulated(wheel: Path, emulator: Path) -> str:
     pip += [word for platform in PLATFORMS for word in ("--platform", f"{platform}_{MACHINE}")]
     with tempfile.TemporaryDirectory() as name:
         packages = Path(name) / "packages"
-        _run([*pip, "--target", str(packages), str(wheel)])
+        _run([*pip, "--target", str(packages), str(wheel)], Path(name))
         python = write_python(emulator, packages, Path(name) / "python")
-        said = _run([str(python), "-c", SCRIPT, str(python), str(EXAMPLE)]).splitlines()
+        said = _run([str(python), "-c", SCRIPT, str(python), str(EXAMPLE)], Path(name)).splitlines()
     if said[0] != f"{MACHINE} {EMPTY_SHA256}":
         raise TrialError(f"the emulated {MACHINE} said {said[0]}")
     return f"  runs under an emulator; {said[-1]}"
 
 
-def _run(line: list[str]) -> str:
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+def _run(line: list[str], folder: Path) -> str:
+    """Runs a command in a folder from which Python imports nothing of this tree."""
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise TrialError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
