@@ -378,7 +378,8 @@ wheels: ## a release's wheels, for x86_64 and aarch64, checked, in dist/ with SH
 # Bills of materials need packages of their own; where those are not to be had, the release says so.
 release: ## a release in build/release: wheels, sdist, chart, image, bills of materials, SHA256SUMS (MACHINES=x86_64: one machine's)
 	$(call say,a release)
-	@rm -rf build/sbom; if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory sbom; fi
+	@rm -rf build/sbom
+	@if $(MAKE) --no-print-directory $(SITE)/stamps/packages; then $(MAKE) --no-print-directory sbom; fi
 	@$(PYTHON) -m requirements.release build/release --kernels $(KERNELS) --machines $(MACHINES)
 
 clean: ## remove what was built, keep .venv
