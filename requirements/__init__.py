@@ -1,1 +1,1 @@
-"""What is installed and pinned, and what is known of it: a bill of materials, and a check against advisories."""
+"""Pinned packages, their bill of materials, and a check of them against advisories."""

@@ -28,7 +28,7 @@ class AdvisoryError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Advisory:
-    """As far as it is about packages of this ecosystem."""
+    """The parts of a published advisory that are about packages of this ecosystem."""
 
     id: str
     aliases: Sequence[str]
@@ -44,7 +44,7 @@ class Match:
     fixed: str = ""
 
     def describe(self) -> str:
-        """In one line."""
+        """Returns one line about it."""
         ids = " ".join([self.advisory.id, *self.advisory.aliases])
         summary = " ".join(self.advisory.summary.split()) or "no summary"
         return f"{ids}: {summary}; {f'fixed in {self.fixed}' if self.fixed else 'no fix is known'}"
@@ -73,7 +73,7 @@ def read_advisories(path: Path) -> list[Advisory]:
 
 
 def find_matches(advisories: Iterable[Advisory], name: str, version: str) -> list[Match]:
-    """Which of them are about this version of this package."""
+    """Returns the advisories that are about this version of this package."""
     known = {canonicalize_name(name), OTHER_NAMES.get(canonicalize_name(name), canonicalize_name(name))}
     matches = []
     for advisory in advisories:
@@ -139,7 +139,8 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _is_within(events: Sequence[Mapping[str, str]], version: str) -> bool:
-    """As the schema evaluates it. What cannot be compared counts as within: somebody has to look at it."""
+    """Whether a version is affected, by the rules of the schema. A version that cannot be compared is: somebody has to
+    look at it."""
     here = _public(version)
     try:
         told = sorted((_place(text), kind) for event in events for kind, text in event.items())
