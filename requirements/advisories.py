@@ -139,8 +139,8 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _is_within(events: Sequence[Mapping[str, str]], version: str) -> bool:
-    """Whether a version is affected, by the rules of the schema. A version that cannot be compared is: somebody has to
-    look at it."""
+    """Whether a version is affected, by the rules of the schema. A version that cannot be compared counts as affected,
+    so that a person looks at it."""
     here = _public(version)
     try:
         told = sorted((_place(text), kind) for event in events for kind, text in event.items())
