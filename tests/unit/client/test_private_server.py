@@ -232,7 +232,7 @@ NOT_SERVED = {
         "fleet_name",
         "fleet_secret_file",
     ),
-    *("http", "http_token_file", "socket_mode", "socket_group"),
+    *("http", "http_token_file", "computing_price", "memory_price", "tier_price", "socket_mode", "socket_group"),
     # Of the engine's own processes.
     *(
         "promote_deadline",
