@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 CAPABILITY = "peer"
 _FRAME_BYTES = 1 << 20
+_THREADS = 2
+"""Number of threads that ZeroMQ starts for a context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class ControlLink:
         self._settings = settings
         self._lock = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        """Kept until the link is closed: for a new one ZeroMQ starts threads, and ends the process if it cannot."""
         self._socket: zmq.Socket[bytes] | None = None
         self._asked = 0
         self._ticket: LinkTicket | None = None
@@ -115,6 +118,8 @@ class ControlLink:
         with self._lock:
             self._hang_up()
             os.close(self._closing)
+            if self._context is not None:
+                self._context.term()
 
     def _ask(self, message: ClientMessage) -> ServerMessage:
         try:
@@ -131,7 +136,10 @@ class ControlLink:
 
     def _connect(self) -> None:
         settings = self._settings
-        self._context = zmq.Context(io_threads=1)
+        if self._context is None:
+            if not _can_start_threads(_THREADS):
+                raise StoreFaultError("no thread can be started for it")
+            self._context = zmq.Context(io_threads=1)
         made = self._socket = self._context.socket(zmq.DEALER)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.MAXMSGSIZE, _FRAME_BYTES)
@@ -172,10 +180,25 @@ class ControlLink:
         if self._socket is not None:
             self._socket.close(0)
             self._socket = None
-        if self._context is not None:
-            self._context.term()
-            self._context = None
 
 
 def _describe(answer: ServerMessage) -> str:
     return answer.message if isinstance(answer, Error) else f"it answers {type(answer).__name__}"
+
+
+def _can_start_threads(count: int) -> bool:
+    """Whether so many more threads can run at once now."""
+    is_over = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=is_over.wait, name="kvoffload-probe", daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        is_over.set()
+        for thread in started:
+            thread.join()
+    return True

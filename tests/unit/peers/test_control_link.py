@@ -100,6 +100,38 @@ def test_an_absent_peer_is_one_line_and_is_found_when_it_comes(there: There) -> 
     link.close()
 
 
+def test_an_absent_peer_costs_no_new_threads_at_each_try(there: There, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ ends the process if it cannot start the threads of a context."""
+    made: list[object] = []
+    context = zmq.Context
+    monkeypatch.setattr(zmq, "Context", lambda **options: made.append(options) or context(**options))
+    link = there.link(timeout_s=0.01)
+    for _ in range(3):
+        with pytest.raises(StoreFaultError, match="no answer in time"):
+            link.find_ticket(is_sealed=True)
+    assert len(made) == 1
+    link.close()
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_without_threads_for_zeromq_a_peer_is_absent(there: There, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    link = there.link()
+    with there.serving():
+        start, starts = threading.Thread.start, iter(range(left))
+
+        def start_some(thread: threading.Thread) -> None:
+            if thread.name == "kvoffload-probe" and next(starts, None) is None:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start_some)
+            with pytest.raises(StoreFaultError, match="no thread can be started for it"):
+                link.find_ticket(is_sealed=True)
+        link.find_ticket(is_sealed=True)
+    link.close()
+
+
 class Refusing:
     """A server that refuses every greeting, once the test lets it answer."""
 
