@@ -46,7 +46,7 @@ from kvoffload.protocol import (
 )
 from kvoffload.protocol.hints import ListRetained
 from kvoffload.protocol.survey import FindBlocks, FindPrefix, FollowBlock, ListJoined, ReadIdentity, ReadReport
-from kvoffload.server.channels.express_channels import FORGOTTEN_BLOCKS, PART_BLOCKS, TOLD_BLOCKS
+from kvoffload.server.channels.express_channels import FORGOTTEN_BLOCKS, TOLD_BLOCKS
 from kvoffload.server.tiering.seen import LOOKS_AT_ONCE, MAX_LOOKS, PART_LOOKS
 
 
@@ -140,9 +140,9 @@ PRICES: Mapping[type[ClientMessage], Price] = {
         memory_mib=32,
     ),
     Invalidate: Price(
-        work=f"{_NATIVE}. The loop has tiers forget {TOLD_BLOCKS // PART_BLOCKS * FORGOTTEN_BLOCKS:,} blocks in a turn",
+        work=f"{_NATIVE}. The loop has tiers forget {FORGOTTEN_BLOCKS} blocks in a turn",
         place=Place.CHANNEL,
-        marks=2000,
+        marks=1000,
         memory_mib=64,
     ),
 }

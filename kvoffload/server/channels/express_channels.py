@@ -32,7 +32,7 @@ TOLD_BLOCKS = 4096
 PART_BLOCKS = 1024
 """Number of stored blocks in a part."""
 FORGOTTEN_BLOCKS = 32
-"""Number of blocks to forget in a part. It counts as PART_BLOCKS stored ones, because each of its blocks may have 16
+"""Number of blocks to forget in a part. It counts as TOLD_BLOCKS stored ones, because each of its blocks may have 16
 records in each of several tiers."""
 MAX_MESSAGE_BYTES = GIB
 """Bytes, for all channels together, of long messages that have come in part and long answers that are not read yet."""
@@ -169,7 +169,7 @@ class ExpressChannels:
             owner, group, hashes, parents, is_forgotten = self._untold.popleft()
             count = len(hashes) // HASH_BYTES
             if is_forgotten:
-                left -= count * PART_BLOCKS // FORGOTTEN_BLOCKS
+                left -= count * TOLD_BLOCKS // FORGOTTEN_BLOCKS
                 tell_forgotten(spaces[owner], group, hashes)
             else:
                 left -= count

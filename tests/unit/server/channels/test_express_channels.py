@@ -227,7 +227,7 @@ def test_what_is_stored_at_once_is_told_in_parts_and_in_order(served: Served, mo
         turns.append(told)
     stored = [("stored", names[at : at + 64]) for at in range(0, 192, 64)]
     forgotten = [("forgotten", names[at : at + 32]) for at in range(0, 96, 32)]
-    assert turns == [stored[:2], [stored[2], forgotten[0]], forgotten[1:]]
+    assert turns == [stored[:2], [stored[2], forgotten[0]], forgotten[1:2], forgotten[2:]]
 
 
 def test_no_user_gets_all_memory_for_long_messages(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
