@@ -5,8 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-# Each module is compiled once, whatever the environment says: the tests start some thousand processes, and to compile
-# vLLM takes twelve seconds of each of its own.
+# Python writes what it has compiled, whatever the environment says: the tests start some thousand processes, and each
+# process of an engine would compile vLLM again, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3

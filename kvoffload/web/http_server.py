@@ -72,6 +72,8 @@ class HttpServer:
         self._answer = answer
         self._find_body_limit = find_body_limit
         self._listener: socket.socket | None = None
+        self._has_warned = False
+        """Whether the log says that connections cannot be accepted; cleared when one can."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Connection] = set()
         self._waiting: dict[_Connection, None] = {}
@@ -131,10 +133,13 @@ class HttpServer:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as fault:
-                logger.warning("no HTTP connection is accepted for a moment: %s", fault.strerror)
+                if not self._has_warned:
+                    self._has_warned = True
+                    logger.warning("no HTTP connection can be accepted for now: %s", fault.strerror)
                 loop.remove_reader(listener)
                 loop.call_later(PAUSE_S, self._watch, listener)
                 return
+            self._has_warned = False
             if _is_closed(end):
                 end.close()
                 continue
