@@ -205,6 +205,16 @@ def shut(end: socket.socket) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
+def has_closed(end: socket.socket) -> bool:
+    """Whether the other end has closed a connection over which nothing has come."""
+    try:
+        return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def is_empty(end: socket.socket) -> bool:
     """Whether all was received that came over a Unix socket, once that is shut."""
     try:

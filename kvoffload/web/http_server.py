@@ -13,6 +13,7 @@ from http import HTTPStatus
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
+from kvoffload.packets import has_closed
 from kvoffload.tcp_peers import name_peer
 from kvoffload.web.http_message import (
     HEAD_END,
@@ -140,7 +141,7 @@ class HttpServer:
                 loop.call_later(PAUSE_S, self._watch, listener)
                 return
             self._has_warned = False
-            if _is_closed(end):
+            if has_closed(end):
                 end.close()
                 continue
             task = loop.create_task(self._serve(end))
@@ -248,13 +249,3 @@ class HttpServer:
             writer.write(data)
             await writer.drain()
         self._waiting.pop(connection, None)
-
-
-def _is_closed(end: socket.socket) -> bool:
-    """Whether the other end has closed a connection over which nothing has come."""
-    try:
-        return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvoffload.errors import ConfigError, PacketError
-from kvoffload.packets import PacketSocket, is_empty, refuse_descriptors, shut
+from kvoffload.packets import PacketSocket, has_closed, is_empty, refuse_descriptors, shut
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.channels.foreign_files import NOBODY, REFUSED, ForeignFiles
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
@@ -39,7 +39,8 @@ ACCEPTS_AT_ONCE = 256
 """Number of connections that are accepted at once, so that those of one user leave room for others in the backlog."""
 ACCEPT_S = 0.002
 """Seconds after which no more are accepted at once, so that processes that have joined do not wait for newcomers."""
-BACKLOG = 1024
+BACKLOG = 4096
+"""Connections that wait to be accepted. Beyond it the kernel refuses them, and their clients try again later."""
 CHUNK_BYTES = 64 << 10
 
 _KIND = "control"
@@ -369,6 +370,9 @@ class ControlSocket:
             self._poll.unregister(self._listener)
             self._is_listening = False
             return False
+        if has_closed(end):
+            end.close()
+            return True
         try:
             uid = PacketSocket(end).credentials().uid
         except PacketError:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from kvoffload.errors import PacketError
-from kvoffload.packets import MAX_DESCRIPTORS, Credentials, Packet, PacketSocket, close_all
+from kvoffload.packets import MAX_DESCRIPTORS, Credentials, Packet, PacketSocket, close_all, has_closed
 from kvoffload.protocol import (
     CODEC,
     Call,
@@ -53,7 +53,7 @@ ALL_QUEUED_BYTES = 64 * MIB
 """Bytes of unread packets of all processes. The processes of one user cannot take all of it."""
 READ_S = 10.0
 """Seconds without reading after which a process is disconnected, if others wait for descriptors."""
-ACCEPTS_AT_ONCE = 32
+ACCEPTS_AT_ONCE = 64
 PACKETS_AT_ONCE = 4
 """Packets read from one process before the others have their turn."""
 LINES_AT_ONCE = 8
@@ -280,6 +280,9 @@ class Lifelines:
             return False
         self._has_warned = False
         end = PacketSocket(connected)
+        if has_closed(connected):
+            self._close_end(NOBODY, end)
+            return True
         try:
             credentials = end.credentials()
         except PacketError:

@@ -13,12 +13,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
+from kvoffload.packets import has_closed
 from kvoffload.server.channels.curve_handshake import CurveHandshake
 from kvoffload.server.channels.lifelines import Watcher
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
@@ -33,11 +36,12 @@ MAX_OF_ONE_HOST = 16
 MAX_UNPROVEN = 128
 """Number of connections that have not shown a key yet, where there are descriptors for as many. For one more, the
 oldest is closed of the user or address that has most of them."""
-ACCEPTS_AT_ONCE = 16
-"""Connections accepted before others have their turn."""
+ACCEPTS_AT_ONCE = 64
+ACCEPT_S = 0.002
+"""Seconds after which no more are accepted at once, so that others have their turn."""
 CHUNK_BYTES = 64 << 10
 """Bytes read in one direction and not yet written. Until they are written, nothing more is read."""
-BACKLOG = 512
+BACKLOG = 4096
 """Connections that wait to be accepted. Beyond it the kernel drops them, and their clients try again after a second."""
 
 
@@ -62,10 +66,13 @@ class _Passage:
 class TcpGate:
     """Belongs to the thread of the event loop, which calls `on_ready` for files that it was asked to watch."""
 
-    def __init__(self, address: TcpAddress, inner: Path, watcher: Watcher) -> None:
+    def __init__(
+        self, address: TcpAddress, inner: Path, watcher: Watcher, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """Listens at an address. ConfigError: the address cannot be used."""
         self._inner = inner
         self._watcher = watcher
+        self._clock_s = clock_s
         self._by_file: dict[int, tuple[_Passage, socket.socket]] = {}
         self._hosts: Counter[str] = Counter()
         """Connections that have shown a key, by machine."""
@@ -99,8 +106,9 @@ class TcpGate:
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """Serves a file that is ready. False: it is none of these."""
         if file == self._listener.fileno():
+            end_s = self._clock_s() + ACCEPT_S
             for _ in range(ACCEPTS_AT_ONCE):
-                if not self._accept():
+                if not self._accept() or self._clock_s() >= end_s:
                     break
             return True
         passage, end = self._by_file.get(file, (None, None))
@@ -140,6 +148,9 @@ class TcpGate:
             logger.warning("no connection over TCP is accepted for a moment: %s", fault.strerror)
             self._watcher.unwatch(self._listener.fileno())
             return False
+        if has_closed(outer):
+            outer.close()
+            return True
         try:
             passage = _Passage(host, name_peer(outer), outer, self._connect())
             outer.setblocking(False)

@@ -13,7 +13,7 @@ from kvoffload.errors import ConfigError
 from kvoffload.file_lock import FileLock
 from kvoffload.packets import shut
 
-BACKLOG = 128
+BACKLOG = 1024
 
 
 class UnixListener:

@@ -355,6 +355,14 @@ class TestStrangers:
         assert all(map(is_let_go, silent))
         assert not is_let_go(end)
 
+    def test_who_has_gone_before_he_was_let_in_takes_nobodys_place(self, setting: Setting) -> None:
+        silent = setting.connect()
+        for _ in range(setting.limits.unknown):
+            setting.connect().close()
+        setting.let_in()
+        assert not is_let_go(silent)
+        assert len(setting.control) == 1
+
     def test_of_those_who_say_nothing_the_oldest_of_their_user_goes(
         self, setting: Setting, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from kvoffload import server
 from kvoffload.cache import LocalCache, SessionId
-from kvoffload.packets import refuse_descriptors
+from kvoffload.packets import PacketSocket, refuse_descriptors
 from kvoffload.protocol import (
     CODEC,
     Acquire,
@@ -378,6 +378,9 @@ def test_descriptors_that_cannot_be_closed_hold_up_no_other_thread(
             calls = [Invalidate(name_space=served.space().name_space, group=0, hashes=CHAIN), Mark()]
             frames = [CODEC.encode_call(call, number=1, session=SESSION, channel=Channel.EXPRESS) for call in calls]
             end.sendall(b"".join(struct.pack("<I", len(frame)) + frame for frame in frames))
+            # Else it might read what comes next along with them, while the descriptor has another owner.
+            while PacketSocket(end).count_unread_bytes():
+                time.sleep(0.001)
             sent = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [held.fileno()]))
             with contextlib.suppress(PermissionError):
                 end.sendmsg([b"x"], [sent])

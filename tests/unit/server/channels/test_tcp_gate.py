@@ -276,3 +276,16 @@ def test_a_few_are_accepted_before_others_have_their_turn(gate: Gate, monkeypatc
         gate.connect()
     gate.loop.turn(gate.gate)
     assert len(gate.gate) == 2
+
+
+def test_connections_that_have_been_closed_meanwhile_cost_nothing_behind_it(gate: Gate) -> None:
+    """A host that opens and closes connections all the time keeps nobody waiting: ZeroMQ does not see them."""
+    for _ in range(tcp_gate.ACCEPTS_AT_ONCE - 1):
+        gate.connect().close()
+    client = gate.connect()
+    client.send(b"greeting")
+    server = gate.accept()
+    assert len(gate.gate) == 1
+    assert gate.receive(server, 8) == b"greeting"
+    with pytest.raises(BlockingIOError):
+        gate.behind.accept()
