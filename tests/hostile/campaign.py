@@ -7,7 +7,7 @@ import json
 import subprocess
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -105,6 +105,10 @@ class Outcome:
 
     def values(self, role: str, name: str) -> list[tuple[float, Any]]:
         return list((self.roles.get(role) or {}).get(name, ()))
+
+
+Ended = Sequence[tuple[Outcome, list[Broken]]]
+"""Rounds, and what each of them broke."""
 
 
 def draw_rounds(seed: int) -> Iterator[Round]:
@@ -230,9 +234,6 @@ def judge(found: Outcome, bounds: Bounds | None) -> list[Broken]:
 
 
 def judge_times(found: Outcome, bounds: Bounds, note: Any) -> None:
-    acquires = found.values("loads", "acquires")
-    if (took := p99(acquires)) > bounds.acquire_ms:
-        note(longest(acquires)[0], f"acquires stay under {bounds.acquire_ms:.1f} ms at p99", f"{took:.1f} ms")
     for role, name, bound in (("loads", "marks", bounds.mark_ms), ("newcomers", "greetings", bounds.greeting_ms)):
         moment, took = longest(found.values(role, name))
         if took > bound:
@@ -249,11 +250,36 @@ def judge_times(found: Outcome, bounds: Bounds, note: Any) -> None:
             note(moment, f"no wait at the {what} is longer than {bounds.greeting_ms:.0f} ms", f"{took:.0f} ms")
 
 
-def run_campaign(seed: int, seconds: float, *, numbers: Sequence[int] = ()) -> list[Any]:
+def sort_rounds(ended: Ended) -> dict[str, Ended]:
+    """Returns the rounds of each kind of attack, of each store and of each limit."""
+    rows: dict[str, list[tuple[Outcome, list[Broken]]]] = defaultdict(list)
+    for found, broken in ended:
+        for name in (*found.at.kinds, *filter(None, (found.at.setup.store, found.at.setup.limit))):
+            rows[name].append((found, broken))
+    return dict(rows)
+
+
+def judge_acquires(ended: Ended, bounds: Bounds) -> list[Broken]:
+    """Kinds of attack beside which acquires took too long. One round has too few of them for a hundredth that says
+    something. Each is reported with its worst round."""
+    broken = []
+    for name, those in sort_rounds(ended).items():
+        took = p99(one for found, _ in those for one in found.values("loads", "acquires"))
+        if name in (ALONE, BUSY) or took <= bounds.acquire_ms:
+            continue
+        worst = max((found for found, _ in those), key=lambda found: p99(found.values("loads", "acquires")))
+        second = round(max(0.0, longest(worst.values("loads", "acquires"))[0] - worst.begun_s), 1)
+        promise = f"acquires stay under {bounds.acquire_ms:.1f} ms at p99"
+        what = f"{took:.1f} ms in all rounds with {name}"
+        broken.append(Broken(at=worst.at, second=second, promise=promise, found=what))
+    return broken
+
+
+def run_campaign(seed: int, seconds: float, *, numbers: Sequence[int] = ()) -> Ended:
     """Runs rounds for so many seconds, or those of these numbers, and returns each outcome with what it broke."""
     end = time.monotonic() + seconds
     bounds = Bounds()
-    ended = []
+    ended: list[tuple[Outcome, list[Broken]]] = []
     for at in draw_rounds(seed):
         if numbers and at.number > max(numbers):
             break
@@ -273,4 +299,9 @@ def run_campaign(seed: int, seconds: float, *, numbers: Sequence[int] = ()) -> l
         for one in broken:
             print(f"  broken at {one.second} s: {one.promise}: {one.found}", flush=True)
         ended.append((found, broken))
+    if ended:
+        late = judge_acquires(ended, bounds)
+        for one in late:
+            print(f"broken: {one.promise}: {one.found}", flush=True)
+        ended[-1][1].extend(late)
     return ended

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from kvoffload.protocol import MESSAGES
 from kvoffload.protocol.shape import name_of
-from tests.hostile.campaign import Broken, Outcome, longest, p99, run_campaign
+from tests.hostile.campaign import Ended, longest, p99, run_campaign, sort_rounds
 from tests.hostile.ground import describe
 from tests.house.tree import ROOT
 
-Ended = Sequence[tuple[Outcome, list[Broken]]]
 FOLDER = ROOT / "build"
 _LEGEND = "rounds with several kinds of attack, a store or a limit are in the row of each of them"
 
 
 def make_report(seed: int, ended: Ended) -> dict[str, Any]:
-    rows: dict[str, list[tuple[Outcome, list[Broken]]]] = defaultdict(list)
-    for found, broken in ended:
-        for name in (*found.at.kinds, *filter(None, (found.at.setup.store, found.at.setup.limit))):
-            rows[name].append((found, broken))
     sent = {how: list_sent(ended, how) for how in ("largest", "random")}
     return {
         "seed": seed,
         "all": describe_rounds(ended),
-        "by_kind": {name: describe_rounds(those) for name, those in rows.items()},
+        "by_kind": {name: describe_rounds(those) for name, those in sort_rounds(ended).items()},
         "never_sent": {how: sorted({name_of(kind) for kind in MESSAGES} - names) for how, names in sent.items()},
         "broken": [asdict(one) | {"setup": describe(one.at.setup)} for _, broken in ended for one in broken],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import islice
 from random import Random
 
@@ -20,6 +21,7 @@ from tests.hostile.campaign import (
     Round,
     draw_rounds,
     judge,
+    judge_acquires,
     run_round,
 )
 from tests.hostile.ground import LIMITS, STORES, Setup, Watched
@@ -67,10 +69,15 @@ def test_what_breaks_a_promise_is_reported_with_its_time() -> None:
     found = Outcome(at=Round(seed=1, number=2), begun_s=1.0, roles={"loads": said | times}, watched=watched, faults=1)
     found.roles["newcomers"] = said | times
     broken = judge(found, Bounds())
-    assert {one.second for one in broken} == {0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 10.0}
+    assert {one.second for one in broken} == {0.0, 2.0, 3.0, 4.0, 6.0, 7.0, 9.0, 10.0}
     assert set(ON_ANY_MACHINE) - {one.promise for one in broken} == {LIVES}
     watched.ends.append((12.0, "SIGABRT"))
     assert [(one.second, one.found) for one in judge(found, None) if one.promise == LIVES] == [(11.0, "SIGABRT")]
+    quick = Outcome(at=Round(seed=1, number=3), begun_s=1.0, roles={"loads": {"acquires": [(2.0, 0.1)] * 500}})
+    kinds = {"churn": [found, quick], "writes": [found], BUSY: [found]}
+    ended = [(replace(one, at=replace(one.at, kinds=(kind,))), []) for kind, those in kinds.items() for one in those]
+    late = judge_acquires(ended, Bounds())
+    assert [(one.at.number, one.second, one.found) for one in late] == [(2, 5.0, "2.5 ms in all rounds with writes")]
     text = format_report(make_report(1, [(found, broken)]))
     assert text.count("python -m tests.hostile --seed 1 --round 2") == len(broken)
 

@@ -169,7 +169,8 @@ class ExpressChannels:
             owner, group, hashes, parents, is_forgotten = self._untold.popleft()
             count = len(hashes) // HASH_BYTES
             if is_forgotten:
-                left -= count * TOLD_BLOCKS // FORGOTTEN_BLOCKS
+                # Tiers have a call for each shard, however few blocks there are.
+                left -= max(count, FORGOTTEN_BLOCKS // 4) * TOLD_BLOCKS // FORGOTTEN_BLOCKS
                 tell_forgotten(spaces[owner], group, hashes)
             else:
                 left -= count

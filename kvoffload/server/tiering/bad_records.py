@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import islice
+from itertools import groupby, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ MAX_BAD = 65_536
 """Number of records that are remembered as bad. Beyond it the oldest are forgotten here; the tier has most likely
 removed them."""
 
-_Key = tuple[bytes, int, int, bytes]
+_NUMBER_BYTES = 4
 
 
 class BadRecords:
@@ -26,9 +26,12 @@ class BadRecords:
     def __init__(self, tier: Tier, *, limit: int = MAX_BAD) -> None:
         self._tier = tier
         self._limit = limit
-        # Finding the first key of a plain dict takes longer with each key that was removed before it.
-        self._bad: OrderedDict[_Key, None] = OrderedDict()
-        self._removing: dict[int, list[_Key]] = {}
+        # Finding the first key of a plain dict takes longer with each key that was removed before it. Keys are bytes:
+        # a search for garbage would walk over 65,536 tuples, and tuples that replace others do not count as new.
+        self._bad: OrderedDict[bytes, None] = OrderedDict()
+        self._waiting: OrderedDict[bytes, None] = OrderedDict()
+        """Those of them that the tier is to remove, and is not removing."""
+        self._removing: dict[int, list[bytes]] = {}
         """Records that the tier is removing, by its ticket."""
 
     def __len__(self) -> int:
@@ -39,16 +42,23 @@ class BadRecords:
         keys = _keys(names)
         self._bad.update(dict.fromkeys(keys))
         while len(self._bad) > self._limit:
-            self._bad.popitem(last=False)
+            oldest, _ = self._bad.popitem(last=False)
+            self._waiting.pop(oldest, None)
         self._remove(names, keys)
 
     def retry(self) -> None:
         """Tries again to remove some of those that could not be removed yet. The event loop calls it periodically."""
-        under_way = {key for keys in self._removing.values() for key in keys}
-        waiting = (key for key in self._bad if key not in under_way)
-        for key in list(islice(waiting, RETRIED_AT_ONCE)):
-            fingerprint, group, shard, name = key
-            self._remove(RecordNames(fingerprint=fingerprint, hashes=name, group=group, shard=shard), [key])
+        retried = list(islice(self._waiting, RETRIED_AT_ONCE))
+        for head, found in groupby(retried, lambda key: key[:-HASH_BYTES]):
+            keys = list(found)
+            fingerprint, numbers = head[: -2 * _NUMBER_BYTES], head[-2 * _NUMBER_BYTES :]
+            names = RecordNames(
+                fingerprint=fingerprint,
+                hashes=b"".join(key[-HASH_BYTES:] for key in keys),
+                group=int.from_bytes(numbers[:_NUMBER_BYTES], "big"),
+                shard=int.from_bytes(numbers[_NUMBER_BYTES:], "big"),
+            )
+            self._remove(names, keys)
 
     def finish(self, batch: FinishedBatch) -> bool:
         """Takes a batch that has ended. False: it is not one of these. Records that were removed may be written
@@ -65,12 +75,19 @@ class BadRecords:
         for key, outcome in zip(keys, batch.outcomes.tolist(), strict=True):
             if outcome in ends:
                 self._bad.pop(key, None)
+                self._waiting.pop(key, None)
+            elif key in self._bad:
+                self._waiting[key] = None
         return True
 
-    def _remove(self, names: RecordNames, keys: list[_Key]) -> None:
+    def _remove(self, names: RecordNames, keys: list[bytes]) -> None:
         ticket = self._tier.remove(names, timeout_s=_REMOVE_TIMEOUT_S)
-        if ticket is not None:
-            self._removing[ticket] = keys
+        if ticket is None:
+            self._waiting.update((key, None) for key in keys if key in self._bad)
+            return
+        self._removing[ticket] = keys
+        for key in keys:
+            self._waiting.pop(key, None)
 
     def leave_out(self, names: RecordNames, found: npt.NDArray[np.bool_]) -> None:
         """Marks bad records as not found, even if the tier says that it has them. From any thread."""
@@ -79,6 +96,7 @@ class BadRecords:
                 found[at] &= key not in self._bad
 
 
-def _keys(names: RecordNames) -> list[_Key]:
-    ends = range(0, len(names.hashes), HASH_BYTES)
-    return [(names.fingerprint, names.group, names.shard, names.hashes[at : at + HASH_BYTES]) for at in ends]
+def _keys(names: RecordNames) -> list[bytes]:
+    """Returns a key for each record: fingerprint, group, shard and hash."""
+    head = names.fingerprint + b"".join(one.to_bytes(_NUMBER_BYTES, "big") for one in (names.group, names.shard))
+    return [head + names.hashes[at : at + HASH_BYTES] for at in range(0, len(names.hashes), HASH_BYTES)]

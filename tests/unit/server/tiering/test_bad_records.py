@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
+from kvoffload.server.tiering import bad_records
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.tiers import RecordNames, RecordOutcome, TierHealth, TierState
 from tests.kit.cache.cache_model import fingerprint, make_chain
@@ -54,6 +57,21 @@ def test_what_could_not_be_removed_is_tried_again() -> None:
     assert tier.poll() == []
 
 
+def test_those_that_are_tried_again_go_together_and_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is gone for a while costs few calls, and none of its records keeps back the others."""
+    monkeypatch.setattr(bad_records, "RETRIED_AT_ONCE", 2)
+    tier = FaultyTier(MemoryTier())
+    tier.takes = 0
+    bad = BadRecords(tier)
+    bad.add(names_of(CHAIN[:96]))
+    bad.add(names_of(CHAIN[:32], shard=1))
+    tier.takes = None
+    bad.retry()
+    bad.retry()
+    bad.retry()
+    assert [len(batch.outcomes) for batch in tier.poll()] == [2, 1, 1]
+
+
 class ManyPlaces(MemoryTier):
     """With a second place, in the state that a test says."""
 
@@ -97,3 +115,19 @@ def test_their_number_is_bounded() -> None:
     bad.add(names_of(CHAIN))
     assert len(bad) == 3
     assert find(bad, names_of(CHAIN)) == [True, False, False, False]
+
+
+def test_a_search_for_garbage_does_not_walk_over_them() -> None:
+    """Tuples that replace others do not count as new objects, so that one search walked over 131,072 of them in the
+    server's loop."""
+    tier = FaultyTier(MemoryTier())
+    tier.takes = 0
+    bad = BadRecords(tier)
+    gc.disable()
+    try:
+        tracked = len(gc.get_objects())
+        bad.add(names_of(make_chain(1, 10_000)))
+        assert len(gc.get_objects()) - tracked < 100
+    finally:
+        gc.enable()
+    assert len(bad) == 10_000
