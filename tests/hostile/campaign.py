@@ -260,7 +260,7 @@ def sort_rounds(ended: Ended) -> dict[str, Ended]:
 
 
 def judge_acquires(ended: Ended, bounds: Bounds) -> list[Broken]:
-    """Kinds of attack beside which acquires took too long. One round has too few of them for a hundredth that says
+    """Kinds of attack with which acquires took too long. One round has too few of them for a hundredth that says
     something. Each is reported with its worst round."""
     broken = []
     for name, those in sort_rounds(ended).items():

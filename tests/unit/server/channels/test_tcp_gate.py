@@ -279,7 +279,7 @@ def test_a_few_are_accepted_before_others_have_their_turn(gate: Gate, monkeypatc
 
 
 def test_connections_that_have_been_closed_meanwhile_cost_nothing_behind_it(gate: Gate) -> None:
-    """A host that opens and closes connections all the time keeps nobody waiting: ZeroMQ does not see them."""
+    """A host that opens and closes connections all the time keeps no other waiting: ZeroMQ does not see them."""
     for _ in range(tcp_gate.ACCEPTS_AT_ONCE - 1):
         gate.connect().close()
     client = gate.connect()
