@@ -21,7 +21,7 @@ int main(int count, char** arguments) {
     }
     if (count > 1 && arguments[1] == "--one-thread"sv && __libc_single_threaded == 0) {
         ++failed;
-        std::printf("FAIL  a test has started a thread: take it out of tests_of_one_thread in CMakeLists.txt\n");
+        std::printf("FAIL  a test has started a thread: it does not belong to those of ONE_THREAD in CMakeLists.txt\n");
     }
     const bool ran_any = !kvo::test::all_tests().empty();
     return failed == 0 && ran_any ? 0 : 1;
