@@ -430,11 +430,45 @@ def create_disk_store(
     io_engine: str,
     probe_ms: int,
     batch_limit: int,
+    seal_keys: SealKeys | None,
     memory: object,
 ) -> DiskStore: ...
 
 Numbers = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.uint64]
+
+SEAL_OVERHEAD_BYTES: int
+
+class SealKeys:
+    def __init__(self, keys: list[bytes]) -> None: ...
+    @property
+    def sealing(self) -> int: ...
+    def has(self, number: int) -> bool: ...
+    def seal(
+        self,
+        payload: Buffer,
+        *,
+        is_coded: bool,
+        digest: int,
+        record_bytes: int,
+        fingerprint: bytes,
+        block_hash: bytes,
+        group: int,
+        shard: int,
+        parent: bytes,
+    ) -> bytes: ...
+    def open(
+        self,
+        sealed: Buffer,
+        record: Buffer,
+        *,
+        number: int,
+        fingerprint: bytes,
+        block_hash: bytes,
+        group: int,
+        shard: int,
+        parent: bytes,
+    ) -> int | None: ...
 
 class RecordEncoder:
     def __init__(self) -> None: ...

@@ -1,9 +1,11 @@
-"""Keys of CurveZMQ in files: a pair is two files, of which the secret one is for its owner alone."""
+"""Keys in files that are for their owner alone: pairs of CurveZMQ, whose public keys have files of their own, and keys
+that seal records."""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,10 @@ _TEXT_BYTES = 4096
 _KEY = r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
 _LINES = re.compile(rf"(?:#[^\n]*\n)*(?:secret (?P<secret>{_KEY})\n)?public (?P<public>{_KEY})\n?", re.ASCII)
 _PUBLIC_KEY = re.compile(_KEY, re.ASCII)
+_SEAL_KEY_BYTES = 32
+_SEAL_KEYS = 32
+"""The most keys in a file of keys that seal."""
+_SEAL_LINE = re.compile(rf"seal ([0-9a-f]{{{2 * _SEAL_KEY_BYTES}}})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,39 @@ def read_public_key(file: Path) -> str:
     if found is None:
         raise _refuse(file, "is no key", "give a file of `kvoffload keys new`")
     return str(found["public"])
+
+
+def add_seal_key(file: Path) -> int:
+    """Puts a new key in front of those in a file of keys that seal, or makes the file. Returns how many it has then.
+
+    ConfigError: the file is none of these or has all the keys that it may have, or cannot be written. Then it stays as
+    it was.
+    """
+    keys = read_seal_keys(file) if os.path.lexists(file) else []
+    if len(keys) == _SEAL_KEYS:
+        raise _refuse(file, f"has {len(keys)} keys already", "remove the last ones, which sealed the oldest records")
+    lines = [f"seal {key.hex()}\n" for key in (secrets.token_bytes(_SEAL_KEY_BYTES), *keys)]
+    new = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    _write_new(new, "# Made by `kvoffload keys seal`. The first key seals, all of them open.\n" + "".join(lines), 0o600)
+    try:
+        with new.open("rb") as written:
+            os.fsync(written.fileno())  # a crash must not lose the former keys
+        new.replace(file)
+    except OSError as fault:
+        new.unlink()
+        raise _refuse(file, f"cannot be written: {fault.strerror}", "name a file, and not a folder") from fault
+    return len(lines)
+
+
+def read_seal_keys(file: Path) -> list[bytes]:
+    """Reads the keys that seal records, the newest first. ConfigError: the file cannot be read, is for others to read
+    too, or has something else in it."""
+    lines = [line for line in read_private_text(file).splitlines() if line and not line.startswith("#")]
+    found = [_SEAL_LINE.fullmatch(line) for line in lines]
+    keys = [bytes.fromhex(one[1]) for one in found if one is not None]
+    if not keys or len(keys) < len(lines) or len(keys) > _SEAL_KEYS:
+        raise _refuse(file, f"is no list of 1 to {_SEAL_KEYS} keys that seal", "make one with `kvoffload keys seal`")
+    return keys
 
 
 def read_private_text(file: Path) -> str:

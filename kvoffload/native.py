@@ -47,6 +47,9 @@ BackgroundEncoder = _native.BackgroundEncoder
 decode_record = _native.decode_record
 codec_path = _native.codec_path
 
+SealKeys = _native.SealKeys
+SEAL_OVERHEAD_BYTES = _native.SEAL_OVERHEAD_BYTES
+
 PlainFrames = _native.PlainFrames
 ExpressServer = _native.ExpressServer
 ExpressEnd = _native.ExpressEnd

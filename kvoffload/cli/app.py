@@ -157,5 +157,5 @@ _COMMANDS = {
     "web": _Command(_add_web, "Answer HTTP for a cache server."),
     "config": _Command(_add_config, "Show settings and their sources."),
     "inspect": _Command(_add_inspect, "Look into a cache server, as its operator."),
-    "keys": _Command(_add_keys, "Make and show keys for TCP connections."),
+    "keys": _Command(_add_keys, "Make keys for TCP connections, and keys that seal records."),
 }

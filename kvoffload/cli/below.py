@@ -10,6 +10,8 @@ from kvoffload.config.sources import Settings, format_shown
 from kvoffload.config.tier_kinds import TIER_KINDS, TierKind
 from kvoffload.config.types import split_folders
 from kvoffload.errors import ConfigError
+from kvoffload.key_files import read_seal_keys
+from kvoffload.native import SealKeys
 from kvoffload.server.config import ServerConfig
 from kvoffload.server.tiering.settings import TierPlan, TierSettings, WriteRule
 from kvoffload.tiers.disk import DiskFolder, DiskSettings
@@ -26,8 +28,9 @@ MIN_DISK_BYTES = GIB
 
 def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | None = None) -> dict[str, list[TierPlan]]:
     """Chooses tiers by domain, the nearest first. ConfigError: the settings do not fit each other, or the domains."""
-    own = {"disk": _plan_disk(settings, fleet), "peer": None if fleet is None else fleet.tier}
-    plans = [_plan_store(kind, settings) if kind.is_remote else own[kind.name] for kind in TIER_KINDS]
+    keys = _read_seal_keys(settings.seal_key_file)
+    own = {"disk": _plan_disk(settings, fleet, keys), "peer": None if fleet is None else fleet.tier}
+    plans = [_plan_store(kind, settings, keys) if kind.is_remote else own[kind.name] for kind in TIER_KINDS]
     tiers = [plan for plan in plans if plan is not None]
     if not tiers:
         return {}
@@ -42,7 +45,20 @@ def choose_tiers(settings: Settings, config: ServerConfig, fleet: FleetPlan | No
     return {config.make_domains()[0].name: tiers}
 
 
-def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
+def _read_seal_keys(file: str) -> SealKeys | None:
+    if not file:
+        return None
+    keys = read_seal_keys(Path(file))
+    try:
+        return SealKeys(keys)
+    except RuntimeError as fault:
+        raise ConfigError(
+            f"setting 'seal_key_file' = {file!r}: records cannot be sealed: {fault}",
+            remedy="install Debian's libssl3, or leave it empty",
+        ) from fault
+
+
+def _plan_disk(settings: Settings, fleet: FleetPlan | None, keys: SealKeys | None) -> TierPlan | None:
     folders = [Path(folder) for folder in split_folders(settings.disk)]
     if not folders:
         return None
@@ -55,6 +71,7 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
         folders=[DiskFolder(path=folder, capacity_bytes=settings.disk_size) for folder in folders],
         daily_bytes=settings.disk_daily,
         compress=Coding(settings.disk_compress),
+        seal_keys=keys,
     )
     # In a fleet a record is kept where it lives, and not on every disk.
     wants = None if fleet is None else fleet.place.is_home
@@ -62,7 +79,7 @@ def _plan_disk(settings: Settings, fleet: FleetPlan | None) -> TierPlan | None:
     return TierPlan(place=disk, settings=tier_settings)
 
 
-def _plan_store(kind: TierKind, settings: Settings) -> TierPlan | None:
+def _plan_store(kind: TierKind, settings: Settings, keys: SealKeys | None) -> TierPlan | None:
     where = getattr(settings, kind.setting)
     if not where:
         return None
@@ -71,6 +88,7 @@ def _plan_store(kind: TierKind, settings: Settings) -> TierPlan | None:
         write=WriteRule(settings.remote_write),
         queue_s=settings.remote_queue,
         look_timeout_s=settings.remote_timeout,
+        seal_keys=keys,
     )
     if kind.place:
         place = _load_place(kind.place).from_settings(settings, where)

@@ -1,4 +1,4 @@
-"""`kvoffload keys`: pairs of keys for connections that leave the machine."""
+"""`kvoffload keys`: pairs of keys for connections that leave the machine, and keys that seal records."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from kvoffload.key_files import read_public_key, write_new_pair
+from kvoffload.key_files import add_seal_key, read_public_key, write_new_pair
 
-keys_app = typer.Typer(help="Make and show keys for TCP connections.", no_args_is_help=True, rich_markup_mode=None)
+keys_app = typer.Typer(
+    help="Make keys for TCP connections, and keys that seal records.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @keys_app.command(short_help="Make a secret key, and a public one for others.")
@@ -26,3 +28,12 @@ def new(
 def show(file: Annotated[Path, typer.Argument(help="Either file of a pair.")]) -> None:
     """Print the public key."""
     typer.echo(read_public_key(file))
+
+
+@keys_app.command()
+def seal(
+    file: Annotated[Path, typer.Argument(help="A file that does not exist yet, or one that this command made.")],
+) -> None:
+    """Make a key that seals records, or put a new one in front of those in the file: the older ones still open."""
+    count = add_seal_key(file)
+    typer.echo(f"{file} has {count} {'key' if count == 1 else 'keys'}, of which the first seals new records")

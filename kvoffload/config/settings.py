@@ -419,6 +419,14 @@ class Settings(BaseModel):
         description="Whether records are sent to such a store in a lossless code. The values mean the same as in "
         "disk_compress; auto goes by the measured speed of each store.",
     )
+    seal_key_file: SecretFilePath = _setting(
+        "",
+        room="tiers",
+        allowed="the absolute path of a file that only this user can read, or empty",
+        description="A file of `kvoffload keys seal`, with whose keys all records on disk and in stores that other "
+        "machines use too are sealed (AES-256-GCM). The first key seals, all of them open. Records that are not sealed "
+        "are not read then. Empty: records are not sealed.",
+    )
     promote_deadline: Duration = _setting(
         2.0,
         room="connector",

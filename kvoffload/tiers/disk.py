@@ -27,6 +27,7 @@ from kvoffload.tiers.base import (
     TierHealth,
     TierState,
 )
+from kvoffload.tiers.damage_log import DamageLog
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import format_size, milliseconds
@@ -62,6 +63,8 @@ class DiskSettings:
     """The same for every capacity, so that a folder is good for another one, too."""
     daily_bytes: int = 0
     compress: Coding = Coding.OFF
+    seal_keys: native.SealKeys | None = None
+    """Keys with which all records are sealed, and others are not read; None: records are not sealed."""
     record_limit_bytes: int = 32 << 20
     may_create: bool = True
     io_engine: str = "auto"
@@ -97,6 +100,7 @@ class DiskTier:
         self._lock = threading.Lock()
         self._looks = 0
         self._looked: list[FinishedBatch] = []
+        self._damage_log = DamageLog(settings.describe() if settings.folders else "disk")
         try:
             self._core = native.create_disk_store(
                 [(str(folder.path), folder.capacity_bytes) for folder in settings.folders],
@@ -108,6 +112,7 @@ class DiskTier:
                 io_engine=settings.io_engine,
                 probe_ms=milliseconds(settings.probe_interval_s),
                 batch_limit=settings.batch_limit,
+                seal_keys=settings.seal_keys,
                 memory=memory,
             )
         except (ValueError, RuntimeError) as fault:
@@ -157,7 +162,7 @@ class DiskTier:
             looked, self._looked = self._looked, []
             if looked and self._has_looked >= 0:
                 os.eventfd_read(self._has_looked)
-        return looked + [
+        ended = [
             FinishedBatch(
                 ticket=ticket,
                 outcomes=np.frombuffer(outcomes, np.uint8),
@@ -166,6 +171,11 @@ class DiskTier:
             )
             for ticket, outcomes, digests, parents in self._core.poll()
         ]
+        damaged = sum(batch.count(RecordOutcome.DAMAGED) for batch in ended)
+        if damaged:
+            with self._lock:
+                self._damage_log.note(damaged)
+        return looked + ended
 
     def scan(self, cursor: int = 0, *, timeout_s: float) -> ScanPage:
         try:

@@ -1,13 +1,14 @@
 """The envelope of a record in an external store: its name, its digest, and the hash of the block before it.
 
-A record may be coded there (docs/format.md). Its digest is that of the record itself in any case.
+A record may be coded there, or sealed (docs/format.md). Its digest is that of the record itself in any case; of a
+sealed one it lies within the seal.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -16,13 +17,17 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.tiers.base import Addresses, Digests, RecordNames
+from kvoffload.tiers.record_store import Value
 from kvoffload.types import HASH_BYTES
 
 MAGIC: Final = b"KVOR"
 VERSION: Final = 1
 CODED_VERSION: Final = 2
+SEALED_VERSION: Final = 3
 _CODE: Final = 1
 """The version of coded records."""
+_SEAL: Final = 2
+"""The code of sealed records."""
 _FIELDS = struct.Struct("<4sHHIIQQ32s32s32s")
 _CODED_SHIFT: Final = 32
 """Shift of the coded length in the field of the record's length, which holds both: no record of 4 GiB is coded."""
@@ -79,20 +84,24 @@ def read_key(key: bytes) -> RecordName:
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
-    """`parent`: the hash of the block before this one. `coded_bytes`: of what follows; 0 where that is the record."""
+    """`parent`: the hash of the block before this one. `coded_bytes`: of what follows; 0 where that is the record.
+    `is_sealed`: what follows is sealed, and `digest` is the number of the key."""
 
     name: RecordName
     record_bytes: int
     digest: int
     parent: bytes
     coded_bytes: int = 0
+    is_sealed: bool = False
 
     def pack(self) -> bytes:
-        name = self.name
+        name, version, code = self.name, VERSION, 0
+        if self.coded_bytes:
+            version, code = (SEALED_VERSION, _SEAL) if self.is_sealed else (CODED_VERSION, _CODE)
         fields = _FIELDS.pack(
             MAGIC,
-            CODED_VERSION if self.coded_bytes else VERSION,
-            _CODE if self.coded_bytes else 0,
+            version,
+            code,
             name.group,
             name.shard,
             self.record_bytes | self.coded_bytes << _CODED_SHIFT,
@@ -194,27 +203,96 @@ def digest_slots(names: RecordNames, slots: Addresses, record_bytes: int) -> Dig
     return np.frombuffer(made, np.uint64)
 
 
+def pack_value(
+    name: RecordName, data: Value, digest: int, parent: bytes, *, coded: bytes | None, keys: native.SealKeys | None
+) -> tuple[bytes, Value]:
+    """Returns the head of a record, and the bytes that follow it: sealed if there are keys, and coded if `coded` is
+    the coded record."""
+    if keys is None:
+        return RecordHead(name, len(data), digest, parent, len(coded or b"")).pack(), coded or data
+    sealed = keys.seal(
+        coded or data,
+        is_coded=bool(coded),
+        digest=digest,
+        record_bytes=len(data),
+        fingerprint=name.fingerprint,
+        block_hash=name.block_hash,
+        group=name.group,
+        shard=name.shard,
+        parent=parent,
+    )
+    return RecordHead(name, len(data), keys.sealing, parent, len(sealed), is_sealed=True).pack(), sealed
+
+
+def most_value_bytes(record_bytes: int, keys: native.SealKeys | None) -> int:
+    """Returns the length of the longest value that is a record of this length."""
+    return HEAD_BYTES + record_bytes + (0 if keys is None else native.SEAL_OVERHEAD_BYTES)
+
+
 def open_value(
-    value: memoryview, name: RecordName, record_bytes: int, *, room: memoryview | None = None
+    value: memoryview,
+    name: RecordName,
+    record_bytes: int,
+    *,
+    room: memoryview | None = None,
+    keys: native.SealKeys | None = None,
 ) -> OpenValue | Verdict:
     """Returns the value's bytes if it is this record, or why it is not. `room`: memory of the record's length for the
-    bytes of a coded one; new memory if None. After a verdict, the bytes in `room` mean nothing."""
+    bytes of a coded or sealed one; new memory if None. After a verdict, the bytes in `room` mean nothing.
+
+    With `keys` a record that is not sealed counts as damaged: anyone who may write to the store could have put it
+    there. So does one that is sealed with another key, and the server may put it again.
+    """
     head = _read_head(value, name)
-    if isinstance(head, RecordHead) and head.name is name and head.record_bytes != record_bytes:
+    if isinstance(head, Verdict):
+        return head
+    if head.name is not name:
+        return Verdict.DAMAGED
+    if head.record_bytes != record_bytes or (head.is_sealed and keys is None):
         return Verdict.OTHER
     record = value[HEAD_BYTES:]
-    if isinstance(head, RecordHead) and head.coded_bytes:
-        if head.name is not name or len(record) != head.coded_bytes:
-            return Verdict.DAMAGED
-        if room is None:
-            # A value without a room may lie in memory that another process can write to.
-            record = memoryview(bytes(record))
-        decoded = memoryview(bytearray(record_bytes)) if room is None else room
-        if not native.decode_record(record, decoded) or head.digest != digest_of(decoded, name):
-            return Verdict.DAMAGED
-        return OpenValue(head, decoded)
+    if keys is not None:
+        return _open_sealed(head, record, room, keys)
+    if head.coded_bytes:
+        return _open_coded(head, record, room)
     checked = _check(head, record, name)
     return OpenValue(checked, record) if isinstance(checked, RecordHead) else checked
+
+
+def _open_coded(head: RecordHead, coded: memoryview, room: memoryview | None) -> OpenValue | Verdict:
+    if len(coded) != head.coded_bytes:
+        return Verdict.DAMAGED
+    if room is None:
+        # A value without a room may lie in memory that another process can write to.
+        coded = memoryview(bytes(coded))
+    decoded = memoryview(bytearray(head.record_bytes)) if room is None else room
+    if not native.decode_record(coded, decoded) or head.digest != digest_of(decoded, head.name):
+        return Verdict.DAMAGED
+    return OpenValue(head, decoded)
+
+
+def _open_sealed(
+    head: RecordHead, sealed: memoryview, room: memoryview | None, keys: native.SealKeys
+) -> OpenValue | Verdict:
+    if not head.is_sealed or len(sealed) != head.coded_bytes:
+        return Verdict.DAMAGED
+    name = head.name
+    record = memoryview(bytearray(head.record_bytes)) if room is None else room
+    digest = keys.open(
+        sealed,
+        record,
+        number=head.digest,
+        fingerprint=name.fingerprint,
+        block_hash=name.block_hash,
+        group=name.group,
+        shard=name.shard,
+        parent=head.parent,
+    )
+    if digest is None:
+        return Verdict.DAMAGED
+    coded_bytes = head.coded_bytes - native.SEAL_OVERHEAD_BYTES
+    is_coded = coded_bytes < head.record_bytes
+    return OpenValue(replace(head, digest=digest, coded_bytes=coded_bytes if is_coded else 0, is_sealed=False), record)
 
 
 def check_record(head_bytes: bytes | memoryview, data: memoryview, name: RecordName) -> RecordHead | Verdict:
@@ -247,10 +325,12 @@ def _read_head(value: bytes | memoryview, expected: RecordName | None) -> Record
     _, version, code, group, shard, record_bytes, digest, fingerprint, block_hash, parent = _FIELDS.unpack(fields)
     if _CHECKSUM.unpack_from(value, _FIELDS.size) != (_sum(fields),):
         return Verdict.DAMAGED
-    coded_bytes = 0
-    if version == CODED_VERSION and code == _CODE:
+    coded_bytes, is_sealed = 0, (version, code) == (SEALED_VERSION, _SEAL)
+    if is_sealed or (version, code) == (CODED_VERSION, _CODE):
         coded_bytes, record_bytes = record_bytes >> _CODED_SHIFT, record_bytes % (1 << _CODED_SHIFT)
-        if not 0 < coded_bytes < record_bytes:
+        # A sealed record may be as long as the record, a coded one is shorter and never empty.
+        least, more = (native.SEAL_OVERHEAD_BYTES,) * 2 if is_sealed else (1, -1)
+        if not least <= coded_bytes <= record_bytes + more:
             return Verdict.DAMAGED
     elif version != VERSION:
         return Verdict.OTHER
@@ -258,5 +338,6 @@ def _read_head(value: bytes | memoryview, expected: RecordName | None) -> Record
         (block_hash, group, shard, fingerprint)
         == (expected.block_hash, expected.group, expected.shard, expected.fingerprint)
     ):
-        return RecordHead(expected, record_bytes, digest, parent, coded_bytes)
-    return RecordHead(RecordName(fingerprint, group, shard, block_hash), record_bytes, digest, parent, coded_bytes)
+        return RecordHead(expected, record_bytes, digest, parent, coded_bytes, is_sealed)
+    name = RecordName(fingerprint, group, shard, block_hash)
+    return RecordHead(name, record_bytes, digest, parent, coded_bytes, is_sealed)

@@ -28,7 +28,9 @@ from kvoffload.tiers.envelope import (
     check_record,
     digest_of,
     list_names,
+    most_value_bytes,
     open_value,
+    pack_value,
 )
 from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import FoundRecords, Key, SlotStore, StoreFacts, StoreFaultError, fill_slot, view_slot
@@ -112,6 +114,8 @@ class MooncakeSettings(RemotePlace):
 class MooncakeStore(SlotStore):
     """A store in Mooncake. It belongs to one thread, except for `interrupt`."""
 
+    seals_records = True
+
     def __init__(self, settings: MooncakeSettings, coder: RecordCoder) -> None:
         """Starts a process. StoreFaultError: it does not begin."""
         self._settings = settings
@@ -148,12 +152,12 @@ class MooncakeStore(SlotStore):
             if digest != int(batch.digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
                 continue
-            coded = self._coder.encode(name.group, data.data)
-            if coded is not None:
-                data[: len(coded)] = np.frombuffer(coded, np.uint8)
-            head = RecordHead(name, record_bytes, digest, batch.parent(at), len(coded or b"")).pack()
+            coded, keys = self._coder.encode(name.group, data.data), self._coder.keys
+            head, stored = pack_value(name, data.data, digest, batch.parent(at), coded=coded, keys=keys)
+            sent[at] = HEAD_BYTES + len(stored)
             rows[at, :HEAD_BYTES] = np.frombuffer(head, np.uint8)
-            sent[at] = HEAD_BYTES + (record_bytes if coded is None else len(coded))
+            if coded is not None or keys is not None:
+                rows[at, HEAD_BYTES : sent[at]] = np.frombuffer(stored, np.uint8)
         keys, offsets, sizes = [_name(wanted[at].key) for at in sent], [at * step for at in sent], list(sent.values())
         with self._coder.sending():
             codes = self._ask_each("put", keys, offsets, sizes)
@@ -171,12 +175,13 @@ class MooncakeStore(SlotStore):
         parents = [bytes(HASH_BYTES)] * len(wanted)
         rows, step = self._take(len(wanted), record_bytes)
         keys, offsets = [_name(name.key) for name in wanted], [at * step for at in range(len(wanted))]
-        for at, size in enumerate(self._ask_each("get", keys, offsets, HEAD_BYTES + record_bytes)):
+        seal_keys = self._coder.keys
+        for at, size in enumerate(self._ask_each("get", keys, offsets, most_value_bytes(record_bytes, seal_keys))):
             if size <= 0:
                 continue
             value, slot = rows[at, :size].data, view_slot(int(slots[at]), record_bytes)
             head: RecordHead | Verdict
-            if size == HEAD_BYTES + record_bytes:
+            if size == HEAD_BYTES + record_bytes and seal_keys is None:
                 # Verifies the copy in the slot: a late transfer may still write to shared memory.
                 fill_slot(int(slots[at]), value[HEAD_BYTES:])
                 head = check_record(bytes(value[:HEAD_BYTES]), slot, wanted[at])
@@ -184,10 +189,11 @@ class MooncakeStore(SlotStore):
             else:
                 begun_s = time.perf_counter()
                 # A copy, so that nothing changes while it is decoded.
-                opened = open_value(memoryview(bytes(value)), wanted[at], record_bytes, room=slot)
+                opened = open_value(memoryview(bytes(value)), wanted[at], record_bytes, room=slot, keys=seal_keys)
                 head = opened.head if isinstance(opened, OpenValue) else opened
                 if isinstance(opened, OpenValue):
-                    self._coder.told_read(record_bytes, decoding_s=time.perf_counter() - begun_s)
+                    decoding_s = time.perf_counter() - begun_s if opened.head.coded_bytes else None
+                    self._coder.told_read(record_bytes, decoding_s=decoding_s)
             if isinstance(head, RecordHead):
                 outcomes[at], digests[at], parents[at] = RecordOutcome.FOUND, head.digest, head.parent
             elif head is Verdict.DAMAGED:
@@ -220,7 +226,7 @@ class MooncakeStore(SlotStore):
 
     def _take(self, count: int, record_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
         """Shared memory for so many records with their heads, one a row; and how far rows are apart."""
-        step = -(-(HEAD_BYTES + record_bytes) // _ROW) * _ROW
+        step = -(-most_value_bytes(record_bytes, self._coder.keys) // _ROW) * _ROW
         memory = self._process.take(self._settings.call_timeout_s, count * step)
         return memory.reshape(count, step), step
 

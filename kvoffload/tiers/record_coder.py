@@ -85,6 +85,8 @@ class RecordCoder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`encoder`: one that other coders have, too, so that all of them together take one core at most."""
+        self.keys: native.SealKeys | None = None
+        """The keys that seal the tier's records, or None if they are not sealed. Set before the first record."""
         self._coding = coding
         self._clock = clock
         self._encoder = encoder or native.BackgroundEncoder()

@@ -94,6 +94,9 @@ class FoundRecords:
 class SlotStore(ABC):
     """A store that moves records itself, between its connection and slots. Otherwise like a RecordStore."""
 
+    seals_records = False
+    """Whether it seals and opens records with the keys of its tier's coder, where that has some."""
+
     @abstractmethod
     def put_slots(self, batch: RecordBatch) -> npt.NDArray[np.uint8]:
         """Puts records from slots, and returns their outcomes. What is there already is not sent; a record without

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.errors import TierError
+from kvoffload.native import NO_DIGEST, SealKeys
 from kvoffload.tiers.base import (
     BATCH_LIMIT,
     CLOSE_TIMEOUT_S,
@@ -35,6 +36,7 @@ from kvoffload.tiers.base import (
     TierHealth,
     TierState,
 )
+from kvoffload.tiers.damage_log import DamageLog
 from kvoffload.tiers.envelope import HEAD_BYTES, RecordHead, read_head
 from kvoffload.tiers.record_coder import RecordCoder
 from kvoffload.tiers.record_store import RecordStore, SlotStore, StoreFacts, StoreFaultError
@@ -123,6 +125,7 @@ class RemoteTier:
         """A heap; those of ended batches stay until they are due."""
         self._finished: list[FinishedBatch] = []
         self._last_ticket = 0
+        self._damage_log = DamageLog(settings.place)
         self._state = TierState.OPENING
         self._reason = "it has not answered yet"
         self._facts = StoreFacts()
@@ -168,6 +171,10 @@ class RemoteTier:
             finished, self._finished = self._finished, []
         return finished
 
+    def seal_with(self, keys: SealKeys) -> None:
+        """Seals all records with these keys, and opens no others. Call it before the first batch."""
+        self._settings.coder.keys = keys
+
     def scan(self, cursor: int = 0, *, timeout_s: float) -> ScanPage:
         with self._lock:
             self._check_open()
@@ -197,7 +204,7 @@ class RemoteTier:
             groups=np.array([head.name.group for head in heads], np.uint32),
             shards=np.array([head.name.shard for head in heads], np.uint32),
             record_bytes=np.array([head.record_bytes for head in heads], np.uint64),
-            digests=np.array([head.digest for head in heads], np.uint64),
+            digests=np.array([NO_DIGEST if head.is_sealed else head.digest for head in heads], np.uint64),
             parents=b"".join(head.parent for head in heads),
         )
 
@@ -283,6 +290,8 @@ class RemoteTier:
                 return
             del self._batches[job.ticket]
             self._finished.append(finished)
+            if self._settings.coder.keys is not None:
+                self._damage_log.note(finished.count(RecordOutcome.DAMAGED))
             for outcome, count in enumerate(np.bincount(finished.outcomes).tolist()):
                 if count:
                     self._counts[f"{job.verb.value}_{_OUTCOMES.get(outcome, 'unknown')}"] += count

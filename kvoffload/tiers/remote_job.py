@@ -16,9 +16,17 @@ import numpy.typing as npt
 
 from kvoffload import native
 from kvoffload.tiers.base import FinishedBatch, RecordBatch, RecordOutcome, Ticket
-from kvoffload.tiers.envelope import HEAD_BYTES, OpenValue, RecordHead, RecordName, Verdict, list_names, open_value
+from kvoffload.tiers.envelope import (
+    OpenValue,
+    RecordName,
+    Verdict,
+    list_names,
+    most_value_bytes,
+    open_value,
+    pack_value,
+)
 from kvoffload.tiers.record_coder import RecordCoder
-from kvoffload.tiers.record_store import RecordStore, SlotStore, fill_slot
+from kvoffload.tiers.record_store import RecordStore, SlotStore, StoreFaultError, Value, fill_slot
 from kvoffload.types import HASH_BYTES
 
 _NOT_YET = 0
@@ -98,6 +106,8 @@ class RemoteJob:
             Verb.REMOVE: partial(self._remove, store),
         }
         if isinstance(store, SlotStore):
+            if coder.keys is not None and not store.seals_records:
+                raise StoreFaultError("it cannot seal records, and seal_key_file is set")
             work |= {Verb.PUT: partial(self._put_slots, store), Verb.GET: partial(self._get_slots, store)}
         else:
             work |= {Verb.PUT: partial(self._put, store, coder), Verb.GET: partial(self._get, store, coder)}
@@ -121,7 +131,7 @@ class RemoteJob:
         """Puts records. What is there already is not sent again: another server, or this one, has computed it
         before."""
         there = store.look([self._list[at].key for at in part], is_use=True)
-        values: dict[int, tuple[bytes, bytes]] = {}
+        values: dict[int, tuple[bytes, Value]] = {}
         for at, is_there in zip(part, there, strict=True):
             if is_there:
                 self._settle(at, self._stored)
@@ -138,8 +148,7 @@ class RemoteJob:
                 self._settle(at, RecordOutcome.DAMAGED)
                 continue
             coded = coder.encode(name.group, data)
-            head = RecordHead(name, self.batch.record_bytes, digest, self.batch.parent(at), len(coded or b""))
-            values[at] = head.pack(), coded or data
+            values[at] = pack_value(name, data, digest, self.batch.parent(at), coded=coded, keys=coder.keys)
         if values:
             with coder.sending():
                 taken = store.put([self._list[at].key for at in values], list(values.values()))
@@ -149,11 +158,13 @@ class RemoteJob:
 
     def _get(self, store: RecordStore, coder: RecordCoder, part: range) -> None:
         damaged = []
-        limit_bytes = HEAD_BYTES + self.batch.record_bytes + 1  # one too many tells a longer value
+        limit_bytes = most_value_bytes(self.batch.record_bytes, coder.keys) + 1  # one too many tells a longer value
         values = store.get([self._list[at].key for at in part], limit_bytes)
         for at, value in zip(part, values, strict=True):
             begun_s = time.perf_counter()
-            opened = Verdict.OTHER if value is None else open_value(value, self._list[at], self.batch.record_bytes)
+            opened: OpenValue | Verdict = Verdict.OTHER
+            if value is not None:
+                opened = open_value(value, self._list[at], self.batch.record_bytes, keys=coder.keys)
             if isinstance(opened, OpenValue):
                 decoding_s = time.perf_counter() - begun_s if opened.head.coded_bytes else None
                 coder.told_read(self.batch.record_bytes, decoding_s=decoding_s)

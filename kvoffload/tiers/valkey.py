@@ -31,8 +31,10 @@ from kvoffload.tiers.envelope import (
     check_record,
     digest_slots,
     list_keys,
+    most_value_bytes,
     open_value,
     pack_heads,
+    pack_value,
     read_key,
 )
 from kvoffload.tiers.record_coder import Coding, RecordCoder
@@ -120,6 +122,8 @@ class ValkeySettings(ValkeyAccess, RemotePlace):
 class ValkeyStore(SlotStore):
     """A store in Valkey. It belongs to one thread, except for `interrupt`."""
 
+    seals_records = True
+
     def __init__(self, settings: ValkeySettings, view: ClusterView, coder: RecordCoder) -> None:
         """Connects. StoreFaultError: it cannot."""
         self._coder = coder
@@ -145,11 +149,9 @@ class ValkeyStore(SlotStore):
                 data: Value = view_slot(int(batch.slots[at]), batch.record_bytes)
                 head = heads[at].tobytes()
                 coded = self._coder.encode(names.group, data)
-                if coded is not None:
-                    data, digest = coded, int(batch.digests[at])
-                    head = RecordHead(
-                        read_key(keys[at]), batch.record_bytes, digest, batch.parent(at), len(coded)
-                    ).pack()
+                if coded is not None or self._coder.keys is not None:
+                    name, digest = read_key(keys[at]), int(batch.digests[at])
+                    head, data = pack_value(name, data, digest, batch.parent(at), coded=coded, keys=self._coder.keys)
                 sent[at] = self._nodes.of(PREFIX + keys[at])
                 intro = b"%b%b\r\n$%d\r\n%b" % (begin, keys[at], HEAD_BYTES + len(data), head)
                 with self._coder.sending():
@@ -227,7 +229,8 @@ class ValkeyStore(SlotStore):
     def _read_records(self, asked: RespConnection, places: Sequence[int], arrivals: _Arrivals) -> None:
         """Reads the answers for records at these places, in their order."""
         left = np.array(places, np.intp)
-        may_move = asked.moves_records and arrivals.record_bytes <= _MOVED_BYTES
+        is_small = arrivals.record_bytes <= _MOVED_BYTES
+        may_move = asked.moves_records and is_small and self._coder.keys is None
         is_alike = may_move
         while len(left):
             if is_alike:
@@ -251,18 +254,20 @@ class ValkeyStore(SlotStore):
             return None
         if size is None:
             return None
-        if size == HEAD_BYTES + len(room):
+        keys, most_bytes = self._coder.keys, most_value_bytes(len(room), self._coder.keys)
+        if size == most_bytes and keys is None:
             value = memoryview(bytearray(HEAD_BYTES))
             asked.read_into(value, room)
             self._coder.told_read(len(room))
             return check_record(value, room, name)
         # Coded ones are shorter.
-        value = asked.read_beginning(size, size if size < HEAD_BYTES + len(room) else HEAD_BYTES)
+        value = asked.read_beginning(size, size if size <= most_bytes else HEAD_BYTES)
         begun_s = time.perf_counter()
-        opened = open_value(value, name, len(room), room=room)
+        opened = open_value(value, name, len(room), room=room, keys=keys)
         if not isinstance(opened, OpenValue):
             return opened
-        self._coder.told_read(len(room), decoding_s=time.perf_counter() - begun_s)
+        decoding_s = time.perf_counter() - begun_s if opened.head.coded_bytes else None
+        self._coder.told_read(len(room), decoding_s=decoding_s)
         return opened.head
 
     def _count_each(self, verb: bytes, keys: Sequence[Key], *rest: bytes) -> list[bool]:

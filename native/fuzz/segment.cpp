@@ -1,5 +1,6 @@
 // Recovery of a segment file: head, footer and records, with right checksums around anything.
 #include <cstring>
+#include <vector>
 
 #include "check.hpp"
 #include "disk/recovery.hpp"
@@ -40,7 +41,9 @@ void fuzz::run(std::span<const std::uint8_t> bytes) {
         std::memcpy(target.data(), image.data() + offset, target.size());
         return true;
     };
-    const std::optional<FoundSegment> found = find_segment(read, kImageStore, kImageBytes, kLimit);
+    static const Result<SealKeys> keys = SealKeys::make(std::vector<SealKey>(1));
+    CHECK(keys.ok());
+    const std::optional<FoundSegment> found = find_segment(read, kImageStore, kImageBytes, kLimit, &keys.value());
     CHECK(failed <= 20);
     if (!found) {
         return;

@@ -15,7 +15,7 @@ struct Scene {
 
     std::span<const std::uint8_t> code(std::uint64_t number, std::size_t length = 20000) {
         const Records records = make_records(DiskVerb::put, {number}, length);
-        return coder.code(records.batch->item(0));
+        return coder.code(records.batch->item(0))->bytes;
     }
 
     DeviceTerms terms;

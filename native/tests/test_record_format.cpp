@@ -86,6 +86,35 @@ TEST(only_a_footer_of_the_later_version_speaks_of_coded_records) {
     CHECK_EQUAL(make_footer_tail(kLife, 2, kSegment, two_entries()).version, kDiskVersion);
 }
 
+TEST(a_sealed_record_says_its_key_and_takes_what_it_was_sealed_to) {
+    const RecordHeader sealed = make_record_header(kLife, {}, {}, 1000, 42, RecordFlag::none, 1048, 77);
+    CHECK_EQUAL(sealed.version, kSealedVersion);
+    CHECK_EQUAL(sealed.digest, 77u);
+    CHECK(sees_every_bit(sealed, [](const RecordHeader& one) { return is_record_header(one, kLife, 1 << 20); }));
+    CHECK(is_record_header(sealed, kLife, record_footprint(1048)));
+    CHECK(!is_record_header(sealed, kLife, record_footprint(1048) - 1));
+    for (const std::uint64_t length : {0, 47, 1049}) {
+        const RecordHeader wrong = make_record_header(kLife, {}, {}, 1000, 42, RecordFlag::none, length, 77);
+        CHECK(!is_record_header(wrong, kLife, 1 << 20));
+    }
+    CHECK(
+        !is_record_header(make_record_header(kLife, {}, {}, 1000, 42, RecordFlag::removal, 1048, 77), kLife, 1 << 20));
+}
+
+TEST(only_a_footer_of_the_latest_version_speaks_of_sealed_records) {
+    std::vector<std::byte> entries(kIoAlignment);
+    const FooterEntry sealed =
+        make_entry(kHeadBytes, make_record_header(kLife, {}, {}, 1000, 42, RecordFlag::none, 1048, 77));
+    CHECK_EQUAL(sealed.sealed, std::uint16_t{1});
+    CHECK_EQUAL(sealed.digest, 77u);
+    std::memcpy(entries.data(), &sealed, sizeof sealed);
+    FooterTail tail = make_footer_tail(kLife, 1, kSegment, entries);
+    CHECK_EQUAL(tail.version, kSealedVersion);
+    CHECK(is_footer_tail(tail, kLife, kSegment) && are_entries(entries, tail));
+    tail.version = kCodedVersion;
+    CHECK(!are_entries(entries, tail));
+}
+
 TEST(another_life_is_not_ours) {
     CHECK(!is_record_header(header(), {kLife.store, 8}, 1 << 20));
     CHECK(!is_record_header(header(), {kLife.store + 1, 7}, 1 << 20));

@@ -73,7 +73,11 @@ NATIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "record_codec": ("native/src/codec/record_codec.cpp", "native/src/codec/symbol_table.cpp"),
     "record_link": ("native/src/link/record_link.cpp", "native/src/link/sealing.cpp"),
     "resp_values": ("native/src/link/resp_values.cpp",),
-    "segment": ("native/src/disk/recovery.cpp", "native/src/disk/record_format.cpp"),
+    "segment": (
+        "native/src/disk/recovery.cpp",
+        "native/src/disk/record_format.cpp",
+        "native/src/codec/record_seal.cpp",
+    ),
 }
 """Targets of native/fuzz, and what they fuzz."""
 

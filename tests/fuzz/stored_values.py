@@ -17,6 +17,7 @@ from kvoffload.tiers.envelope import (
     check_record,
     digest_of,
     open_value,
+    pack_value,
     read_head,
     read_key,
 )
@@ -28,6 +29,7 @@ from tests.fuzz.parts import Input, pack_part
 _NAME = RecordName(b"f" * 32, 1, 0, b"h" * 32)
 _OTHER = RecordName(b"f" * 32, 1, 0, b"i" * 32)
 _SPACE = f"1/{_NAME.key[:32].hex()}/{_NAME.key[32:40].hex()}"
+_KEYS = native.SealKeys([bytes(32)])
 _CHECKSUM = struct.Struct("<Q")
 _PACK = b"p" * 16
 _KINDS = 4
@@ -94,7 +96,9 @@ def make_seeds() -> Iterator[bytes]:
     record = bytes(at % 7 for at in range(1000))
     coded = native.RecordEncoder().encode(record) or b""
     head = RecordHead(_NAME, len(record), digest_of(memoryview(record), _NAME), b"p" * 32, len(coded)).pack()
-    for one in (value, head + coded):
+    digest = digest_of(memoryview(data), _NAME)
+    sealed = b"".join(map(bytes, pack_value(_NAME, data, digest, b"p" * 32, coded=None, keys=_KEYS)))
+    for one in (value, head + coded, sealed):
         yield b"\0" + one
         yield b"\1" + one[: HEAD_BYTES - 8] + one[HEAD_BYTES:]
     for kind in SectionKind:
@@ -131,8 +135,10 @@ def _open(value: bytes) -> None:
     for name in (_NAME, head.name if isinstance(head, RecordHead) else _OTHER):
         # As a reader who expects so many, and one who believes what is said.
         for record_bytes in (len(record), min(said, _MOST_BYTES)):
-            opened = open_value(memoryview(value), name, record_bytes)
-            if isinstance(opened, OpenValue):
+            for keys in (None, _KEYS):
+                opened = open_value(memoryview(value), name, record_bytes, keys=keys)
+                if not isinstance(opened, OpenValue):
+                    continue
                 assert len(opened.record) == record_bytes
                 assert opened.head.digest == digest_of(opened.record, name)
                 assert read_key(opened.head.name.key) == name

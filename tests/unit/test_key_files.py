@@ -10,7 +10,15 @@ import pytest
 import zmq
 
 from kvoffload.errors import ConfigError
-from kvoffload.key_files import is_public_key, read_pair, read_private_text, read_public_key, write_new_pair
+from kvoffload.key_files import (
+    add_seal_key,
+    is_public_key,
+    read_pair,
+    read_private_text,
+    read_public_key,
+    read_seal_keys,
+    write_new_pair,
+)
 
 
 @pytest.fixture
@@ -49,6 +57,53 @@ def test_nothing_is_overwritten(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(ConfigError, match=f"key file {tmp_path}/n{suffix} exists already; choose another name"):
         write_new_pair(tmp_path / "n")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(f"n{suffix}", "mine")]
+
+
+def test_a_new_key_that_seals_stands_in_front_of_the_older_ones(tmp_path: Path) -> None:
+    file = tmp_path / "seal"
+    assert add_seal_key(file) == 1
+    [first] = read_seal_keys(file)
+    assert add_seal_key(file) == 2
+    second, last = read_seal_keys(file)
+    assert (last, len({first, second}), len(second)) == (first, 2, 32)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["seal"]
+    # The owner may remove keys.
+    file.write_text(f"# mine\n\nseal {second.hex()}\n")
+    assert read_seal_keys(file) == [second]
+    for count in range(2, 33):
+        assert add_seal_key(file) == count
+    with pytest.raises(ConfigError, match="has 32 keys already; remove the last ones"):
+        add_seal_key(file)
+
+
+SEAL_LINE = f"seal {64 * '0'}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "seal", "seal " + 63 * "0", "seal " + 65 * "0", SEAL_LINE + "secret", 33 * SEAL_LINE, 99 * SEAL_LINE]
+)
+def test_another_file_is_no_list_of_keys_that_seal_and_stays(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other"
+    file.touch(0o600)
+    file.write_text(text)
+    for use in (read_seal_keys, add_seal_key):
+        with pytest.raises(ConfigError, match="is no list of 1 to 32 keys that seal; make one with"):
+            use(file)
+    assert file.read_text() == text
+
+
+def test_keys_that_seal_are_for_their_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "seal"
+    add_seal_key(file)
+    file.chmod(0o640)
+    for use in (read_seal_keys, add_seal_key):
+        with pytest.raises(ConfigError, match="is for others too, its mode is 0640"):
+            use(file)
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        read_seal_keys(tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+        add_seal_key(tmp_path / "none" / "seal")
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvoffload.cache import CacheGeometry, LocalCache, StoredBlocks, find_reach, needed_blocks
+from kvoffload.errors import TierError
 from kvoffload.hash_rows import Rows
 from kvoffload.protocol import Prefetch, Promote, Promoted, PromotionOutcome, TierReach
 from kvoffload.server.common.steps import Find, Steps
@@ -20,7 +21,8 @@ from kvoffload.server.tiering.seen import LOOKS_AT_ONCE, Seen, bound_tokens, cou
 from kvoffload.server.tiering.settings import TierPlan, TierSpace
 from kvoffload.server.tiering.tier_notes import TierNotes
 from kvoffload.server.tiering.traffic import PREFETCH_WAIT_MS, TierTraffic
-from kvoffload.tiers import RecordNames
+from kvoffload.tiers import RecordNames, Tier
+from kvoffload.tiers.remote import RemoteTier
 
 MAX_NEEDED = 32_768
 """Number of blocks for which one request waits at most: those that come up, and those that are kept for it. A longer
@@ -31,10 +33,20 @@ def open_chains(plans: Mapping[str, Sequence[TierPlan]], *, open_pidfd: Callable
     """Opens the tiers of each domain that has some. `open_pidfd` opens a pidfd of the process that owns the slots of
     what is under way."""
     return {
-        name: TierChain([TierTraffic(tier.place.open_tier(), tier.settings, open_pidfd=open_pidfd) for tier in below])
+        name: TierChain([TierTraffic(_open_tier(tier), tier.settings, open_pidfd=open_pidfd) for tier in below])
         for name, below in plans.items()
         if below
     }
+
+
+def _open_tier(plan: TierPlan) -> Tier:
+    tier, keys = plan.place.open_tier(), plan.settings.seal_keys
+    if keys is not None:
+        if not isinstance(tier, RemoteTier):
+            tier.close()
+            raise TierError(f"{plan.place.describe()}: records cannot be sealed there", remedy="make it a RemoteTier")
+        tier.seal_with(keys)
+    return tier
 
 
 @dataclass(eq=False)

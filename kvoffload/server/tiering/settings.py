@@ -13,6 +13,7 @@ import numpy.typing as npt
 from kvoffload.cache import CacheGeometry, GroupRule
 from kvoffload.hash_rows import Rows, as_rows
 from kvoffload.kvspec import ReuseRule
+from kvoffload.native import SealKeys
 from kvoffload.tiers import RecordNames, Tier
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import MIB
@@ -67,6 +68,8 @@ class TierSettings:
     """Number of engines' requests at a time, and as many of peers. Those beyond it get what is in memory."""
     kept_share: float = 0.75
     """Share of memory that may be filled with blocks that wait to be written back."""
+    seal_keys: SealKeys | None = None
+    """Keys that seal the records of a remote tier; None: they are not sealed. The disk has its keys itself."""
     wants: Wants | None = None
     """Chooses the blocks that are written; None: all are."""
     on_learn: OnLearn = lambda *_: None

@@ -24,6 +24,7 @@ void bind_disk(nanobind::module_& module);
 void bind_frames(nanobind::module_& module);
 void bind_express(nanobind::module_& module);
 void bind_link(nanobind::module_& module);
+void bind_seal(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_cache(nanobind::module_& module);
 void bind_index_reader(nanobind::module_& module);

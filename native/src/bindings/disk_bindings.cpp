@@ -15,6 +15,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/copy_handle.hpp"
+#include "bindings/seal_handle.hpp"
 #include "disk/disk_store.hpp"
 
 namespace nb = nanobind;
@@ -256,7 +257,7 @@ std::unique_ptr<OwnedDiskStore> create_disk_store(const std::vector<DeviceTuple>
                                                   std::uint64_t daily_bytes, int coding,
                                                   std::uint64_t record_limit_bytes, bool may_create,
                                                   const std::string& io_engine, int probe_ms, std::size_t batch_limit,
-                                                  nb::object memory) {
+                                                  const SealKeysHandle* seal_keys, nb::object memory) {
     StoreTerms terms;
     terms.batch_limit = batch_limit;
     for (const auto& [path, capacity_bytes] : devices) {
@@ -266,6 +267,7 @@ std::unique_ptr<OwnedDiskStore> create_disk_store(const std::vector<DeviceTuple>
         device.segment_bytes = segment_bytes;
         device.daily_bytes = daily_bytes;
         device.coding = static_cast<DiskCoding>(coding);
+        device.seal_keys = seal_keys == nullptr ? nullptr : seal_keys->keys;
         device.record_limit_bytes = record_limit_bytes;
         device.may_create = may_create;
         device.io_engine = io_engine;
@@ -294,7 +296,8 @@ void bind_disk(nb::module_& module) {
         .def("file", &OwnedDiskStore::file);
     module.def("create_disk_store", create_disk_store, nb::arg("devices"), nb::kw_only(), nb::arg("segment_bytes"),
                nb::arg("daily_bytes"), nb::arg("coding"), nb::arg("record_limit_bytes"), nb::arg("may_create"),
-               nb::arg("io_engine"), nb::arg("probe_ms"), nb::arg("batch_limit"), nb::arg("memory").none(),
+               nb::arg("io_engine"), nb::arg("probe_ms"), nb::arg("batch_limit"), nb::arg("seal_keys").none(),
+               nb::arg("memory").none(),
                "Starts a thread for each device. `memory` is held until the store is closed.");
 }
 

@@ -37,6 +37,7 @@ NB_MODULE(_native, module) {
     kvo::bind_hash(module);
     kvo::bind_digest(module);
     kvo::bind_codec(module);
+    kvo::bind_seal(module);
     kvo::bind_disk(module);
     kvo::bind_frames(module);
     kvo::bind_express(module);

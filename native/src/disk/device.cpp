@@ -85,7 +85,8 @@ Result<std::unique_ptr<Device>> Device::create(DeviceTerms terms) {
     // Enough buffers for the largest record, for the writes that are under way, and for the buffer that is being
     // filled.
     const std::size_t write_buffers =
-        record_footprint(terms.record_limit_bytes) / terms.write_buffer_bytes + 2 + 2 * terms.write_depth;
+        record_footprint(most_stored(terms, terms.record_limit_bytes)) / terms.write_buffer_bytes + 2 +
+        2 * terms.write_depth;
     Result<AlignedMemory> read_memory = AlignedMemory::create(terms.read_buffers * terms.read_piece_bytes);
     Result<AlignedMemory> write_memory = AlignedMemory::create(write_buffers * terms.write_buffer_bytes);
     if (!read_memory.ok() || !write_memory.ok()) {

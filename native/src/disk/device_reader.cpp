@@ -14,6 +14,20 @@ namespace {
 
 constexpr std::uint64_t round_down(std::uint64_t bytes) { return bytes / kIoAlignment * kIoAlignment; }
 
+// Whether what is sealed there is the record itself: coded ones are shorter.
+bool is_sealed_plain(const RecordPlace& place) {
+    return place.coded_length == std::uint64_t{place.length} + kSealOverheadBytes;
+}
+
+// Copies the part of `bytes`, which begin at `at`, that lies from `begin` on to `target`.
+void copy_range(std::span<const std::uint8_t> bytes, std::uint64_t at, std::uint64_t begin,
+                std::span<std::uint8_t> target) {
+    const std::uint64_t from = std::max(at, begin), end = std::min(at + bytes.size(), begin + target.size());
+    if (from < end) {
+        std::memcpy(target.data() + (from - begin), bytes.data() + (from - at), end - from);
+    }
+}
+
 // One stretch of a segment, in pieces.
 void cut(const std::vector<WantedRange>& ranges, std::size_t first, std::size_t last, const ReadPlanTerms& terms,
          std::vector<PlannedRead>& reads) {
@@ -229,7 +243,7 @@ void DeviceReader::copy_part(Job& job, Wanted& wanted, const PlannedRead& read, 
 
 // To the record's memory, or, of one that is coded, to where it is decoded from. False: it has ended.
 bool DeviceReader::copy_out(Job& job, Wanted& wanted, std::uint64_t at, std::span<const std::uint8_t> bytes) {
-    if (wanted.place.coded_length != 0) {
+    if (wanted.place.coded_length != 0 && !is_sealed_plain(wanted.place)) {
         wanted.coded.resize(wanted.place.coded_length);
         std::ranges::copy(bytes, wanted.coded.begin() + static_cast<std::ptrdiff_t>(at));
         return true;
@@ -238,22 +252,55 @@ bool DeviceReader::copy_out(Job& job, Wanted& wanted, std::uint64_t at, std::spa
         end(job, wanted, DiskOutcome::late);
         return false;
     }
-    auto* const target = reinterpret_cast<std::uint8_t*>(job.batch->item(wanted.item).address) + at;
-    wanted.sum = combine(wanted.sum, copy_with_digest(target, bytes, at));
+    auto* const record = reinterpret_cast<std::uint8_t*>(job.batch->item(wanted.item).address);
+    if (is_sealed_plain(wanted.place)) {
+        const std::span seal(wanted.seal);
+        copy_range(bytes, at, 0, seal.first(kSealedHeadBytes));
+        copy_range(bytes, at, kSealedHeadBytes, {record, wanted.place.length});
+        copy_range(bytes, at, kSealedHeadBytes + wanted.place.length, seal.last(kSealTagBytes));
+    } else {
+        wanted.sum = combine(wanted.sum, copy_with_digest(record + at, bytes, at));
+    }
     job.batch->release(wanted.item);
     return true;
 }
 
-// To the record's memory, which is claimed. The digest of what is there then; none: what is stored is no coded record.
-std::optional<std::uint64_t> DeviceReader::decode(Job& job, Wanted& wanted, const RecordHeader& header) {
+// Opens or decodes to the record's memory, which is claimed. The digest that the bytes there have and should have;
+// none: it is not whole, or not stored as records are now.
+std::optional<std::uint64_t> DeviceReader::digest_of(Job& job, Wanted& wanted, const RecordHeader& header) {
     const DiskItem& item = job.batch->item(wanted.item);
     const std::span target(reinterpret_cast<std::uint8_t*>(item.address), wanted.place.length);
-    const Instant begun = seat_.terms.now();
-    if (!decode_record(wanted.coded, target)) {
+    if (is_sealed(header) != (seat_.terms.seal_keys != nullptr)) {
         return std::nullopt;
     }
-    seat_.coding.told_decoded(target.size(), seat_.terms.now() - begun);
-    return digest_record(target, name_of(header.key));
+    if (is_sealed(header)) {
+        return open(wanted, header, target);
+    }
+    std::uint64_t digest = 0;
+    if (header.coded_length == 0) {
+        digest = finish(wanted.sum, name_of(item.key), header.length);
+    } else {
+        const Instant begun = seat_.terms.now();
+        if (!decode_record(wanted.coded, target)) {
+            return std::nullopt;
+        }
+        seat_.coding.told_decoded(target.size(), seat_.terms.now() - begun);
+        digest = digest_record(target, name_of(header.key));
+    }
+    return digest == header.digest ? std::optional(digest) : std::nullopt;
+}
+
+std::optional<std::uint64_t> DeviceReader::open(Wanted& wanted, const RecordHeader& header,
+                                                std::span<std::uint8_t> target) {
+    const std::span<const std::uint8_t> seal(wanted.seal);
+    const std::optional<SealedParts> parts =
+        is_sealed_plain(wanted.place) ? SealedParts{seal.first<kSealedHeadBytes>(), target, seal.last<kSealTagBytes>()}
+                                      : split_sealed(wanted.coded);
+    if (!parts) {
+        return std::nullopt;
+    }
+    const SealedName name = sealed_name(header.key, header.parent, header.length);
+    return seat_.terms.seal_keys->open(header.digest, name, *parts, target, opened_);
 }
 
 void DeviceReader::finish_record(Job& job, Wanted& wanted) {
@@ -271,18 +318,17 @@ void DeviceReader::finish_record(Job& job, Wanted& wanted) {
         end(job, wanted, DiskOutcome::missing);  // another key with the same mark
         return;
     }
-    const bool is_whole =
-        is_record && (header.coded_length != 0 ? decode(job, wanted, header) == header.digest
-                                               : finish(wanted.sum, name_of(item.key), header.length) == header.digest);
+    const std::optional<std::uint64_t> digest = is_record ? digest_of(job, wanted, header) : std::nullopt;
+    const bool is_coded = !wanted.coded.empty();
     wanted.coded = {};
-    if (!is_whole) {
+    if (!digest) {
         lose(job, wanted, 0);
         end(job, wanted, DiskOutcome::damaged);
         return;
     }
-    item.digest = header.digest;
+    item.digest = *digest;
     item.parent = header.parent;
-    (header.coded_length != 0 ? coded_bytes_ : plain_bytes_) += header.length;
+    (is_coded ? coded_bytes_ : plain_bytes_) += header.length;
     if (!job.batch->is_move) {
         ++seat_.counts.found_records;
         seat_.counts.found_bytes += header.length;

@@ -95,7 +95,9 @@ private:
         std::array<std::byte, kRecordHeaderBytes> header{};
         RunDigest sum;
         std::vector<std::uint8_t> coded;  // what has come of a record that is coded
-        std::uint64_t missing = 0;        // bytes that have not come
+        // Of a sealed record that is not coded, whose payload goes to the record's memory: the rest of it.
+        std::array<std::uint8_t, kSealOverheadBytes> seal{};
+        std::uint64_t missing = 0;  // bytes that have not come
         bool has_ended = false;
     };
     struct Job {
@@ -113,13 +115,15 @@ private:
     void take_in(Job& job, const PlannedRead& read, const std::byte* bytes);
     void copy_part(Job& job, Wanted& wanted, const PlannedRead& read, const std::byte* bytes);
     bool copy_out(Job& job, Wanted& wanted, std::uint64_t at, std::span<const std::uint8_t> bytes);
-    std::optional<std::uint64_t> decode(Job& job, Wanted& wanted, const RecordHeader& header);
+    std::optional<std::uint64_t> digest_of(Job& job, Wanted& wanted, const RecordHeader& header);
+    std::optional<std::uint64_t> open(Wanted& wanted, const RecordHeader& header, std::span<std::uint8_t> target);
     void finish_record(Job& job, Wanted& wanted);
     void lose(const Job& job, const Wanted& wanted, int error);
     void end(Job& job, Wanted& wanted, DiskOutcome outcome);
 
     const ReaderSeat seat_;
     BufferPool pool_;
+    std::vector<std::uint8_t> opened_;                 // a coded record that was sealed
     Instant busy_since_;                               // while reads are under way
     std::uint64_t plain_bytes_ = 0, coded_bytes_ = 0;  // of records that have come since
     bool is_given_up_ = false;

@@ -27,6 +27,9 @@ struct DeviceTerms {
     std::uint64_t daily_bytes = 0;  // 0: no bound
     bool may_create = true;
     DiskCoding coding = DiskCoding::off;
+    // Null: records are not sealed. Otherwise all are, and others are not read, since anyone who may write to the
+    // folder could have put them there.
+    std::shared_ptr<const SealKeys> seal_keys = nullptr;
 
     std::string io_engine = "auto";
     std::size_t io_depth = 64;
@@ -51,6 +54,11 @@ struct DeviceTerms {
 
 // Code::invalid, in one line, if they cannot be kept.
 Status check_terms(const DeviceTerms& terms);
+
+// The most bytes that a record of this length has where it is stored.
+inline std::uint64_t most_stored(const DeviceTerms& terms, std::uint64_t length) {
+    return length + (terms.seal_keys ? kSealOverheadBytes : 0);
+}
 
 enum class DeviceState : std::uint8_t {
     opening,

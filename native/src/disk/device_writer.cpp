@@ -6,7 +6,25 @@
 
 namespace kvo {
 
-std::span<const std::uint8_t> RecordCoder::code(const DiskItem& item) {
+std::optional<StoredForm> RecordCoder::code(const DiskItem& item) {
+    const std::span<const std::uint8_t> coded = encode(item);
+    if (!terms_.seal_keys) {
+        return StoredForm{coded, std::nullopt};
+    }
+    const SealKeys& keys = *terms_.seal_keys;
+    const std::span payload =
+        coded.empty() ? std::span(reinterpret_cast<const std::uint8_t*>(item.address), item.length) : coded;
+    const SealedForm form = coded.empty() ? SealedForm::plain : SealedForm::coded;
+    sealed_.resize(payload.size() + kSealOverheadBytes);
+    tried_bytes_ += coded.empty() ? item.length : 0;
+    if (!keys.seal(sealed_name(item.key, item.parent, item.length), item.digest, form, payload, sealed_).ok()) {
+        return std::nullopt;
+    }
+    return StoredForm{sealed_, keys.sealing()};
+}
+
+// The coded record, valid until the next call; empty if it is written plain.
+std::span<const std::uint8_t> RecordCoder::encode(const DiskItem& item) {
     if (!choice_.wants(item.key.group, item.length)) {
         return {};
     }
@@ -88,7 +106,7 @@ void DeviceWriter::give_up(Queue& queue) {
 // Returns false if the item must wait.
 bool DeviceWriter::write_item(const BatchPointer& batch, std::uint32_t number) {
     const DiskItem& item = batch->item(number);
-    const std::uint64_t footprint = record_footprint(item.length);
+    const std::uint64_t most = most_stored(seat_.terms, item.length), footprint = record_footprint(most);
     const bool is_too_large =
         item.length > seat_.terms.record_limit_bytes ||
         kHeadBytes + round_up(footprint, kIoAlignment) + footer_bytes(1) > seat_.terms.segment_bytes;
@@ -110,13 +128,18 @@ bool DeviceWriter::write_item(const BatchPointer& batch, std::uint32_t number) {
         batch->end(number, DiskOutcome::over_budget);
         return true;
     }
-    if (!make_room(item.length, batch->is_move)) {
+    if (!make_room(most, batch->is_move)) {
         return batch->is_move && end_without_room(batch, number);
     }
     if (!batch->claim(number)) {
         return true;
     }
-    if (!seat_.open.append(batch, number, coder_.code(item))) {
+    const std::optional<StoredForm> form = coder_.code(item);
+    if (!form) {
+        batch->end(number, DiskOutcome::failed);
+        return true;
+    }
+    if (!seat_.open.append(batch, number, *form)) {
         ++seat_.counts.damaged_records;
         batch->end(number, DiskOutcome::damaged);
         return true;

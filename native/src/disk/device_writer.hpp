@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "codec/record_codec.hpp"
 #include "disk/coding_choice.hpp"
@@ -18,7 +20,7 @@
 
 namespace kvo {
 
-// Codes records on their way to a segment.
+// Codes and seals records on their way to a segment.
 //
 // For the device's thread.
 class RecordCoder {
@@ -27,18 +29,21 @@ public:
     RecordCoder(const DeviceTerms& terms, CodingChoice& choice, DeviceCounts& counts)
         : terms_(terms), choice_(choice), counts_(counts) {}
 
-    // Returns the coded form of the item's record, valid until the next call, or nothing if it is written plain.
-    std::span<const std::uint8_t> code(const DiskItem& item);
+    // Returns the form in which the item's record is written, valid until the next call. None: it cannot be sealed.
+    std::optional<StoredForm> code(const DiskItem& item);
 
     // Coding takes time, and reads go first, so each step codes a limited number of bytes.
     void begin_step() { tried_bytes_ = 0; }
     bool has_coded_enough() const noexcept { return tried_bytes_ >= kCodedBytesAStep; }
 
 private:
+    std::span<const std::uint8_t> encode(const DiskItem& item);
+
     const DeviceTerms& terms_;
     CodingChoice& choice_;
     DeviceCounts& counts_;
     RecordEncoder encoder_;
+    std::vector<std::uint8_t> sealed_;
     std::uint64_t tried_bytes_ = 0;
 };
 

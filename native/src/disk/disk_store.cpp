@@ -233,7 +233,8 @@ Result<std::uint64_t> DiskStore::Core::scan(std::uint64_t cursor, std::vector<Li
                 return Status(Code::unavailable, "the disk did not answer in time");
             }
             for (const FooterEntry& entry : *entries) {
-                records.push_back({entry.key, entry.parent, entry.length, entry.digest});
+                const std::uint64_t digest = is_sealed(entry) ? kNoDigest : entry.digest;
+                records.push_back({entry.key, entry.parent, entry.length, digest});
             }
             if (!entries->empty()) {
                 return cursor + 1;

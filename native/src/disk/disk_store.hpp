@@ -22,7 +22,7 @@ struct ListedRecord {
     RecordKey key;
     Name32 parent{};
     std::uint64_t length = 0;
-    std::uint64_t digest = 0;
+    std::uint64_t digest = 0;  // kNoDigest of a record that is sealed
 };
 
 // For any thread. Nothing waits for a device but `scan` and `close`, which have a bound. In a child of fork() it is the

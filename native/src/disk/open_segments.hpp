@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -42,8 +41,8 @@ public:
     bool has_no_room() const { return !writer_ && seat_.files.empty_count() == 0; }
 
     // The same as SegmentWriter's, for the open segment.
-    bool append(const BatchPointer& batch, std::uint32_t item, std::span<const std::uint8_t> coded) {
-        return writer_->append(batch, item, coded);
+    bool append(const BatchPointer& batch, std::uint32_t item, const StoredForm& form) {
+        return writer_->append(batch, item, form);
     }
     void append_removal(const BatchPointer& batch, std::uint32_t item) { writer_->append_removal(batch, item); }
 

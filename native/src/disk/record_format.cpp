@@ -19,25 +19,31 @@ std::uint64_t own_checksum(const Block& block) {
 
 bool is_known_flag(RecordFlag flag) { return flag == RecordFlag::none || flag == RecordFlag::removal; }
 
-bool is_version(std::uint16_t version) { return version == kDiskVersion || version == kCodedVersion; }
+bool is_version(std::uint16_t version) { return version >= kDiskVersion && version <= kSealedVersion; }
 
-// A coded record must be shorter than the plain one, and only the later version of the format has coded records.
+// A coded record must be shorter than the plain one, and only later versions of the format have coded and sealed ones.
 template <typename Record>
 bool is_stored_rightly(const Record& record, std::uint16_t version) {
+    if (is_sealed(record)) {
+        return version == kSealedVersion && record.flag == RecordFlag::none &&
+               record.coded_length >= kSealOverheadBytes && record.coded_length - kSealOverheadBytes <= record.length;
+    }
     const bool is_coded_rightly =
-        version == kCodedVersion && record.flag == RecordFlag::none && record.coded_length < record.length;
+        version >= kCodedVersion && record.flag == RecordFlag::none && record.coded_length < record.length;
     return record.coded_length == 0 || is_coded_rightly;
 }
 
-bool is_coded(std::span<const std::byte> entries, std::uint64_t count) {
+std::uint16_t footer_version(std::span<const std::byte> entries, std::uint64_t count) {
+    std::uint16_t version = kDiskVersion;
     for (std::uint64_t i = 0; i < count; ++i) {
         FooterEntry entry;
         std::memcpy(&entry, entries.data() + i * sizeof entry, sizeof entry);
-        if (entry.coded_length != 0) {
-            return true;
+        if (is_sealed(entry)) {
+            return kSealedVersion;
         }
+        version = entry.coded_length != 0 ? kCodedVersion : version;
     }
-    return false;
+    return version;
 }
 
 }  // namespace
@@ -48,20 +54,31 @@ std::uint64_t checksum_of(std::span<const std::byte> bytes) {
 }
 
 RecordHeader make_record_header(const SegmentLife& life, const RecordKey& key, const Name32& parent,
-                                std::uint64_t length, std::uint64_t digest, RecordFlag flag,
-                                std::uint64_t coded_length) {
+                                std::uint64_t length, std::uint64_t digest, RecordFlag flag, std::uint64_t coded_length,
+                                std::optional<std::uint64_t> sealed_with) {
     RecordHeader header;
     header.magic = kRecordMagic;
-    header.version = coded_length == 0 ? kDiskVersion : kCodedVersion;
+    header.version = sealed_with ? kSealedVersion : coded_length == 0 ? kDiskVersion : kCodedVersion;
     header.flag = flag;
     header.life = life;
     header.length = length;
-    header.digest = digest;
+    header.digest = sealed_with.value_or(digest);
     header.key = key;
     header.parent = parent;
     header.coded_length = coded_length;
     header.checksum = own_checksum(header);
     return header;
+}
+
+FooterEntry make_entry(std::uint64_t offset, const RecordHeader& header) {
+    return {offset,
+            header.length,
+            header.digest,
+            header.key,
+            header.parent,
+            header.flag,
+            static_cast<std::uint16_t>(is_sealed(header) ? 1 : 0),
+            static_cast<std::uint32_t>(header.coded_length)};
 }
 
 SegmentHead make_segment_head(const SegmentLife& life, std::uint64_t segment_bytes) {
@@ -78,7 +95,7 @@ FooterTail make_footer_tail(const SegmentLife& life, std::uint64_t entry_count, 
                             std::span<const std::byte> entries) {
     FooterTail tail;
     tail.magic = kFooterMagic;
-    tail.version = is_coded(entries, entry_count) ? kCodedVersion : kDiskVersion;
+    tail.version = footer_version(entries, entry_count);
     tail.life = life;
     tail.entry_count = entry_count;
     tail.entries_offset = segment_bytes - footer_bytes(entry_count);

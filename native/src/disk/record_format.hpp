@@ -4,15 +4,18 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "codec/record_seal.hpp"
 #include "digest/digest.hpp"
 #include "io/io_engine.hpp"
 
 namespace kvo {
 
 inline constexpr std::uint16_t kDiskVersion = 1;
-inline constexpr std::uint16_t kCodedVersion = 2;  // of a record that is coded, and of a footer that speaks of one
+inline constexpr std::uint16_t kCodedVersion = 2;   // of a record that is coded, and of a footer that speaks of one
+inline constexpr std::uint16_t kSealedVersion = 3;  // likewise of a record that is sealed, coded or not
 inline constexpr std::uint64_t kRecordAlignment = 64;
 inline constexpr std::uint64_t kHeadBytes = kIoAlignment;
 inline constexpr std::uint64_t kMaxDiskRecordBytes = std::uint64_t{1} << 31;
@@ -29,6 +32,10 @@ struct RecordKey {
 };
 
 inline RecordName name_of(const RecordKey& key) { return {key.fingerprint, key.block_hash, key.group, key.shard}; }
+
+inline SealedName sealed_name(const RecordKey& key, const Name32& parent, std::uint64_t length) {
+    return {name_of(key), parent, length};
+}
 
 enum class RecordFlag : std::uint16_t {
     none = 0,
@@ -49,10 +56,10 @@ struct RecordHeader {
     RecordFlag flag = RecordFlag::none;
     SegmentLife life;
     std::uint64_t length = 0;  // of the record's bytes
-    std::uint64_t digest = 0;  // of these, however they are stored
+    std::uint64_t digest = 0;  // of these, however they are stored; of a sealed record the number of its key
     RecordKey key;
     Name32 parent{};
-    std::uint64_t coded_length = 0;  // of the bytes that follow, if they are coded; else 0
+    std::uint64_t coded_length = 0;  // of the bytes that follow, if they are coded or sealed; else 0
     std::uint64_t checksum = 0;      // of all before
 };
 static_assert(sizeof(RecordHeader) == 160);
@@ -78,7 +85,7 @@ struct FooterEntry {
     RecordKey key;
     Name32 parent{};
     RecordFlag flag = RecordFlag::none;
-    std::uint16_t reserved = 0;
+    std::uint16_t sealed = 0;        // 1 if the record is
     std::uint32_t coded_length = 0;  // as in the header
 };
 static_assert(sizeof(FooterEntry) == 136);
@@ -119,9 +126,16 @@ constexpr std::uint64_t footer_bytes(std::uint64_t entry_count) {
 // 2^-64.
 std::uint64_t checksum_of(std::span<const std::byte> bytes);
 
+inline bool is_sealed(const RecordHeader& header) { return header.version == kSealedVersion; }
+inline bool is_sealed(const FooterEntry& entry) { return entry.sealed != 0; }
+
+// `sealed_with`: the number of its key, if the record is sealed.
 RecordHeader make_record_header(const SegmentLife& life, const RecordKey& key, const Name32& parent,
                                 std::uint64_t length, std::uint64_t digest, RecordFlag flag,
-                                std::uint64_t coded_length = 0);
+                                std::uint64_t coded_length = 0,
+                                std::optional<std::uint64_t> sealed_with = std::nullopt);
+// The entry of a record whose header begins at `offset`.
+FooterEntry make_entry(std::uint64_t offset, const RecordHeader& header);
 SegmentHead make_segment_head(const SegmentLife& life, std::uint64_t segment_bytes);
 FooterTail make_footer_tail(const SegmentLife& life, std::uint64_t entry_count, std::uint64_t segment_bytes,
                             std::span<const std::byte> entries);

@@ -23,7 +23,7 @@ class Window {
 public:
     Window(const ReadExactly& read, std::uint64_t segment_bytes, std::uint64_t record_limit_bytes)
         : read_(read), segment_bytes_(segment_bytes) {
-        const std::uint64_t most = record_footprint(record_limit_bytes) + 2 * kIoAlignment;
+        const std::uint64_t most = record_footprint(record_limit_bytes + kSealOverheadBytes) + 2 * kIoAlignment;
         bytes_ = std::min(segment_bytes, std::max(kWindowBytes, round_up(most, kIoAlignment)));
         if (Result<AlignedMemory> made = AlignedMemory::create(bytes_); made.ok()) {
             memory_ = std::move(made.value());
@@ -80,20 +80,29 @@ struct Seen {
     std::uint64_t next = 0;
 };
 
-// Whether the stored bytes are the record that the header describes. A coded record is decoded into `scratch`.
-bool is_whole(const RecordHeader& header, std::span<const std::uint8_t> stored, std::vector<std::uint8_t>& scratch) {
-    if (header.coded_length != 0) {
-        scratch.resize(header.length);
-        if (!decode_record(stored, scratch)) {
-            return false;
+// Verifies records, in memory that one after the other takes.
+struct Verifier {
+    const SealKeys* keys;
+    std::vector<std::uint8_t> record = {};
+    std::vector<std::uint8_t> coded = {};
+
+    // Whether the stored bytes are the record that the header describes.
+    bool is_whole(const RecordHeader& header, std::span<const std::uint8_t> stored) {
+        if (header.coded_length == 0) {
+            return digest_record(stored, name_of(header.key)) == header.digest;
         }
-        stored = scratch;
+        record.resize(header.length);
+        if (is_sealed(header)) {
+            const std::optional<SealedParts> parts = split_sealed(stored);
+            const SealedName name = sealed_name(header.key, header.parent, header.length);
+            return keys != nullptr && parts && keys->open(header.digest, name, *parts, record, coded);
+        }
+        return decode_record(stored, record) && digest_record(record, name_of(header.key)) == header.digest;
     }
-    return digest_record(stored, name_of(header.key)) == header.digest;
-}
+};
 
 Seen see_record(Window& window, std::uint64_t at, const SegmentLife& life, std::uint64_t segment_bytes,
-                std::uint64_t record_limit_bytes, std::vector<std::uint8_t>& scratch) {
+                std::uint64_t record_limit_bytes, Verifier& verifier) {
     const std::byte* bytes = window.see(at, kRecordHeaderBytes);
     if (bytes == nullptr) {
         return {std::nullopt, round_up(at + 1, kIoAlignment)};
@@ -112,19 +121,18 @@ Seen see_record(Window& window, std::uint64_t at, const SegmentLife& life, std::
         return {std::nullopt, end};
     }
     const auto* const record = reinterpret_cast<const std::uint8_t*>(bytes + kRecordHeaderBytes);
-    return is_whole(header, {record, stored}, scratch) ? Seen{header, end} : Seen{std::nullopt, at + kRecordAlignment};
+    return verifier.is_whole(header, {record, stored}) ? Seen{header, end} : Seen{std::nullopt, at + kRecordAlignment};
 }
 
 std::vector<FooterEntry> scan(const ReadExactly& read, const SegmentLife& life, std::uint64_t segment_bytes,
-                              std::uint64_t record_limit_bytes) {
+                              std::uint64_t record_limit_bytes, const SealKeys* keys) {
     Window window(read, segment_bytes, record_limit_bytes);
     std::vector<FooterEntry> entries;
-    std::vector<std::uint8_t> scratch;
+    Verifier verifier{keys};
     for (std::uint64_t at = kHeadBytes; at + kRecordHeaderBytes <= segment_bytes && !window.is_given_up();) {
-        const Seen seen = see_record(window, at, life, segment_bytes, record_limit_bytes, scratch);
-        if (const std::optional<RecordHeader>& one = seen.record) {
-            entries.push_back({at, one->length, one->digest, one->key, one->parent, one->flag, 0,
-                               static_cast<std::uint32_t>(one->coded_length)});
+        const Seen seen = see_record(window, at, life, segment_bytes, record_limit_bytes, verifier);
+        if (seen.record) {
+            entries.push_back(make_entry(at, *seen.record));
         }
         at = seen.next;
     }
@@ -159,7 +167,7 @@ std::optional<std::vector<FooterEntry>> find_footer(const ReadExactly& read, con
 }
 
 std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t store, std::uint64_t segment_bytes,
-                                         std::uint64_t record_limit_bytes) {
+                                         std::uint64_t record_limit_bytes, const SealKeys* keys) {
     Result<AlignedMemory> block = AlignedMemory::create(kHeadBytes);
     if (!block.ok() || !read(0, block.value().span())) {
         return std::nullopt;
@@ -172,7 +180,7 @@ std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t 
     if (std::optional<std::vector<FooterEntry>> entries = find_footer(read, head.life, segment_bytes)) {
         return FoundSegment{head.life, true, true, std::move(*entries)};
     }
-    return FoundSegment{head.life, false, true, scan(read, head.life, segment_bytes, record_limit_bytes)};
+    return FoundSegment{head.life, false, true, scan(read, head.life, segment_bytes, record_limit_bytes, keys)};
 }
 
 std::optional<FoundSegment> SegmentIo::find(std::uint32_t number, int& error) {
@@ -182,7 +190,8 @@ std::optional<FoundSegment> SegmentIo::find(std::uint32_t number, int& error) {
         error = now == ETIMEDOUT || error == 0 ? now : error;
         return now == 0;
     };
-    auto found = find_segment(read_part, files_.store(), terms_.segment_bytes, terms_.record_limit_bytes);
+    auto found = find_segment(read_part, files_.store(), terms_.segment_bytes, terms_.record_limit_bytes,
+                              terms_.seal_keys.get());
     if (found) {
         found->is_whole = error == 0;
     }

@@ -29,9 +29,10 @@ struct FoundSegment {
 
 // Reads the footer if it is whole; otherwise goes through the records and verifies each. Returns nothing if the file is
 // not a segment of this store. Records that a footer lists are verified when they are read. Records that cannot be read
-// are left out, and after 16 failed reads so is the rest of the file.
+// are left out, and after 16 failed reads so is the rest of the file. `keys`: verify sealed records; null if there are
+// none.
 std::optional<FoundSegment> find_segment(const ReadExactly& read, std::uint64_t store, std::uint64_t segment_bytes,
-                                         std::uint64_t record_limit_bytes);
+                                         std::uint64_t record_limit_bytes, const SealKeys* keys = nullptr);
 
 // The footer's entries, if it is whole and of this life.
 std::optional<std::vector<FooterEntry>> find_footer(const ReadExactly& read, const SegmentLife& life,

@@ -83,24 +83,24 @@ void SegmentWriter::zero(std::uint64_t begin, std::uint64_t end) {
     copy_in(begin, kZeros, end - begin);
 }
 
-bool SegmentWriter::append(const BatchPointer& batch, std::uint32_t number, std::span<const std::uint8_t> coded) {
+bool SegmentWriter::append(const BatchPointer& batch, std::uint32_t number, const StoredForm& form) {
     const DiskItem& item = batch->item(number);
-    const std::uint64_t stored = coded.empty() ? item.length : coded.size();
+    const std::uint64_t stored = form.bytes.empty() ? item.length : form.bytes.size();
     const std::uint64_t end = position_ + record_footprint(stored);
     cover(end);
     const std::uint64_t payload = position_ + kRecordHeaderBytes;
     const std::span record(reinterpret_cast<const std::uint8_t*>(item.address), item.length);
     const std::uint64_t digest =
-        coded.empty() ? copy_with_name(payload, item) : digest_record(record, name_of(item.key));
+        form.bytes.empty() ? copy_with_name(payload, item) : digest_record(record, name_of(item.key));
     if (digest != item.digest) {
         uncover(position_);
         return false;
     }
-    copy_in(payload, coded.data(), coded.size());
+    copy_in(payload, form.bytes.data(), form.bytes.size());
     zero(payload + stored, end);
-    commit(
-        make_record_header(seat_.life, item.key, item.parent, item.length, item.digest, RecordFlag::none, coded.size()),
-        batch, number);
+    commit(make_record_header(seat_.life, item.key, item.parent, item.length, item.digest, RecordFlag::none,
+                              form.bytes.size(), form.key),
+           batch, number);
     return true;
 }
 
@@ -122,8 +122,7 @@ bool SegmentWriter::has_appended(const KeyMark& mark) const {
 
 void SegmentWriter::commit(const RecordHeader& header, const BatchPointer& batch, std::uint32_t item) {
     copy_in(position_, reinterpret_cast<const std::uint8_t*>(&header), sizeof header);
-    entries_.push_back({position_, header.length, header.digest, header.key, header.parent, header.flag, 0,
-                        static_cast<std::uint32_t>(header.coded_length)});
+    entries_.push_back(make_entry(position_, header));
     position_ += record_footprint(stored_length(header));
     appended_.push_back(
         {mark_of(header.key), place_of(seat_.segment, entries_.back()), position_, header.flag, batch, item});

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,13 @@ struct AppendedRecord {
     RecordFlag flag = RecordFlag::none;
     BatchPointer batch;
     std::uint32_t item = 0;
+};
+
+// The bytes of a record as they are written: empty if the record itself is. `key`: the number of the key that they are
+// sealed with.
+struct StoredForm {
+    std::span<const std::uint8_t> bytes;
+    std::optional<std::uint64_t> key;
 };
 
 // Where it writes, and who is told.
@@ -46,9 +55,9 @@ public:
     bool has_room(std::uint64_t length) const;
     bool has_buffers(std::uint64_t length) const;
 
-    // Copies the record in, for which it must have room and buffers and the item be claimed; or what it is coded as, if
-    // that is not empty. False: the bytes do not have their digest, and nothing has happened.
-    bool append(const BatchPointer& batch, std::uint32_t item, std::span<const std::uint8_t> coded = {});
+    // Copies the record in, for which it must have room and buffers and the item be claimed, in this form. False: the
+    // record's bytes do not have their digest, and nothing has happened.
+    bool append(const BatchPointer& batch, std::uint32_t item, const StoredForm& form = {});
     void append_removal(const BatchPointer& batch, std::uint32_t item);
 
     // Reports the item as durable once everything that is written now is durable.

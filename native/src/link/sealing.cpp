@@ -120,6 +120,12 @@ Status Sealing::begin() {
     return is_begun ? Status() : refused("a new piece");
 }
 
+Status Sealing::bind(std::span<const std::uint8_t> bytes) {
+    int done = 0;
+    const bool is_bound = calls_->update(state_, nullptr, &done, bytes.data(), static_cast<int>(bytes.size())) == 1;
+    return is_bound ? Status() : refused("what a piece is bound to");
+}
+
 Status Sealing::run(std::span<const std::uint8_t> in, std::uint8_t* out) {
     while (!in.empty()) {
         const std::size_t size = std::min(in.size(), kMostAtOnce);

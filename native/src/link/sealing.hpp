@@ -47,14 +47,14 @@ inline constexpr std::size_t kSealTagBytes = 16;
 using SealKey = std::array<std::uint8_t, kSealKeyBytes>;
 using SealTag = std::array<std::uint8_t, kSealTagBytes>;
 
-// One direction of one connection. Pieces are sealed, or opened, one after the other, each under the next number: a
-// piece that was changed, left out, repeated or moved does not open. For one thread at a time.
+// One direction of one connection, or one record. Pieces are sealed, or opened, one after the other, each under the
+// next number: a piece that was changed, left out, repeated or moved does not open. For one thread at a time.
 class Sealing {
 public:
     enum class Way { seal, open };
 
-    // The library outlives it. A key must never be used for a second Sealing of the same way. Code::failed: the library
-    // does not take it.
+    // The library outlives it. A key must never be used for a second Sealing that seals, nor on a link for a second one
+    // that opens. Code::failed: the library does not take it.
     static Result<Sealing> make(const Libcrypto& library, const SealKey& key, Way way);
 
     Sealing(Sealing&&) noexcept;
@@ -63,6 +63,8 @@ public:
 
     // Begins the next piece.
     Status begin();
+    // Binds the piece to bytes that are not part of it: it only opens with the same ones. Call it before `run`.
+    Status bind(std::span<const std::uint8_t> bytes);
     // Seals or opens some of the piece's bytes; a piece may come in any number of parts. `out` has as many bytes, and
     // may be the same memory. Opened bytes must not be trusted before `check` succeeds.
     Status run(std::span<const std::uint8_t> in, std::uint8_t* out);

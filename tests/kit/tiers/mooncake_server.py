@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload import native
 from kvoffload.config.mooncake_address import MooncakeAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.mooncake import MooncakeSettings
@@ -99,8 +100,10 @@ def serve_mooncake(folder: Path, segment_bytes: int = 128 << 20, **place: Any) -
         master.kill()
 
 
-def make_tier(settings: MooncakeSettings, coder: RecordCoder | None = None) -> RemoteTier:
-    """One that looks often whether the master is back."""
+def make_tier(
+    settings: MooncakeSettings, coder: RecordCoder | None = None, *, keys: native.SealKeys | None = None
+) -> RemoteTier:
+    """One that looks often whether the master is back. `keys`: seal its records."""
     coder = coder or RecordCoder(settings.compress)
     tier = RemoteTier(
         RemoteTierSettings(
@@ -112,6 +115,8 @@ def make_tier(settings: MooncakeSettings, coder: RecordCoder | None = None) -> R
             coder=coder,
         )
     )
+    if keys is not None:
+        tier.seal_with(keys)
     assert tier.wait_open(WAIT_S)
     return tier
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from kvoffload import native
 from kvoffload.config.s3_address import S3Address
 from kvoffload.s3_keys import S3Keys
 from kvoffload.tiers.base import TierState
@@ -82,8 +83,8 @@ def client(settings: S3Settings) -> Any:
     )
 
 
-def make_tier(settings: S3Settings) -> RemoteTier:
-    """One that finds out soon that its store is back."""
+def make_tier(settings: S3Settings, *, keys: native.SealKeys | None = None) -> RemoteTier:
+    """One that finds out soon that its store is back. `keys`: seal its records."""
     index = PackIndex()
     tier = RemoteTier(
         RemoteTierSettings(
@@ -95,6 +96,8 @@ def make_tier(settings: S3Settings) -> RemoteTier:
             last_probe_s=0.05,
         )
     )
+    if keys is not None:
+        tier.seal_with(keys)
     assert tier.wait_open(WAIT_S)
     return tier
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload import native
 from kvoffload.config.valkey_address import ValkeyAddress
 from kvoffload.tiers.base import TierState
 from kvoffload.tiers.record_coder import RecordCoder
@@ -144,8 +145,10 @@ def await_told(server: Server, wanted: str, *words: str) -> None:
         time.sleep(0.05)
 
 
-def make_tier(settings: ValkeySettings, coder: RecordCoder | None = None) -> RemoteTier:
-    """One that looks often whether the server is back."""
+def make_tier(
+    settings: ValkeySettings, coder: RecordCoder | None = None, *, keys: native.SealKeys | None = None
+) -> RemoteTier:
+    """One that looks often whether the server is back. `keys`: seal its records."""
     coder = coder or RecordCoder(settings.compress)
     tier = RemoteTier(
         RemoteTierSettings(
@@ -157,6 +160,8 @@ def make_tier(settings: ValkeySettings, coder: RecordCoder | None = None) -> Rem
             last_probe_s=0.05,
         )
     )
+    if keys is not None:
+        tier.seal_with(keys)
     assert tier.wait_open(WAIT_S)
     return tier
 

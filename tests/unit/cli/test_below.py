@@ -10,6 +10,7 @@ import pytest
 from kvoffload.cli.below import choose_tiers
 from kvoffload.config.sources import Settings, load_settings
 from kvoffload.errors import ConfigError
+from kvoffload.key_files import add_seal_key, read_seal_keys
 from kvoffload.server.config import ServerConfig, read_server_config
 from kvoffload.server.tiering.settings import WriteRule
 from kvoffload.tiers.disk import DiskSettings
@@ -188,6 +189,25 @@ def test_a_mooncake_store_lies_before_valkey() -> None:
     assert (first.place.call_timeout_s, first.place.connections) == (0.3, CLIENTS)
     assert first.place.compress is Coding.AUTO
     assert (first.settings.name, last.settings.name) == ("mooncake", "valkey")
+
+
+def test_a_key_file_seals_the_records_on_disk_and_in_stores(tmp_path: Path) -> None:
+    file = tmp_path / "seal"
+    add_seal_key(file)
+    stores = {"valkey": "valkey://far", "s3": "s3://cache"}
+    plans = choose_tiers(disk_settings(seal_key_file=str(file), **stores), ServerConfig())[""]
+    disk, *remote = plans
+    assert isinstance(disk.place, DiskSettings)
+    keys = disk.place.seal_keys
+    assert keys is not None
+    assert [plan.settings.seal_keys for plan in remote] == [keys, keys]
+    assert read_seal_keys(file)[0].hex() not in repr(plans)
+    plans = choose_tiers(disk_settings(**stores), ServerConfig())[""]
+    assert [plan.settings.seal_keys for plan in plans] == [None] * 3
+    file.write_text("sesame")
+    with pytest.raises(ConfigError, match="is no list of 1 to 32 keys that seal") as refused:
+        choose_tiers(disk_settings(seal_key_file=str(file)), ServerConfig())
+    assert "sesame" not in str(refused.value)
 
 
 MODULE = """

@@ -156,7 +156,14 @@ def test_what_names_no_setting_is_told_without_it_too(value: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["valkey_password_file", "valkey_key_file", "fleet_secret_file", "http_token_file", "s3_credentials_file"],
+    [
+        "valkey_password_file",
+        "valkey_key_file",
+        "fleet_secret_file",
+        "http_token_file",
+        "s3_credentials_file",
+        "seal_key_file",
+    ],
 )
 def test_a_secret_in_place_of_the_file_that_has_it_is_not_shown(name: str) -> None:
     for source in ({"flags": {name: SECRET}}, {"engine": {name: SECRET}}):

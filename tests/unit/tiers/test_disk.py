@@ -14,9 +14,11 @@ import pytest
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordNames, RecordOutcome, Tier, TierState
 from kvoffload.tiers.disk import DiskFolder, DiskSettings, DiskTier
+from kvoffload.tiers.record_coder import Coding
 from tests.kit.children import child
 from tests.kit.tiers.disks import make_tier
 from tests.kit.tiers.faulty_tier import FaultyTier
+from tests.kit.tiers.seals import make_keys
 from tests.kit.tiers.tier_contract import FINGERPRINT, TIMEOUT_S, Records, TierContract, finish, get, hashes_of, put
 
 
@@ -42,6 +44,84 @@ class TestDiskTierOfTwoDevicesByThreads(TierContract):
         tier = make_tier(tmp_path / "one", tmp_path / "two", io_engine="threads")
         yield tier
         tier.close()
+
+
+class TestDiskTierThatSeals(TierContract):
+    lists_digests = False
+
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+        tier = make_tier(tmp_path / "disk", seal_keys=make_keys(1))
+        yield tier
+        tier.close()
+
+
+class TestDiskTierThatCodesAndSeals(TierContract):
+    has_numbers = True
+    lists_digests = False
+
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+        tier = make_tier(tmp_path / "disk", seal_keys=make_keys(1), compress=Coding.ON)
+        yield tier
+        tier.close()
+
+
+def has_bytes_of(folder: Path, records: Records) -> bool:
+    """Whether any file of the folder has bytes of the records."""
+    parts = [row[at : at + 16].tobytes() for row in records.memory for at in range(0, records.record_bytes - 16, 500)]
+    return any(part in data for data in [file.read_bytes() for file in folder.iterdir()] for part in parts)
+
+
+def test_sealed_records_are_there_after_a_restart_and_none_of_their_bytes_is_in_a_file(tmp_path: Path) -> None:
+    written = Records(0, 20, 20_000, filled=True)
+    for name, keys in (("sealed", make_keys(1)), ("plain", None)):
+        tier = make_tier(tmp_path / name, seal_keys=keys)
+        assert put(tier, written, is_durable=True).count(RecordOutcome.DURABLE) == 20
+        tier.close()
+        assert has_bytes_of(tmp_path / name, written) == (keys is None)
+        tier = make_tier(tmp_path / name, seal_keys=keys)
+        read = Records(0, 20, 20_000, filled=False)
+        ended = get(tier, read)
+        assert ended.count(RecordOutcome.FOUND) == 20
+        assert np.array_equal(read.memory, written.memory)
+        assert (ended.digests.tolist(), ended.parents) == (written.digests.tolist(), written.parents)
+        tier.close()
+
+
+def test_a_rotated_key_still_opens_and_without_a_key_all_are_misses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = make_tier(tmp_path / "disk", seal_keys=make_keys(1))
+    put(tier, Records(0, 5, 1000, filled=True), is_durable=True)
+    tier.close()
+    tier = make_tier(tmp_path / "disk", seal_keys=make_keys(2, 1))
+    put(tier, Records(5, 5, 1000, filled=True), is_durable=True)
+    assert get(tier, Records(0, 10, 1000, filled=False)).count(RecordOutcome.FOUND) == 10
+    tier.close()
+    tier = make_tier(tmp_path / "disk", seal_keys=make_keys(2))
+    assert get(tier, Records(5, 5, 1000, filled=False)).count(RecordOutcome.FOUND) == 5
+    assert not caplog.messages
+    assert get(tier, Records(0, 5, 1000, filled=False)).count(RecordOutcome.DAMAGED) == 5
+    assert get(tier, Records(0, 5, 1000, filled=False)).count(RecordOutcome.MISSING) == 5
+    tier.close()
+    assert [message.partition(": ")[2][:9] for message in caplog.messages] == ["5 records"]
+    tier = make_tier(tmp_path / "disk")
+    assert get(tier, Records(0, 10, 1000, filled=False)).count(RecordOutcome.FOUND) == 0
+    assert put(tier, Records(0, 10, 1000, filled=True)).count(RecordOutcome.WRITTEN) == 10
+    assert get(tier, Records(0, 10, 1000, filled=False)).count(RecordOutcome.FOUND) == 10
+    tier.close()
+
+
+def test_a_record_that_is_not_sealed_is_not_read_with_a_key(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path / "disk")
+    put(tier, Records(0, 5, 1000, filled=True), is_durable=True)
+    tier.close()
+    tier = make_tier(tmp_path / "disk", seal_keys=make_keys(1))
+    assert get(tier, Records(0, 5, 1000, filled=False)).count(RecordOutcome.FOUND) == 0
+    assert put(tier, Records(0, 5, 1000, filled=True)).count(RecordOutcome.WRITTEN) == 5
+    assert get(tier, Records(0, 5, 1000, filled=False)).count(RecordOutcome.FOUND) == 5
+    tier.close()
 
 
 def test_records_are_there_after_a_restart(tmp_path: Path) -> None:

@@ -24,17 +24,21 @@ from kvoffload.tiers.envelope import (
     digest_slots,
     list_keys,
     list_names,
+    most_value_bytes,
     open_value,
     pack_heads,
+    pack_value,
     read_head,
     read_key,
 )
+from tests.kit.tiers.seals import make_keys
 
 NAME = RecordName(b"F" * 32, 3, 1, b"H" * 32)
 DATA = bytes(range(100))
 HEAD = RecordHead(NAME, len(DATA), digest_of(memoryview(DATA), NAME), b"P" * 32)
 LONG = (np.random.default_rng(36).normal(size=400).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
 CODED = native.RecordEncoder().encode(LONG) or b""
+KEYS = make_keys(1)
 CODED_HEAD = RecordHead(NAME, len(LONG), digest_of(memoryview(LONG), NAME), b"P" * 32, len(CODED))
 
 
@@ -146,6 +150,68 @@ def test_a_coded_value_is_decoded_where_it_is_wanted() -> None:
     assert isinstance(opened, OpenValue)
     assert opened.record is room
     assert room == LONG
+
+
+def pack_sealed(data: bytes, coded: bytes | None = None) -> bytes:
+    head, sealed = pack_value(NAME, data, digest_of(memoryview(data), NAME), b"P" * 32, coded=coded, keys=KEYS)
+    assert len(head) + len(sealed) <= most_value_bytes(len(data), KEYS)
+    return head + bytes(sealed)
+
+
+@pytest.mark.parametrize(("data", "coded", "head"), [(DATA, None, HEAD), (LONG, CODED, CODED_HEAD)])
+def test_a_sealed_value_is_opened(data: bytes, coded: bytes | None, head: RecordHead) -> None:
+    value = memoryview(pack_sealed(data, coded))
+    room = memoryview(bytearray(len(data)))
+    for opened in (
+        open_value(value, NAME, len(data), keys=KEYS),
+        open_value(value, NAME, len(data), keys=KEYS, room=room),
+    ):
+        assert isinstance(opened, OpenValue)
+        assert (opened.head, bytes(opened.record)) == (head, data)
+    assert room == data
+    said = read_head(value)
+    assert isinstance(said, RecordHead)
+    assert (said.is_sealed, said.digest, said.parent) == (True, KEYS.sealing, b"P" * 32)
+    assert open_value(value, NAME, len(data) + 1, keys=KEYS) is Verdict.OTHER
+    # A server without a key leaves it there, and one with another key takes its place.
+    assert open_value(value, NAME, len(data)) is Verdict.OTHER
+    assert open_value(value, NAME, len(data), keys=make_keys(2)) is Verdict.DAMAGED
+
+
+def test_the_bytes_of_a_sealed_record_are_those_of_version_3() -> None:
+    lengths = (100, 100 + native.SEAL_OVERHEAD_BYTES)
+    fields = struct.pack("<4sHHIIIIQ", MAGIC, 3, 2, 3, 1, *lengths, KEYS.sealing)
+    assert pack_sealed(DATA)[:HEAD_BYTES] == seal(fields + b"F" * 32 + b"H" * 32 + b"P" * 32)
+
+
+def test_no_bit_of_a_sealed_value_may_differ() -> None:
+    value = bytearray(pack_sealed(DATA))
+    for bit in range(8 * len(value)):
+        value[bit // 8] ^= 1 << bit % 8
+        assert open_value(memoryview(value), NAME, len(DATA), keys=KEYS) is Verdict.DAMAGED, bit
+        value[bit // 8] ^= 1 << bit % 8
+
+
+def test_a_head_is_what_a_seal_is_bound_to() -> None:
+    value = pack_sealed(DATA)
+    head = read_head(value)
+    assert isinstance(head, RecordHead)
+    for changed in (
+        replace(head, parent=b"Q" * 32),
+        replace(head, digest=head.digest ^ 1),
+        replace(head, coded_bytes=head.coded_bytes - 1),
+        replace(head, is_sealed=False),
+        replace(head, coded_bytes=0, is_sealed=False, digest=HEAD.digest),
+        replace(head, name=replace(NAME, block_hash=b"I" * 32)),
+    ):
+        with_it = memoryview(changed.pack() + value[HEAD_BYTES:])
+        assert open_value(with_it, NAME, len(DATA), keys=KEYS) is Verdict.DAMAGED
+        assert open_value(with_it, changed.name, len(DATA), keys=KEYS) is Verdict.DAMAGED
+
+
+@pytest.mark.parametrize(("head", "body", "length"), [(HEAD, DATA, len(DATA)), (CODED_HEAD, CODED, len(LONG))])
+def test_a_value_that_is_not_sealed_is_damaged_where_there_are_keys(head: RecordHead, body: bytes, length: int) -> None:
+    assert open_value(memoryview(head.pack() + body), NAME, length, keys=KEYS) is Verdict.DAMAGED
 
 
 def test_keys_say_all_of_a_name_and_begin_alike() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from kvoffload import native
 from kvoffload.errors import TierError
 from kvoffload.tiers.base import RecordOutcome, Tier, TierState
 from kvoffload.tiers.envelope import HEAD_BYTES
@@ -19,6 +20,7 @@ from tests.kit.scarce_threads import scarce_threads
 from tests.kit.tiers.dict_store import Place
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.learning_coder import check_learning
+from tests.kit.tiers.seals import make_keys
 from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 
 UNAVAILABLE, LATE = RecordOutcome.UNAVAILABLE, RecordOutcome.LATE
@@ -31,6 +33,7 @@ def make_tier(
     call_bytes: int = 1 << 20,
     coding: Coding = Coding.OFF,
     coder: RecordCoder | None = None,
+    keys: native.SealKeys | None = None,
 ) -> RemoteTier:
     settings = RemoteTierSettings(
         place="dictionary",
@@ -42,6 +45,8 @@ def make_tier(
         coder=coder or RecordCoder(coding),
     )
     tier = RemoteTier(settings)
+    if keys is not None:
+        tier.seal_with(keys)
     assert tier.wait_open(TIMEOUT_S)
     return tier
 
@@ -74,6 +79,27 @@ class TestRemoteTierThatCodes(TierContract):
     @pytest.fixture
     def tier(self, place: Place) -> Iterator[Tier]:
         tier = make_tier(place, coding=Coding.ON)
+        yield tier
+        tier.close()
+
+
+class TestRemoteTierThatSeals(TierContract):
+    lists_digests = False
+
+    @pytest.fixture
+    def tier(self, place: Place) -> Iterator[Tier]:
+        tier = make_tier(place, keys=make_keys(1))
+        yield tier
+        tier.close()
+
+
+class TestRemoteTierThatCodesAndSeals(TierContract):
+    has_numbers = True
+    lists_digests = False
+
+    @pytest.fixture
+    def tier(self, place: Place) -> Iterator[Tier]:
+        tier = make_tier(place, coding=Coding.ON, keys=make_keys(1))
         yield tier
         tier.close()
 
@@ -430,3 +456,68 @@ def test_without_a_thread_a_listing_is_refused_and_the_tier_goes_on(tier: Remote
     with scarce_threads(), pytest.raises(TierError, match="cannot be listed: can't start new thread"):
         tier.scan(timeout_s=TIMEOUT_S)
     assert tier.scan(timeout_s=TIMEOUT_S).cursor == 0
+
+
+def found(place: Place, keys: native.SealKeys | None, first: int, count: int) -> int:
+    """Returns how many records a server with these keys finds."""
+    tier = make_tier(place, keys=keys)
+    written, read = (Records(first, count, 1000, filled=filled) for filled in (True, False))
+    ended = get(tier, read)
+    are_found = ended.outcomes == RecordOutcome.FOUND
+    assert np.array_equal(read.memory[are_found], written.memory[are_found])
+    assert np.array_equal(ended.digests[are_found], written.digests[are_found])
+    tier.close()
+    return int(are_found.sum())
+
+
+def store(place: Place, keys: native.SealKeys | None, first: int, count: int) -> None:
+    tier = make_tier(place, keys=keys)
+    assert put(tier, Records(first, count, 1000, filled=True)).count(RecordOutcome.WRITTEN) == count
+    tier.close()
+
+
+def test_no_byte_of_a_sealed_record_is_in_the_store(place: Place) -> None:
+    store(place, make_keys(1), 0, 5)
+    store(place, None, 5, 1)
+    rows = Records(0, 6, 1000, filled=True).memory
+    are_there = [any(row[:16].tobytes() in value for value in place.values.values()) for row in rows]
+    assert are_there == [False] * 5 + [True]
+
+
+def test_a_rotated_key_opens_and_a_lost_one_makes_misses_that_are_replaced(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    store(place, make_keys(1), 0, 5)
+    store(place, make_keys(2, 1), 5, 5)
+    assert found(place, make_keys(2, 1), 0, 10) == 10
+    assert found(place, make_keys(2), 5, 5) == 5
+    # Without keys they are of a version that is not known, and stay.
+    assert found(place, None, 0, 10) == 0
+    assert len(place.values) == 10
+    assert not caplog.messages
+    assert found(place, make_keys(2), 0, 10) == 5
+    assert len(place.values) == 5
+    assert [message.partition(": ")[2][:9] for message in caplog.messages] == ["5 records"]
+    store(place, make_keys(2), 0, 5)
+    assert found(place, make_keys(2), 0, 10) == 10
+
+
+def test_a_record_that_is_not_sealed_is_removed_by_a_tier_that_seals(place: Place) -> None:
+    store(place, None, 0, 5)
+    assert found(place, make_keys(1), 0, 5) == 0
+    assert not place.values
+    store(place, make_keys(1), 0, 5)
+    assert found(place, make_keys(1), 0, 5) == 5
+
+
+def test_a_sealed_record_cannot_be_put_in_another_ones_place(place: Place) -> None:
+    store(place, make_keys(1), 0, 2)
+    first, second = place.values
+    place.values[first], place.values[second] = place.values[second], place.values[first]
+    assert found(place, make_keys(1), 0, 2) == 0
+    store(place, make_keys(1), 0, 2)
+    # Nor with the other one's head.
+    heads = [place.values[key][:HEAD_BYTES] for key in (first, second)]
+    bodies = [place.values[key][HEAD_BYTES:] for key in (first, second)]
+    place.values[first], place.values[second] = heads[0] + bodies[1], heads[1] + bodies[0]
+    assert found(place, make_keys(1), 0, 2) == 0

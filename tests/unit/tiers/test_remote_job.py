@@ -15,6 +15,7 @@ from kvoffload.tiers.record_store import FoundRecords, SlotStore, StoreFacts, St
 from kvoffload.tiers.remote_job import Verb
 from tests.kit.tiers.dict_store import DictStore, Place
 from tests.kit.tiers.jobs import make_job
+from tests.kit.tiers.seals import make_keys
 from tests.kit.tiers.tier_contract import Records
 
 FOUND, LATE, FAILED, WRITTEN = RecordOutcome.FOUND, RecordOutcome.LATE, RecordOutcome.FAILED, RecordOutcome.WRITTEN
@@ -139,3 +140,13 @@ def test_a_store_that_moves_records_itself_is_interrupted(verb: Verb) -> None:
     assert job.is_interrupted
     assert faults == ["it was interrupted"]
     assert job.end(FAILED) is None
+
+
+@pytest.mark.parametrize("verb", [Verb.PUT, Verb.GET])
+def test_a_store_that_moves_records_itself_and_cannot_seal_is_asked_for_none_with_keys(verb: Verb) -> None:
+    coder = RecordCoder()
+    coder.keys = make_keys(1)
+    store = HangingStore()
+    with pytest.raises(StoreFaultError, match="it cannot seal records, and seal_key_file is set"):
+        make_job(verb, Records(0, 2, 100, filled=True)).serve(store, CALL_BYTES, coder)
+    assert not store.is_asked.is_set()

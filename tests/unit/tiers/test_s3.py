@@ -21,6 +21,7 @@ from kvoffload.tiers.record_store import StoreFaultError
 from kvoffload.tiers.s3 import WHOLE_BYTES, S3Settings
 from tests.kit.free_ports import free_ports
 from tests.kit.tiers.s3_server import KEYS, READER, S3Server, client, make_tier, serve_weed
+from tests.kit.tiers.seals import make_keys
 from tests.kit.tiers.tier_contract import Records, TierContract, get, look, put
 
 FOUND, MISSING, UNAVAILABLE = RecordOutcome.FOUND, RecordOutcome.MISSING, RecordOutcome.UNAVAILABLE
@@ -39,6 +40,16 @@ class TestS3OfARealServer(TierContract):
     @pytest.fixture
     def tier(self, weed: S3Server) -> Iterator[Tier]:
         tier = make_tier(weed.settings())
+        yield tier
+        tier.close()
+
+
+class TestS3OfSealedRecords(TierContract):
+    lists_digests = False
+
+    @pytest.fixture
+    def tier(self, weed: S3Server) -> Iterator[Tier]:
+        tier = make_tier(weed.settings(), keys=make_keys(1))
         yield tier
         tier.close()
 

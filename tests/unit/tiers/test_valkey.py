@@ -15,6 +15,7 @@ from kvoffload.tiers.envelope import HEAD_BYTES, list_keys
 from kvoffload.tiers.record_coder import Coding
 from kvoffload.tiers.valkey import PREFIX, ValkeySettings
 from tests.kit.tiers.learning_coder import check_learning
+from tests.kit.tiers.seals import make_keys
 from tests.kit.tiers.tier_contract import TIMEOUT_S, Records, TierContract, finish, get, put
 from tests.kit.tiers.valkey_server import Server, ask, make_tier, serve, serve_cluster, serve_tls, settings_of
 
@@ -58,6 +59,31 @@ class TestValkeyOfCodedRecords(TierContract):
     def tier(self, server: Server) -> Iterator[Tier]:
         ask(server, "flushall")
         tier = make_tier(settings_of(server, compress=Coding.ON))
+        yield tier
+        tier.close()
+
+
+class TestValkeyOfSealedRecords(TierContract):
+    drops_the_oldest = False
+    lists_digests = False
+
+    @pytest.fixture
+    def tier(self, server: Server) -> Iterator[Tier]:
+        ask(server, "flushall")
+        tier = make_tier(settings_of(server), keys=make_keys(1))
+        yield tier
+        tier.close()
+
+
+class TestValkeyOfCodedAndSealedRecords(TierContract):
+    has_numbers = True
+    drops_the_oldest = False
+    lists_digests = False
+
+    @pytest.fixture
+    def tier(self, server: Server) -> Iterator[Tier]:
+        ask(server, "flushall")
+        tier = make_tier(settings_of(server, compress=Coding.ON), keys=make_keys(1))
         yield tier
         tier.close()
 
@@ -189,3 +215,23 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     flags = {"valkey": "valkey://near", "valkey_password_file": str(file)}
     with pytest.raises(ConfigError, match="password"):
         ValkeySettings.from_settings(load_settings(flags=flags).settings, "valkey://near")
+
+
+@pytest.mark.parametrize("compress", [Coding.OFF, Coding.ON])
+@pytest.mark.parametrize(
+    ("keys", "others", "is_rotated"),
+    [((), (1,), False), ((1,), (2,), False), ((2,), (3, 2), True)],
+    ids=["planted", "lost", "rotated"],
+)
+def test_records_that_do_not_open_are_misses_and_make_room(
+    server: Server, compress: Coding, keys: tuple[int, ...], others: tuple[int, ...], is_rotated: bool
+) -> None:
+    ask(server, "flushall")
+    settings = settings_of(server, compress=compress)
+    tier = make_tier(settings, keys=make_keys(*keys) if keys else None)
+    put(tier, Records(0, 4, 1000, filled=True, has_numbers=True))
+    tier.close()
+    tier = make_tier(settings, keys=make_keys(*others))
+    assert get(tier, Records(0, 4, 1000, filled=False)).count(RecordOutcome.FOUND) == (4 if is_rotated else 0)
+    assert int(ask(server, "dbsize")) == (4 if is_rotated else 0)
+    tier.close()

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvoffload.errors import TierError
 from kvoffload.hash_rows import as_rows
 from kvoffload.protocol import Prefetch, Promoted, PromotionOutcome
 from kvoffload.server.common.steps import run_steps
 from kvoffload.server.tiering import chain as chain_module
 from kvoffload.server.tiering import seen as seen_module
+from kvoffload.server.tiering.chain import TierChain, open_chains
 from kvoffload.server.tiering.rate import TierRate
 from kvoffload.server.tiering.seen import Seen
-from kvoffload.server.tiering.settings import TierSettings, TierSpace
+from kvoffload.server.tiering.settings import TierPlan, TierSettings, TierSpace
 from kvoffload.server.tiering.traffic import TierTraffic
-from kvoffload.tiers import RecordNames, RecordOutcome
+from kvoffload.tiers import RecordNames, RecordOutcome, Tier
+from kvoffload.tiers.remote import RemoteTier, RemoteTierSettings
 from tests.kit.cache.cache_model import PLAIN, make_chain
 from tests.kit.server.tier_setting import TierSetting
+from tests.kit.tiers.dict_store import Place
 from tests.kit.tiers.faulty_tier import FaultyTier
 from tests.kit.tiers.memory_tier import MemoryTier
-from tests.kit.tiers.tier_contract import finish
+from tests.kit.tiers.seals import make_keys
+from tests.kit.tiers.tier_contract import Records, finish, put
 
 BLOCKS = 16
 CHAIN = make_chain(1, BLOCKS)
@@ -40,6 +45,41 @@ class FarTier(MemoryTier):
 
     def contains(self, names: RecordNames) -> npt.NDArray[np.bool_]:
         return np.zeros(len(names), np.bool_)
+
+
+@dataclass(frozen=True)
+class OnePlace:
+    """The place of a tier that is there already."""
+
+    tier: Tier
+
+    def describe(self) -> str:
+        return "one place"
+
+    def open_tier(self) -> Tier:
+        return self.tier
+
+
+def open_with_keys(tier: Tier) -> dict[str, TierChain]:
+    plan = TierPlan(place=OnePlace(tier), settings=TierSettings(seal_keys=make_keys(1)))
+    return open_chains({"red": [plan]}, open_pidfd=lambda: os.pidfd_open(os.getpid()))
+
+
+def test_a_remote_tier_gets_the_keys_that_seal_its_records() -> None:
+    place = Place()
+    tier = RemoteTier(RemoteTierSettings(place="dictionary", open_store=place.open))
+    chains = open_with_keys(tier)
+    records = Records(0, 1, 1000, filled=True)
+    put(tier, records)
+    [value] = place.values.values()
+    assert records.memory[0, :16].tobytes() not in value
+    chains["red"].close(lambda: 0.0)
+
+
+def test_a_tier_that_cannot_seal_is_refused_where_there_are_keys() -> None:
+    tier = MemoryTier()
+    with pytest.raises(TierError, match="one place: records cannot be sealed there"):
+        open_with_keys(tier)
 
 
 class ChainSetting(TierSetting):
