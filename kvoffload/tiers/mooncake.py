@@ -152,11 +152,11 @@ class MooncakeStore(SlotStore):
             if digest != int(batch.digests[at]):
                 outcomes[at] = RecordOutcome.DAMAGED
                 continue
-            coded, keys = self._coder.encode(name.group, data.data), self._coder.keys
-            head, stored = pack_value(name, data.data, digest, batch.parent(at), coded=coded, keys=keys)
+            coded, seal_keys = self._coder.encode(name.group, data.data), self._coder.keys
+            head, stored = pack_value(name, data.data, digest, batch.parent(at), coded=coded, keys=seal_keys)
             sent[at] = HEAD_BYTES + len(stored)
             rows[at, :HEAD_BYTES] = np.frombuffer(head, np.uint8)
-            if coded is not None or keys is not None:
+            if coded is not None or seal_keys is not None:
                 rows[at, HEAD_BYTES : sent[at]] = np.frombuffer(stored, np.uint8)
         keys, offsets, sizes = [_name(wanted[at].key) for at in sent], [at * step for at in sent], list(sent.values())
         with self._coder.sending():

@@ -24,6 +24,7 @@ from kvoffload.tiers.record_coder import Coding, RecordCoder
 from kvoffload.tiers.record_store import StoreFaultError, Value, view_slot
 from tests.kit.tiers.learning_coder import check_learning
 from tests.kit.tiers.mooncake_server import Master, add_libraries, make_tier, serve_mooncake
+from tests.kit.tiers.seals import make_keys
 from tests.kit.tiers.tier_contract import (
     FINGERPRINT,
     TIMEOUT_S,
@@ -58,6 +59,23 @@ def empty(tier: Tier) -> None:
     for group in (1, 2):
         few = RecordNames(fingerprint=FINGERPRINT, hashes=hashes_of(0, 10), group=group)
         finish(tier, tier.remove(few, timeout_s=TIMEOUT_S))
+
+
+@pytest.mark.parametrize("coding", [Coding.OFF, Coding.ON])
+def test_sealed_records_come_back_with_their_key_alone(master: Master, coding: Coding) -> None:
+    settings = MooncakeSettings(address=master.address, call_timeout_s=TIMEOUT_S, compress=coding)
+    written = Records(0, 4, 20_000, filled=True, has_numbers=True)
+    tier = make_tier(settings, keys=make_keys(1))
+    empty(tier)
+    put(tier, written)
+    tier.close()
+    for keys, count in ((make_keys(2, 1), 4), (make_keys(3), 0)):
+        tier = make_tier(settings, keys=keys)
+        read = Records(0, 4, 20_000, filled=False)
+        ended = get_all(tier, read) if count else get(tier, read)
+        assert ended.count(FOUND) == count
+        assert not count or np.array_equal(read.memory, written.memory)
+        tier.close()
 
 
 class TestMooncake(TierContract):
