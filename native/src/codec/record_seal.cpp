@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::string_view kNumberLabel = "kvoffload number of a key";
 constexpr std::string_view kRecordLabel = "kvoffload key of a record";
-constexpr std::uint32_t kBoundMagic = 0x584f564b;  // "KVOX"
+constexpr std::size_t kPartBytes = std::size_t{64} << 10;  // opened, and then digested while a cache still has them
+constexpr std::uint32_t kBoundMagic = 0x584f564b;          // "KVOX"
 constexpr std::uint32_t kBoundVersion = 1;
 
 // The associated data.
@@ -173,13 +174,21 @@ std::optional<std::uint64_t> SealKeys::open(std::uint64_t number, const SealedNa
     }
     SealTag tag;
     std::ranges::copy(sealed.tag, tag.begin());
-    if (!opening.run(sealed.payload, is_coded ? scratch.data() : record.data()).ok() || !opening.check(tag).ok()) {
+    RunDigest sum;
+    const std::span target = is_coded ? std::span(scratch) : record;
+    for (std::size_t at = 0; at < target.size(); at += kPartBytes) {
+        const std::span part = target.subspan(at, std::min(kPartBytes, target.size() - at));
+        if (!opening.run(sealed.payload.subspan(at, part.size()), part.data()).ok()) {
+            return std::nullopt;
+        }
+        sum = is_coded ? sum : combine(sum, digest_run(part, at));
+    }
+    if (!opening.check(tag).ok() || (is_coded ? !decode_record(scratch, record) : head.form != SealedForm::plain)) {
         return std::nullopt;
     }
-    if (is_coded ? !decode_record(scratch, record) : head.form != SealedForm::plain) {
-        return std::nullopt;
-    }
-    return digest_record(record, name.name) == head.digest ? std::optional(head.digest) : std::nullopt;
+    const std::uint64_t digest =
+        is_coded ? digest_record(record, name.name) : finish(sum, name.name, name.record_bytes);
+    return digest == head.digest ? std::optional(digest) : std::nullopt;
 }
 
 }  // namespace kvo
