@@ -1,14 +1,18 @@
-"""How close does the disk tier come to plain I/O on the same file system, and how much does it write?"""
+"""How close does the disk tier come to plain I/O on the same file system, how much does it write, and what do seals
+cost?"""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from kvoffload import native
 from kvoffload.bench.base import Bound, Goal, Measure, Progress, Result
 from kvoffload.bench.file_io import FileLoad, find_fio, time_file_load
 from kvoffload.bench.measure import measure_timed_pair
@@ -49,14 +53,16 @@ class DiskBenchmark:
     question = __doc__ or ""
 
     def run(self, progress: Progress) -> Iterator[Result]:
-        """Rates in bytes per second, compared with fio's or a plain loop's; and bytes written per byte put, at a full
-        disk."""
+        """Rates in bytes per second, compared with fio's or a plain loop's, of sealed records with unsealed ones'; and
+        bytes written per byte put, at a full disk."""
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="kvoffload-bench-") as folder:
             tier = open_tier(Path(folder) / "tier")
             try:
                 yield from self._rates(Places(tier, Path(folder) / "limit"), progress)
                 progress("a full disk, written over and over")
                 yield self._amplification(tier)
+                progress("sealed records of 1 MiB, read")
+                yield self._sealed(tier, Path(folder) / "sealed")
             finally:
                 tier.close()
 
@@ -134,12 +140,38 @@ class DiskBenchmark:
             },
         )
 
+    def _sealed(self, tier: DiskTier, folder: Path) -> Result:
+        memory = np.random.default_rng(6).integers(0, 256, DATA_BYTES, np.uint8)
+        sides = [
+            (side, Records(LARGE, DATA_BYTES // LARGE, memory, round=2 << 32))
+            for side in (open_tier(folder, native.SealKeys([os.urandom(32)])), tier)
+        ]
+        try:
+            for side, records in sides:
+                put_all(side, records)
+            order = np.arange(DATA_BYTES // LARGE)
+            pair = measure_timed_pair(*(partial(get_all, side, records, order) for side, records in sides))
+        finally:
+            sides[0][0].close()
+        return Result(
+            name=self.name,
+            value=DATA_BYTES / pair.value_s,
+            unit="B/s",
+            limit=DATA_BYTES / pair.limit_s,
+            spread=pair.spread,
+            goal=rate_goal(0.85),
+            params={"what": "read, sealed", "record_bytes": LARGE, "limit_by": "unsealed records"},
+        )
 
-def open_tier(folder: Path) -> DiskTier:
+
+def open_tier(folder: Path, seal_keys: native.SealKeys | None = None) -> DiskTier:
     """A tier in a new folder. BenchmarkError: it cannot be had here."""
     folder.mkdir(mode=0o700)
     device = DiskFolder(path=folder, capacity_bytes=SEGMENTS * SEGMENT_BYTES)
-    tier = DiskTier(DiskSettings(folders=[device], segment_bytes=SEGMENT_BYTES, record_limit_bytes=4 << 20))
+    settings = DiskSettings(
+        folders=[device], segment_bytes=SEGMENT_BYTES, record_limit_bytes=4 << 20, seal_keys=seal_keys
+    )
+    tier = DiskTier(settings)
     tier.wait_open(TIMEOUT_S)
     health = tier.health()[0]
     if health.state is not TierState.READY:

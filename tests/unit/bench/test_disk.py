@@ -24,6 +24,7 @@ def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ("read", 64 << 10),
         ("read at random", 64 << 10),
         ("write amplification", 64 << 10),
+        ("read, sealed", 1 << 20),
     ]
     assert [result.limit for result in results[:4]] == [4 << 20] * 4
     assert [str(result.goal) for result in results] == [
@@ -32,6 +33,7 @@ def test_a_line_for_each_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "ratio at least 0.85",
         "ratio at least 0.75",
         "value at most 1.2",
+        "ratio at least 0.85",
     ]
     assert results[4].value >= 1.0
     assert int(results[4].params["evicted_segments"]) > 12
