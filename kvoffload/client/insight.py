@@ -45,6 +45,30 @@ class TimedCalls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HitWindow:
+    """Hits of the last day, or since the server began to follow its sample of blocks, and those that pools of other
+    sizes would have had meanwhile."""
+
+    span_s: float = 0.0
+    """Length of the window in seconds; 0: the server does not tell it."""
+    saved_s: float = 0.0
+    """Computing time that hits have spared the engines, in seconds."""
+    hit_memory: int = 0
+    """Tokens that memory had."""
+    hit_lower: int = 0
+    """Tokens that slower tiers had."""
+    evicted: int = 0
+    """Tokens that were computed because blocks had been evicted."""
+    asked_blocks: int = 0
+    """Blocks that engines loaded, or computed and saved."""
+    hit_blocks: Mapping[float, int] = field(default_factory=dict)
+    """Hits among these blocks by memory, as a multiple of the pool's."""
+    has_other_groups: bool = False
+    """Whether a model has windows or states. Blocks that memory has, and that cannot be loaded because it lacks these,
+    are not asked for, so a pool that has them hits more than the curve tells."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerInsight:
     """The outcomes of prompts and the timings of calls, since the server began."""
 
@@ -71,6 +95,7 @@ class ServerInsight:
     retained_limit_bytes: int = 0
     curve: MemoryCurve = field(default_factory=MemoryCurve)
     """The shares of hits to expect with less and with more memory."""
+    window: HitWindow = field(default_factory=HitWindow)
     ledger: tuple[LedgerRow, ...] = ()
     """Rows of tenants and models."""
     occupied_byte_s: Mapping[str, int] = field(default_factory=dict)
@@ -144,6 +169,7 @@ def read_insight(answer: ServerMessage | None) -> ServerInsight:
         retained_bytes=message.retained_bytes,
         retained_limit_bytes=message.retained_limit_bytes,
         curve=_read_curve(message),
+        window=_read_window(message),
         ledger=message.ledger,
         occupied_byte_s={
             "memory": message.memory_kib_s * KIB,
@@ -161,6 +187,19 @@ def _read_curve(message: Insight) -> MemoryCurve:
         asked_bytes=message.curve_bytes,
         one_in=message.curve_one_in,
         points=points,
+    )
+
+
+def _read_window(message: Insight) -> HitWindow:
+    return HitWindow(
+        span_s=float(message.window_s),
+        saved_s=message.window_saved_us / 1e6,
+        hit_memory=message.window_hit_memory,
+        hit_lower=message.window_hit_lower,
+        evicted=message.window_evicted,
+        asked_blocks=message.window_blocks,
+        has_other_groups=message.window_has_other_groups,
+        hit_blocks={one.quarters / 4: hits for one, hits in zip(message.curve, message.window_hits, strict=False)},
     )
 
 

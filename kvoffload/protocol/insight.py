@@ -7,7 +7,20 @@ from enum import IntEnum
 from typing import Annotated
 
 from kvoffload.protocol.answers import Done
-from kvoffload.protocol.fields import U16, U32, U64, Blob, Choice, Flag, Line, Name, OptionalDigest, Several
+from kvoffload.protocol.fields import (
+    U16,
+    U32,
+    U64,
+    U64_MAX,
+    Blob,
+    Choice,
+    Flag,
+    Line,
+    Name,
+    OptionalDigest,
+    Several,
+    Whole,
+)
 from kvoffload.protocol.limits import (
     ARRAY_ITEMS,
     MAX_LEDGER_ROWS,
@@ -228,6 +241,20 @@ class Insight(Reply):
     tier_kib_s: Annotated[
         tuple[NamedCount, ...], Several(Shape(NamedCount), MAX_TIERS), "the same of each tier that knows what it has"
     ] = ()
+    window_s: Annotated[U32, "seconds of the window that the next fields are about: a day at most, and 15 minutes"] = 0
+    window_saved_us: Annotated[U64, "the window's part of saved_us"] = 0
+    window_hit_memory: Annotated[U64, "the window's tokens from memory"] = 0
+    window_hit_lower: Annotated[U64, "the window's tokens from slower tiers"] = 0
+    window_evicted: Annotated[U64, "the window's tokens that were computed because blocks had been evicted"] = 0
+    window_blocks: Annotated[U64, "blocks that engines loaded, or computed and saved, in the window"] = 0
+    window_hits: Annotated[
+        tuple[int, ...],
+        Several(Whole(U64_MAX), MAX_MEMORY_SIZES),
+        "these blocks that pools of the sizes in curve would have hit",
+    ] = ()
+    window_has_other_groups: Annotated[
+        Flag, "whether one of the models that use most memory has groups that keep windows or states"
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

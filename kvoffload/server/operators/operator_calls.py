@@ -40,11 +40,14 @@ from kvoffload.server.channels.express_channels import ExpressChannels
 from kvoffload.server.common.refusal import refuse
 from kvoffload.server.common.steps import Find, FoundLater, Steps, run_steps, take_parts
 from kvoffload.server.hints.hint_calls import DomainHints
+from kvoffload.server.operators import hit_window
+from kvoffload.server.operators.hit_window import HitWindow
 from kvoffload.server.operators.ledger import LOOK_NS
 from kvoffload.server.operators.prompt_ledger import FoundPrompts, OnPrompt, PromptLedger, find_prompts
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Connection, EngineSession
 from kvoffload.server.tiering.counts import cut_text, describe_counts
+from kvoffload.types import ReuseRule
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,9 @@ class OperatorCalls:
         self._ledgers = {name: PromptLedger(domain, on_prompt) for name, domain in domains.items()}
         self._errors: dict[str, Counter[int]] = {name: Counter() for name in (*domains, "")}
         """Errors by domain. Those for processes that belong to no domain, as far as is known, are under ""."""
+        self._now_ns = 0
         self._next_look_ns = 0
+        self._next_window_ns = 0
         self.handlers: Mapping[type[ClientMessage], Callable[[Connection, ClientMessage], _Answer]] = {
             **dict.fromkeys((Stats, Explain, Inspect, Clear, SetQuota), self._serve),
             ListAgentSessions: self._list_agents,
@@ -89,11 +94,17 @@ class OperatorCalls:
             self._errors["" if session is None else session.domain.name][answer.code] += 1
 
     def look(self, now_ns: int) -> None:
-        """Notes what is occupied, for the ledgers, if it is time. To be called in every turn of the loop."""
+        """Notes what is occupied, for the ledgers, and what was hit, if it is time. To be called in every turn of the
+        loop."""
+        self._now_ns = now_ns
         if now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + LOOK_NS
             for one in self._ledgers.values():
                 one.ledger.look(now_ns)
+        if now_ns >= self._next_window_ns:
+            self._next_window_ns = now_ns + hit_window.LOOK_NS
+            for one in self._ledgers.values():
+                one.look(now_ns)
 
     def note_moved(self, domain: str, fingerprint: bytes, *, read_bytes: int = 0, written_bytes: int = 0) -> None:
         """Counts blocks of an identity that a slower tier has brought up, or has taken."""
@@ -172,6 +183,8 @@ class OperatorCalls:
     def _inspect(self, domain: Domain, *, tells_all: bool) -> Insight:
         ledger = self._ledgers[domain.name]
         counts, hints = ledger.counts, self._hints[domain.name]
+        ledger.look(self._now_ns)
+        largest = _find_largest(domain)
         return Insight(
             outcomes=_name(ledger.tokens),
             errors=_name(self._count_errors([*self._errors] if tells_all else [domain.name])),
@@ -179,7 +192,7 @@ class OperatorCalls:
             asked_blocks=counts.asked_blocks,
             distinct_blocks=counts.distinct_blocks,
             saved_us=counts.saved_us,
-            models=_describe_models(domain),
+            models=tuple(_describe_model(domain, *one) for one in largest),
             speeds=tuple(_describe_speeds(domain)),
             hints=_name(hints.done),
             hint_tokens=_name(hints.tokens),
@@ -190,6 +203,8 @@ class OperatorCalls:
             memory_kib_s=ledger.ledger.memory_kib_s,
             tier_kib_s=ledger.ledger.tier_kib_s,
             **_describe_curve(domain),
+            **_describe_window(ledger.window),
+            window_has_other_groups=any(_has_other_groups(domain, number) for _, number, _ in largest),
         )
 
     def _count_errors(self, domains: Iterable[str]) -> dict[str, int]:
@@ -219,15 +234,20 @@ def _clear_one(cache: LocalCache, name_space: int) -> int:
         return 0
 
 
-def _describe_models(domain: Domain) -> tuple[ModelUse, ...]:
-    """Returns the identities that use the most memory, at most MAX_MODELS."""
+def _find_largest(domain: Domain) -> list[tuple[bytes, int, int]]:
+    """Returns the identities that use the most memory, at most MAX_MODELS: fingerprint, namespace and bytes."""
     assert domain.cache is not None
     used_by = domain.cache.used_by_each()
     largest = nlargest(MAX_MODELS, domain.fingerprints.items(), key=lambda one: used_by.get(one[0], 0))
-    return tuple(_describe_model(domain, fingerprint, used_by.get(number, 0)) for number, fingerprint in largest)
+    return [(fingerprint, number, used_by.get(number, 0)) for number, fingerprint in largest]
 
 
-def _describe_model(domain: Domain, fingerprint: bytes, used_bytes: int) -> ModelUse:
+def _has_other_groups(domain: Domain, name_space: int) -> bool:
+    geometry = domain.geometries.get(name_space)
+    return geometry is not None and any(group.rule.reuse is not ReuseRule.PREFIX for group in geometry.groups)
+
+
+def _describe_model(domain: Domain, fingerprint: bytes, _name_space: int, used_bytes: int) -> ModelUse:
     register = domain.registers.get(fingerprint)
     name = find_model(() if register is None else register.identity)
     return ModelUse(name=cut_text(name, NAME_BYTES), fingerprint=fingerprint.hex()[:12], used_bytes=used_bytes)
@@ -251,6 +271,19 @@ def _describe_curve(domain: Domain) -> dict[str, Any]:
         "curve_bytes": curve.asked_bytes,
         "curve_one_in": curve.one_in,
         "curve": tuple(sizes),
+    }
+
+
+def _describe_window(window: HitWindow) -> dict[str, Any]:
+    sums = window.sums
+    return {
+        "window_s": window.span_s,
+        "window_saved_us": sums.saved_us,
+        "window_hit_memory": sums.hit_memory,
+        "window_hit_lower": sums.hit_lower,
+        "window_evicted": sums.evicted,
+        "window_blocks": sums.asked_blocks,
+        "window_hits": tuple(max(hits, 0) for hits in sums.hit_blocks),
     }
 
 

@@ -19,6 +19,7 @@ from kvoffload.protocol.limits import LINE_BYTES
 from kvoffload.protocol.opening import find_model
 from kvoffload.server.common.steps import Steps
 from kvoffload.server.operators.distinct_blocks import DistinctBlocks
+from kvoffload.server.operators.hit_window import HitSums, HitWindow
 from kvoffload.server.operators.ledger import Ledger
 from kvoffload.server.sessions.domain import Domain
 from kvoffload.server.sessions.session import Registration
@@ -114,10 +115,23 @@ class PromptLedger:
         self.tokens: Counter[str] = Counter()
         """Number of tokens by outcome: `hit_memory`, `hit_lower`, or why they were computed."""
         self.ledger = Ledger(domain)
+        self.window = HitWindow()
 
     @property
     def counts(self) -> _Counts:
         return _Counts(asked_blocks=self._asked_blocks, distinct_blocks=self._distinct.count, saved_us=self._saved_us)
+
+    def look(self, now_ns: int) -> None:
+        """Notes what was hit and would have been hit, for the window of the last day."""
+        if self._domain.cache is not None:
+            tokens = self.tokens
+            prompts = HitSums(
+                saved_us=self._saved_us,
+                hit_memory=tokens["hit_memory"],
+                hit_lower=tokens["hit_lower"],
+                evicted=tokens[Miss.EVICTED.label],
+            )
+            self.window.look(now_ns, self._domain.cache.memory_curve, prompts)
 
     def asks_memory(self, registration: Registration, query: Query) -> bool:
         """Whether `find_block` has to find out why the prompt's block is missing."""

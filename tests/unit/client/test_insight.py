@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvoffload.cache import CurvePoint, MemoryCurve
-from kvoffload.client.insight import TimedCalls, read_insight, read_stats
+from kvoffload.client.insight import HitWindow, TimedCalls, read_insight, read_stats
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Error, ErrorCode, Insight, MemorySize, NamedCount, Timing
 from tests.kit.top.made_up import INSIGHT
@@ -58,6 +58,34 @@ def test_the_memory_curve_has_multiples_of_the_memory_and_shares() -> None:
         ),
     )
     assert curve.hit_rates == {0.5: 0.25, 4.0: 0.75}
+
+
+def test_the_window_has_the_curves_multiples_of_the_memory() -> None:
+    message = Insight(
+        outcomes=(),
+        errors=(),
+        timings=(),
+        asked_blocks=0,
+        distinct_blocks=0,
+        saved_us=0,
+        curve=(MemorySize(quarters=2, hit_blocks=9, hit_bytes=9), MemorySize(quarters=4, hit_blocks=9, hit_bytes=9)),
+        window_s=60,
+        window_saved_us=1_500_000,
+        window_hit_memory=5,
+        window_evicted=3,
+        window_blocks=20,
+        window_hits=(2, 4),
+        window_has_other_groups=True,
+    )
+    assert read_insight(message).window == HitWindow(
+        span_s=60.0,
+        saved_s=1.5,
+        hit_memory=5,
+        evicted=3,
+        asked_blocks=20,
+        hit_blocks={0.5: 2, 1.0: 4},
+        has_other_groups=True,
+    )
 
 
 def test_a_curve_of_nothing_has_no_rates() -> None:
