@@ -1,7 +1,9 @@
 """How exact is what a pool says of less and more memory?
 
 Serves traces with a pool of the real cache, asks it what a quarter to four times its memory would have hit, and replays
-the trace at each of these sizes. Prints both as shares of blocks in per cent, and by how much they differ.
+the trace at each of these sizes. Prints both as shares of blocks in per cent, and by how much they differ. With --worth
+it prints by how much the seconds of prefill that are told for half to twice the memory differ from those of replays,
+and by how much they may, in per cent of the replay's.
 """
 
 from __future__ import annotations
@@ -21,17 +23,24 @@ from rich.table import Table
 from benchmarks.eviction import list_traces
 from benchmarks.evictions.traces import Request, Trace
 from kvoffload import native
-from kvoffload.cache import Ask, CacheGeometry, CacheGroup, CacheSettings, GroupRule, LocalCache, MemoryCurve
+from kvoffload.cache import Ask, CacheGeometry, CacheGroup, CacheSettings, GroupRule, LocalCache
 from kvoffload.cache.replay import pack_trace
 from kvoffload.cache.settings import DEFAULT_POLICY
 from kvoffload.cache.trace import BLOCK_TOKENS, TraceRequest
+from kvoffload.client.insight import HitWindow as Window
+from kvoffload.client.insight import ServerInsight
 from kvoffload.kvspec import ReuseRule
+from kvoffload.server.operators.hit_window import HitSums, HitWindow
+from kvoffload.top.memory_worth import MEMORIES, MemoryWorth, find_worth
 from kvoffload.types import HASH_BYTES
 from kvoffload.units import KIB
 
 PERCENTS = (2.5, 5.0, 10.0)
 UNIT_BYTES = 256
 """A block of attention alone has one unit in `kvoffload replay`, and a hybrid's blocks have 4, 2 and 16."""
+TOKEN_US = 21.6
+"""Microseconds that computing a token takes, as `kvoffload replay` has it. Engines tell the same for each token."""
+SECOND_NS = 1_000_000_000
 STATE_BLOCKS = 8
 WINDOW_BLOCKS = 4
 NO_PARENT = bytes(HASH_BYTES)
@@ -47,6 +56,23 @@ class Exactness:
     one_in: int
     told: dict[float, float]
     replayed: dict[float, float]
+    worth: MemoryWorth
+    own_s: float
+    """Seconds of prefill that the pool's own hits saved."""
+    saved_s: dict[float, float]
+    """Seconds of prefill that the hits of replays saved, by memory."""
+
+    @property
+    def worth_errors(self) -> dict[float, tuple[float, float]]:
+        """Returns, for each size, by how much the told seconds differ from the replay's, and by how much they may, both
+        in per cent of the replay's."""
+        return {
+            one.memory: (
+                100 * (self.own_s + one.saved_s - self.saved_s[one.memory]) / self.saved_s[one.memory],
+                100 * one.error_s / self.saved_s[one.memory],
+            )
+            for one in self.worth.sizes
+        }
 
     @property
     def errors(self) -> dict[float, float]:
@@ -85,9 +111,11 @@ class ServedPool:
         self._name_space = self.cache.open_namespace(hashlib.sha256(b"a model").digest(), self._geometry)
         self._session = self.cache.open_session()
         self._names: dict[int, bytes] = {}
-        self._summed: dict[float, int] = {}
-        self._asked = 0
-        self._last = MemoryCurve()
+        self._window = HitWindow()
+        self._requests = 0
+        self._asked_blocks = 0
+        self._hit_tokens = 0
+        self._note()
 
     def serve(self, request: Request) -> None:
         names = [self._names.setdefault(block, hashlib.sha256(block.to_bytes(8)).digest()) for block in request]
@@ -96,7 +124,10 @@ class ServedPool:
             self._save(group, names, found.boundary // BLOCK_TOKENS)
         if found.lease:
             self.cache.release(self._session, found.lease)
-        self._sum_up()
+        self._requests += 1
+        self._asked_blocks += len(names)
+        self._hit_tokens += found.boundary
+        self._note()
 
     def _save(self, group: int, names: list[bytes], begin: int) -> None:
         step = self._geometry.groups[group].rule.block_size // BLOCK_TOKENS
@@ -119,19 +150,44 @@ class ServedPool:
             digests=np.ones(len(taken), np.uint64),
         )
 
-    def _sum_up(self) -> None:
-        """Adds what is new in the curve: in a curve what is long ago counts less, and in a replay all counts alike."""
-        curve, last = self.cache.memory_curve, self._last
-        kept = 0.5 if curve.asked_blocks < last.asked_blocks else 1.0
-        self._asked += round(curve.asked_blocks - kept * last.asked_blocks)
-        for one, before in zip(curve.points, last.points or curve.points, strict=True):
-            known = kept * before.hit_blocks if last.points else 0
-            self._summed[one.memory] = self._summed.get(one.memory, 0) + round(one.hit_blocks - known)
-        self._last = curve
+    def _note(self) -> None:
+        prompts = HitSums(saved_us=round(self.saved_s * 1e6), hit_memory=self._hit_tokens)
+        self._window.look(self._requests * SECOND_NS, self.cache.memory_curve, prompts)
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds of prefill that hits have saved."""
+        return self._hit_tokens * TOKEN_US / 1e6
 
     @property
     def rates(self) -> dict[float, float]:
-        return {memory: 100 * hits / self._asked for memory, hits in self._summed.items()}
+        sums, points = self._window.sums, self.cache.memory_curve.points
+        return {
+            point.memory: 100 * hits / max(sums.asked_blocks, 1)
+            for point, hits in zip(points, sums.hit_blocks, strict=True)
+        }
+
+    @property
+    def worth(self) -> MemoryWorth:
+        sums, curve = self._window.sums, self.cache.memory_curve
+        insight = ServerInsight(
+            outcomes={},
+            errors={},
+            timings=(),
+            asked_blocks=self._asked_blocks,
+            distinct_blocks=len(self._names),
+            saved_s=self.saved_s,
+            curve=curve,
+            window=Window(
+                span_s=self._window.span_s,
+                saved_s=sums.saved_us / 1e6,
+                hit_memory=sums.hit_memory,
+                asked_blocks=sums.asked_blocks,
+                has_other_groups=len(self._geometry.groups) > 1,
+                hit_blocks={one.memory: hits for one, hits in zip(curve.points, sums.hit_blocks, strict=True)},
+            ),
+        )
+        return find_worth(self.cache.stats, insight)
 
 
 def measure(name: str, requests: Trace, *, percent: float, is_hybrid: bool) -> Exactness:
@@ -143,15 +199,21 @@ def measure(name: str, requests: Trace, *, percent: float, is_hybrid: bool) -> E
     for request in requests:
         pool.serve(request)
     units = pool.cache.capacity_bytes // UNIT_BYTES
-    replayed = {
-        memory: 100
-        * native.replay_policy(packed, DEFAULT_POLICY, int(units * memory), is_hybrid)["hits"]
-        / packed.reference_count
-        for memory in pool.rates
+    told, worth = pool.rates, pool.worth
+    hits = {
+        memory: native.replay_policy(packed, DEFAULT_POLICY, int(units * memory), is_hybrid)["hits"]
+        for memory in {*told, *MEMORIES}
     }
-    one_in = pool.cache.memory_curve.one_in
     return Exactness(
-        trace=name, is_hybrid=is_hybrid, percent=percent, one_in=one_in, told=pool.rates, replayed=replayed
+        trace=name,
+        is_hybrid=is_hybrid,
+        percent=percent,
+        one_in=pool.cache.memory_curve.one_in,
+        told=told,
+        replayed={memory: 100 * hits[memory] / packed.reference_count for memory in told},
+        worth=worth,
+        own_s=pool.saved_s,
+        saved_s={memory: hits[memory] * BLOCK_TOKENS * TOKEN_US / 1e6 for memory in MEMORIES},
     )
 
 
@@ -173,6 +235,8 @@ def _as_json(found: Exactness) -> str:
             "one_in": found.one_in,
             "told_percent": {f"{memory:g}": round(share, 2) for memory, share in found.told.items()},
             "replayed_percent": {f"{memory:g}": round(share, 2) for memory, share in found.replayed.items()},
+            "worth_error_percent": {f"{memory:g}": round(off, 2) for memory, (off, _) in found.worth_errors.items()},
+            "worth_may_err_percent": {f"{memory:g}": round(may, 2) for memory, (_, may) in found.worth_errors.items()},
         }
     )
 
@@ -193,6 +257,20 @@ def _print(console: Console, all_found: list[Exactness]) -> None:
         console.print(table)
 
 
+def _print_worth(console: Console, all_found: list[Exactness]) -> None:
+    for is_hybrid in sorted({found.is_hybrid for found in all_found}):
+        table = Table(box=None, pad_edge=False, title="hybrid" if is_hybrid else "plain", title_justify="left")
+        for column in ("", "pool", "one in", *(f"{memory:g} x" for memory in MEMORIES)):
+            table.add_column(column, justify="right")
+        for found in (one for one in all_found if one.is_hybrid == is_hybrid):
+            cells = (f"{off:+.2f} (±{may:.2f})" for off, may in found.worth_errors.values())
+            table.add_row(found.trace, f"{found.percent:g}%", f"{found.one_in}", *cells)
+        console.print(table)
+    errors = [one for found in all_found for one in found.worth_errors.values()]
+    within = sum(abs(off) <= may for off, may in errors)
+    console.print(f"{within} of {len(errors)} as exact as told; worst {max(abs(off) for off, _ in errors):.2f}%")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, help="a trace as `kvoffload replay` reads it, beside the generated ones")
@@ -200,6 +278,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="one of the traces, by its name; may be given several times")
     parser.add_argument("--percent", type=float, action="append", help="the pool, of all distinct records")
     parser.add_argument("--hybrid", action="store_true", help="of each trace a hybrid model's replay, too")
+    parser.add_argument("--worth", action="store_true", help="saved prefill instead of shares of blocks")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     all_found = []
@@ -208,7 +287,7 @@ def main() -> int:
         if options.json:
             print(_as_json(found), flush=True)
     if not options.json:
-        _print(Console(width=120), all_found)
+        (_print_worth if options.worth else _print)(Console(width=120), all_found)
     return 0
 
 

@@ -144,6 +144,20 @@ _PROMPTS = PanelRow(
             queries=(Query("kvoffload_memory_hit_ratio", "{{memory}} x"),),
         ),
         Panel(
+            title="What other memory would have saved",
+            help="Prefill that a pool of so many times this one's memory would have saved more in the last day. Below "
+            "0: less.",
+            shown=Shown.SECONDS,
+            queries=(Query("kvoffload_memory_worth_seconds", "{{memory}} x"),),
+        ),
+        Panel(
+            title="What that is worth",
+            help="The same in money, less the price of the memory. Needs the settings computing_price and "
+            "memory_price.",
+            shown=Shown.COUNT,
+            queries=(Query("kvoffload_memory_worth_price", "{{memory}} x"),),
+        ),
+        Panel(
             title="Blocks that were asked for",
             help="Blocks of prompts that engines did not have themselves.",
             shown=Shown.PER_SECOND,

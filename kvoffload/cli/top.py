@@ -16,6 +16,7 @@ from kvoffload.config.sources import load_shared
 if TYPE_CHECKING:
     from kvoffload.client.client import Client
     from kvoffload.client.inspector import EngineSurvey
+    from kvoffload.top.ledger_rows import Prices
     from kvoffload.top.samples import Sample
 
 ANSWER_S = 5.0
@@ -36,16 +37,18 @@ def top(
     from kvoffload.client.joining import Member
     from kvoffload.client.settings import ClientSettings
     from kvoffload.protocol import Role
+    from kvoffload.top.ledger_rows import Prices
 
     settings = load_shared(file, parse_assignments(assignments or [])).settings
+    prices = Prices.from_settings(settings)
     member = Member(engine="top", role=Role.OBSERVER)
     client = Client(ClientSettings(socket=Path(settings.server), member=member)).start()
     try:
         client.wait_until_served(ANSWER_S)
         if once:
-            look_once(client, settings.server, as_json=as_json)
+            look_once(client, settings.server, prices, as_json=as_json)
         else:
-            watch(client, settings.server, interval, as_json=as_json)
+            watch(client, settings.server, interval, prices, as_json=as_json)
     finally:
         client.close()
 
@@ -71,7 +74,7 @@ def take_sample(client: Client, before: Sample | None = None) -> Sample:
     return Sample(time_s=time.monotonic(), stats=stats, insight=insight, survey=survey)
 
 
-def look_once(client: Client, where: str, *, as_json: bool) -> None:
+def look_once(client: Client, where: str, prices: Prices, *, as_json: bool) -> None:
     from rich.console import Console
 
     from kvoffload.top.samples import as_row, compare
@@ -82,7 +85,7 @@ def look_once(client: Client, where: str, *, as_json: bool) -> None:
         # A server that has just started takes its memory.
         time.sleep(LOOK_S)
         sample = take_sample(client)
-    view = compare(None, sample)
+    view = compare(None, sample, prices)
     if as_json:
         typer.echo(json.dumps(as_row(sample, view)))
     else:
@@ -91,7 +94,7 @@ def look_once(client: Client, where: str, *, as_json: bool) -> None:
         raise typer.Exit(UNREACHABLE)
 
 
-def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> None:
+def watch(client: Client, where: str, interval_s: float, prices: Prices, *, as_json: bool) -> None:
     """Shows samples until the user wants to leave, or the output is closed."""
     from rich.console import Console
     from rich.live import Live
@@ -110,7 +113,7 @@ def watch(client: Client, where: str, interval_s: float, *, as_json: bool) -> No
         try:
             while True:
                 sample = take_sample(client, before)
-                view = compare(before, sample)
+                view = compare(before, sample, prices)
                 if live is not None:
                     live.update(draw(where, sample, view), refresh=True)
                 elif as_json:

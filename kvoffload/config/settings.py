@@ -170,14 +170,15 @@ class Settings(BaseModel):
         0.0,
         room="web",
         allowed="a number from 0 to 1000000000",
-        description="Price of an hour of prefill on an engine, in your currency. `/ledger` then says what hits saved. "
-        "0: it does not.",
+        description="Price of an hour of prefill on an engine, in your currency. `/ledger` then says what hits saved, "
+        "and the page, `/stats` and `kvoffload top` what more memory would have. 0: they do not.",
     )
     memory_price: Price = _setting(
         0.0,
         room="web",
         allowed="a number from 0 to 1000000000",
-        description="Price of a GiB of the server's memory for an hour, for what `/ledger` says that blocks cost.",
+        description="Price of a GiB of the server's memory for an hour, for what `/ledger` says that blocks cost, and "
+        "for what more memory would have.",
     )
     tier_price: Price = _setting(
         0.0,

@@ -102,6 +102,13 @@ SHOWN: Mapping[str, Label] = {
     "would_hit": Label(
         "would be hits", "Share of the blocks that engines loaded, or computed and saved. Older ones count less."
     ),
+    "would_bring": Label(
+        "in the last day",
+        "Computed from a sample of the blocks. The figure in brackets says how sure that is, in 19 of 20 cases.",
+    ),
+    "saver": Label("tenant", "Those that saved the most, and the rest of them."),
+    "saved": Label("computing saved", "Time in which engines would have computed the restored tokens."),
+    "restored": Label("restored", "Share of the prompt tokens that engines did not have themselves."),
     "times": Label("times", "Since the server began."),
 }
 

@@ -12,6 +12,7 @@ _PLACE = {
     "place": "a folder, or the address of a store; empty for memory",
 }
 
+_OTHER_MEMORY = {"memory": "0.5, 0.75, 1.25, 1.5 or 2: so many times the server's"}
 _LEDGER = {
     "by": "tenant, model, or the rest of each: other_tenants, other_models",
     "account": "name of the tenant (at most 64) or model (at most 30); empty: none, or the rest",
@@ -297,6 +298,56 @@ SERVER_METRICS: tuple[Metric, ...] = (
         unit=Unit.NONE,
         help="1 for the reason why less memory than the capacity is there now, 0 for the others.",
         labels={"reason": "growing, former, not_free, cgroup, machine or stalls"},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_memory_wanted_change_bytes",
+        kind=Kind.GAUGE,
+        unit=Unit.BYTES,
+        help="Memory to add, or to take away if negative, that would surely have brought the most money. 0: no other "
+        "size surely pays. Needs computing_price and memory_price.",
+        labels={},
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_memory_worth_error_seconds",
+        kind=Kind.GAUGE,
+        unit=Unit.SECONDS,
+        help="By how much kvoffload_memory_worth_seconds may be wrong, in 19 of 20 cases.",
+        labels=_OTHER_MEMORY,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_memory_worth_price",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="Money that kvoffload_memory_worth_seconds are worth, less the price of the added memory. Needs "
+        "computing_price.",
+        labels=_OTHER_MEMORY,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_memory_worth_price_error",
+        kind=Kind.GAUGE,
+        unit=Unit.NONE,
+        help="By how much kvoffload_memory_worth_price may be wrong, in 19 of 20 cases.",
+        labels=_OTHER_MEMORY,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_memory_worth_seconds",
+        kind=Kind.GAUGE,
+        unit=Unit.SECONDS,
+        help="Prefill that a pool with this much memory would have saved more in the last day; negative: less.",
+        labels=_OTHER_MEMORY,
+        source=Source.SERVER,
+    ),
+    Metric(
+        name="kvoffload_memory_worth_window_seconds",
+        kind=Kind.GAUGE,
+        unit=Unit.SECONDS,
+        help="Length of the window that these gauges are about: a day, or since the server follows its sample.",
+        labels={},
         source=Source.SERVER,
     ),
     Metric(

@@ -10,8 +10,13 @@ from kvoffload.cache import CacheStats, PlaceUsage
 from kvoffload.client.insight import ServerInsight, TimedCalls
 from kvoffload.client.inspector import NO_ENGINES, EngineSurvey
 from kvoffload.metrics.histogram import CALL_BOUNDS_S, RESIDENCE_BOUNDS_S, WAIT_BOUNDS_S
+from kvoffload.protocol import LedgerKind
+from kvoffload.top.ledger_rows import NO_PRICES, Prices, list_rows
+from kvoffload.top.memory_worth import MemoryWorth, find_worth
 
 _BOUNDS_S = {"call": CALL_BOUNDS_S, "promotion": WAIT_BOUNDS_S, "residence": RESIDENCE_BOUNDS_S}
+LEDGER_ROWS = 8
+"""Number of rows of each kind of the ledger that a sample's row has."""
 COUNTED = ("hits", "misses", "refused", "evicted", "duplicates")
 NO_COUNTS: Mapping[str, int] = {}
 
@@ -78,6 +83,12 @@ class View:
     insight: ServerInsight | None = None
     outcomes: Mapping[str, float] = field(default_factory=dict)
     """Prompt tokens a second, by what became of them."""
+    prices: Prices = NO_PRICES
+
+    @property
+    def worth(self) -> MemoryWorth | None:
+        """The worth of other amounts of memory; None: the server is of an earlier version."""
+        return None if self.insight is None else find_worth(self.stats, self.insight, self.prices)
 
     @property
     def hit_rate(self) -> float | None:
@@ -90,7 +101,7 @@ class View:
         return self.stats.used_bytes / self.stats.capacity_bytes if self.stats.capacity_bytes else 0.0
 
 
-def compare(before: Sample | None, now: Sample) -> View | None:
+def compare(before: Sample | None, now: Sample, prices: Prices = NO_PRICES) -> View | None:
     """Compares two samples. None: there is nothing to show. The counts of a server that was restarted begin at 0."""
     if now.stats is None:
         return None
@@ -126,11 +137,11 @@ def compare(before: Sample | None, now: Sample) -> View | None:
             name: rate(count, None if former is None else former.get(name, 0))
             for name, count in now.insight.outcomes.items()
         }
-    return View(stats=stats, rates=rates, tiers=tuple(tiers), insight=now.insight, outcomes=outcomes)
+    return View(stats=stats, rates=rates, tiers=tuple(tiers), insight=now.insight, outcomes=outcomes, prices=prices)
 
 
 def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
-    """Returns a row for `--json`: what was told, and rates."""
+    """Returns a row for `--json`: what was told, rates, and the worth of other amounts of memory."""
     if sample.stats is None or view is None:
         return {"up": False, "fault": sample.fault}
     stats = sample.stats
@@ -158,6 +169,8 @@ def as_row(sample: Sample, view: View | None) -> dict[str, Any]:
         "differing": [] if sample.survey is None else list(sample.survey.find_differing()),
         "models": [] if view.insight is None else [vars(model) for model in view.insight.models],
         "calls": [] if view.insight is None else [_describe_calls(timing) for timing in view.insight.timings],
+        "memory_worth": None if view.worth is None else view.worth.describe(),
+        "ledger": {} if view.insight is None else _describe_ledger(view.insight, view.prices),
         "tenants": [
             {"name": one.name, "used_bytes": one.used_bytes, "quota_bytes": one.quota_bytes} for one in stats.tenants
         ],
@@ -189,6 +202,11 @@ def _describe_prompts(insight: ServerInsight, per_second: Mapping[str, float]) -
         "distinct_blocks": insight.distinct_blocks,
         "saved_seconds": insight.saved_s,
     }
+
+
+def _describe_ledger(insight: ServerInsight, prices: Prices) -> dict[str, Any]:
+    """Describes the rows of tenants and models that saved most, with the rest of each, if all rows fit."""
+    return {f"{kind.label}s": list_rows(insight, kind, prices)[:LEDGER_ROWS] for kind in LedgerKind}
 
 
 def _describe_calls(timing: TimedCalls) -> dict[str, Any]:

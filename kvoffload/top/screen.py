@@ -11,12 +11,16 @@ from rich.text import Text
 from kvoffload.client.insight import ServerInsight
 from kvoffload.client.inspector import EngineSurvey
 from kvoffload.metrics.labels import OUTCOMES, SMALLER
+from kvoffload.protocol import LedgerKind
+from kvoffload.top.ledger_rows import list_rows
+from kvoffload.top.memory_worth import MemoryWorth, tell
 from kvoffload.top.samples import Sample, TierLine, View
 from kvoffload.units import GIB, KIB, MIB
 
 _BAR = 24
 _OUTCOMES = 4
 _KINDS = 4
+_SAVERS = 3
 _TENANTS = 8
 """The largest; the others are one line."""
 
@@ -37,6 +41,8 @@ def draw(where: str, sample: Sample, view: View | None) -> RenderableType:
         _draw_requests(view),
         *([] if view.insight is None else [_draw_prompts(view, view.insight)]),
         *([] if view.insight is None or not view.insight.curve.hit_rates else [_draw_curve(view.insight)]),
+        *([] if view.worth is None else _draw_worth(view.worth)),
+        *([] if view.insight is None else _draw_savers(view.insight)),
         *([_draw_tiers(view)] if view.tiers else []),
         *([_draw_tenants(view)] if len(view.stats.tenants) > 1 else []),
     )
@@ -48,6 +54,12 @@ def size(count: float) -> str:
         if count >= unit:
             return f"{count / unit:.3g} {name}" if count / unit < 1000 else f"{count / unit:.0f} {name}"
     return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Short, for a line: a number and a unit."""
+    unit_s, unit = next((one for one in ((3600, "h"), (60, "min")) if seconds >= one[0]), (1, "s"))
+    return f"{number(seconds / unit_s)} {unit}"
 
 
 def plural(count: int, word: str, many: str = "s", one: str = "") -> str:
@@ -109,6 +121,27 @@ def _draw_engines(survey: EngineSurvey) -> Iterator[Text]:
 def _draw_curve(insight: ServerInsight) -> Text:
     rates = (f"{share:.1%} with {memory:g}x" for memory, share in insight.curve.hit_rates.items())
     return Text(f"hits      {', '.join(rates)} the memory")
+
+
+def _draw_worth(worth: MemoryWorth) -> Iterator[Text]:
+    """Draws a sentence about less memory and one about more: about the size of each kind that brings the most."""
+    for sizes in ([one for one in worth.sizes if one.memory < 1], [one for one in worth.sizes if one.memory > 1]):
+        if sizes:
+            best = max(sizes, key=lambda one: one.saved_s if one.price is None else one.price)
+            yield Text(f"memory    {tell(best, worth.span_s)}", overflow="fold")
+
+
+def _draw_savers(insight: ServerInsight) -> Iterator[Text]:
+    """Draws which tenants saved the most prefill, if there are any."""
+    rows = [row for row in list_rows(insight, LedgerKind.TENANT) if row["saved_s"]]
+    if any(row["name"] for row in rows):
+        shown = ", ".join(f"{duration(row['saved_s'])} {_name_tenant(row['name'])}" for row in rows[:_SAVERS])
+        rest = sum(row["saved_s"] for row in rows[_SAVERS:])
+        yield Text(f"saved     {shown}{f', {duration(rest)} others' if rest else ''}", overflow="fold")
+
+
+def _name_tenant(name: str | None) -> str:
+    return "others" if name is None else name or "without a tenant"
 
 
 def _say(outcome: str) -> str:

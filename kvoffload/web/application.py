@@ -13,18 +13,20 @@ from kvoffload.client.inspector import describe_agent
 from kvoffload.config.sources import LoadedSettings, format_shown
 from kvoffload.errors import ServerError
 from kvoffload.metrics.exposition import OPEN_TYPE, PLAIN_TYPE, expose
+from kvoffload.top.ledger_rows import Prices
+from kvoffload.top.memory_worth import find_worth
 from kvoffload.top.samples import Sample, as_row, compare
 from kvoffload.web.hint_envelope import BODY as HINTS_BODY
 from kvoffload.web.hint_envelope import read_envelope
 from kvoffload.web.hints import Hints
 from kvoffload.web.history import EVERY_S, History
 from kvoffload.web.http_message import HttpError, Request, Response, json_response
-from kvoffload.web.ledger import Prices, describe_ledger
+from kvoffload.web.ledger import describe_ledger
 from kvoffload.web.page import read_page
 from kvoffload.web.prefix_question import BODY, QUERY, Question, read_body, read_query
 from kvoffload.web.prefix_question import MAX_BODY_BYTES as MAX_QUESTION_BYTES
 from kvoffload.web.prefixes import Prefixes
-from kvoffload.web.readings import read_differing, read_ignored, read_insight, read_stats
+from kvoffload.web.readings import read_differing, read_ignored, read_insight, read_stats, read_worth
 from kvoffload.web.routes import Route, Router
 from kvoffload.web.watcher import Watcher
 
@@ -53,10 +55,7 @@ class Application:
         self._hints = hints
         self._token = token
         self._config = hide_secrets(loaded)
-        settings = loaded.settings
-        self._prices = Prices(
-            computing=settings.computing_price, memory=settings.memory_price, tier=settings.tier_price
-        )
+        self._prices = Prices.from_settings(loaded.settings)
         self._history = History()
         self._page = read_page()
         self.router = Router(
@@ -193,9 +192,14 @@ class Application:
         seen = await self._watcher.look()
         is_open = "application/openmetrics-text" in request.head.headers.get("accept", "")
         told = () if seen.insight is None else read_insight(seen.insight)
+        worth = (
+            ()
+            if seen.stats is None or seen.insight is None
+            else read_worth(find_worth(seen.stats, seen.insight, self._prices))
+        )
         differing = () if seen.stats is None else read_differing(seen.survey)
         ignored = read_ignored(self._hints.ignored)
-        body = expose([*read_stats(seen.stats), *told, *differing, *ignored], is_open=is_open)
+        body = expose([*read_stats(seen.stats), *told, *worth, *differing, *ignored], is_open=is_open)
         return Response(body=body, content_type=OPEN_TYPE if is_open else PLAIN_TYPE)
 
     async def _stats(self, _request: Request) -> Response:
@@ -205,7 +209,7 @@ class Application:
     async def _tell(self) -> dict[str, Any]:
         seen = await self._watcher.look()
         sample = Sample(time_s=0.0, stats=seen.stats, insight=seen.insight, survey=seen.survey, fault=seen.fault)
-        return as_row(sample, compare(None, sample))
+        return as_row(sample, compare(None, sample, self._prices))
 
     async def _show_ledger(self, _request: Request) -> Response:
         with _as_gateway():

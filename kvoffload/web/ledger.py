@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.cache import CacheStats
 from kvoffload.client.insight import ServerInsight
 from kvoffload.client.inspector import describe_agent
-from kvoffload.protocol import AgentSession, AgentSessions, LedgerKind, LedgerRow
-from kvoffload.units import GIB, KIB
-
-HOUR_S = 3600
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Prices in the user's currency; 0: none is given."""
-
-    computing: float = 0.0
-    """Price of an hour of prefill."""
-    memory: float = 0.0
-    """Price of a GiB of memory for an hour."""
-    tier: float = 0.0
-    """Price of a GiB that slower tiers read or write."""
-
-    def add_to(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Adds what the saved time was worth, and what memory and slower tiers have cost, as far as there are
-        prices."""
-        if self.computing:
-            row["saved_price"] = row["saved_s"] / HOUR_S * self.computing
-        if self.memory and "memory_byte_s" in row:
-            row["memory_price"] = row["memory_byte_s"] / GIB / HOUR_S * self.memory
-        if self.tier and "tier_read_bytes" in row:
-            row["tier_price"] = (row["tier_read_bytes"] + row["tier_written_bytes"]) / GIB * self.tier
-        return row
-
-
-NO_PRICES = Prices()
+from kvoffload.protocol import AgentSession, AgentSessions, LedgerKind
+from kvoffload.top.ledger_rows import NO_PRICES, Prices, list_rows
 
 
 def describe_ledger(
@@ -50,8 +21,8 @@ def describe_ledger(
     ]
     return {
         "total": prices.add_to(_describe_total(stats, insight)),
-        "tenants": [prices.add_to(row) for row in _describe_rows(insight, LedgerKind.TENANT)],
-        "models": [prices.add_to(row) for row in _describe_rows(insight, LedgerKind.MODEL)],
+        "tenants": list_rows(insight, LedgerKind.TENANT, prices),
+        "models": list_rows(insight, LedgerKind.MODEL, prices),
         "sessions": [prices.add_to(row) for row in sessions],
     }
 
@@ -76,28 +47,6 @@ def _describe_total(stats: CacheStats, insight: ServerInsight) -> dict[str, Any]
         "tier_written_bytes": sum(tier["written_bytes"] for tier in tiers.values()),
         "tiers": tiers,
     }
-
-
-def _describe_rows(insight: ServerInsight, kind: LedgerKind) -> list[dict[str, Any]]:
-    rows = [row for row in insight.ledger if row.kind is kind]
-    return [_describe_row(row) for row in sorted(rows, key=lambda row: (row.is_rest, -row.saved_us))]
-
-
-def _describe_row(row: LedgerRow) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "name": None if row.is_rest else row.name,
-        "prompts": row.prompts,
-        "asked_tokens": row.asked,
-        "hit_tokens": row.promised,
-        "from_tiers": row.lower,
-        "saved_s": row.saved_us / 1e6,
-        "read_bytes": row.read_bytes,
-        "written_bytes": row.written_bytes,
-        "memory_byte_s": row.memory_kib_s * KIB,
-    }
-    if row.kind is LedgerKind.MODEL:
-        told |= {"tier_read_bytes": row.tier_read_bytes, "tier_written_bytes": row.tier_written_bytes}
-    return told
 
 
 def _describe_session(session: AgentSession) -> dict[str, Any]:

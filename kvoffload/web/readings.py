@@ -10,6 +10,7 @@ from kvoffload.client.inspector import EngineSurvey
 from kvoffload.metrics.exposition import Reading, distribution, reading
 from kvoffload.metrics.labels import SMALLER
 from kvoffload.protocol import LedgerKind
+from kvoffload.top.memory_worth import MemoryWorth
 from kvoffload.units import KIB
 
 MEMORY = "memory"
@@ -110,6 +111,22 @@ def _read_ledger(insight: ServerInsight) -> Iterator[Reading]:
         if row.kind is LedgerKind.MODEL:
             yield reading("kvoffload_ledger_tier_read_bytes_total", row.tier_read_bytes, **who)
             yield reading("kvoffload_ledger_tier_written_bytes_total", row.tier_written_bytes, **who)
+
+
+def read_worth(worth: MemoryWorth) -> Iterator[Reading]:
+    """Reads what other amounts of memory would have brought, by multiples of the server's; nothing if that is not
+    known."""
+    if worth.sizes:
+        yield reading("kvoffload_memory_worth_window_seconds", worth.span_s)
+    for size in worth.sizes:
+        memory = f"{size.memory:g}"
+        yield reading("kvoffload_memory_worth_seconds", size.saved_s, memory=memory)
+        yield reading("kvoffload_memory_worth_error_seconds", size.error_s, memory=memory)
+        if size.price is not None:
+            yield reading("kvoffload_memory_worth_price", size.price, memory=memory)
+            yield reading("kvoffload_memory_worth_price_error", size.price_error, memory=memory)
+    if worth.wanted_bytes is not None:
+        yield reading("kvoffload_memory_wanted_change_bytes", worth.wanted_bytes)
 
 
 def read_differing(survey: EngineSurvey | None) -> Iterator[Reading]:

@@ -10,10 +10,9 @@ import yaml
 
 from kvoffload import __version__
 from kvoffload.units import parse_size
-from tests.examples.deploy import DEPLOY, GROUP, read_command, read_engine_command, read_entry
+from tests.examples.deploy import DEPLOY, GROUP, KUBERNETES, read_command, read_engine_command, read_entry
 
 CHART = DEPLOY / "chart"
-KUBERNETES = ("1.28", "1.34", "1.37")
 ALL = {
     "nodeSelector": {"gpu": "yes"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],

@@ -24,12 +24,12 @@ from kvoffload.metrics.catalog import CATALOG
 from kvoffload.metrics.metric import Kind, Metric, Source
 from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.types import HASH_BYTES
+from tests.examples.deploy import find_program
 from tests.house.tree import ROOT
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.cli.web_process import web
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, disk_below, serving
-from tests.kit.tiers.valkey_server import DEBIAN
 from tests.kit.web.prompt_load import PromptLoad
 
 FOLDER = ROOT / "examples/monitoring"
@@ -41,14 +41,6 @@ EXPRESSIONS = [query.expression for row in PANEL_ROWS for panel in row.panels fo
 def sample_name(metric: Metric) -> str:
     """The name of a sample that the metric has as soon as there is any."""
     return f"{metric.name}_bucket" if metric.kind is Kind.HISTOGRAM else metric.name
-
-
-def find_program(name: str) -> str:
-    own = DEBIAN / "usr/bin" / name
-    found = str(own) if own.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is missing: Debian's prometheus could not be had by make setup")
-    return found
 
 
 @pytest.mark.parametrize(
@@ -91,6 +83,10 @@ def test_every_metric_of_a_server_is_shown_or_told() -> None:
         "kvoffload_ledger_tier_written_bytes_total",
         "kvoffload_ledger_written_bytes_total",
         "kvoffload_memory_given_back_bytes_total",
+        "kvoffload_memory_wanted_change_bytes",
+        "kvoffload_memory_worth_error_seconds",
+        "kvoffload_memory_worth_price_error",
+        "kvoffload_memory_worth_window_seconds",
         "kvoffload_occupied_byte_seconds_total",
         "kvoffload_tenant_quota_bytes",
         "kvoffload_tier_coded_records_total",
@@ -174,13 +170,15 @@ def test_a_real_prometheus_reads_a_real_server(tmp_path: Path) -> None:
     domain = DomainSettings(name="", tenants=(TenantSettings(name="a", quota_bytes=32 << 20),))
     with (
         serving(path, tiers={"": [disk_below(folder)]}, domains=(domain,)) as server,
-        web(path, f"http_token_file={token}") as told,
+        web(path, f"http_token_file={token}", "computing_price=4", "memory_price=0.01") as told,
         prometheus(tmp_path, told.removeprefix("http://")) as address,
     ):
         await_that(lambda: server.has_memory)
         load = PromptLoad(path, tenant="a")
         load.turn(conversations=1)
         load.await_told()
+        await_that(lambda: find(address, "kvoffload_memory_hit_ratio"))
+        load.turn(conversations=1)  # a hit
         hint(told, token.read_text(), make_chain(0, 3))
         with pytest.raises(ServerError):
             load.client.set_quota("nobody", 1 << 30)

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from kvoffload.cache import CacheStats, CurvePoint, MemoryCurve, PlaceUsage, TenantUsage
-from kvoffload.client.insight import ServerInsight, TimedCalls
+from kvoffload.client.insight import HitWindow, ServerInsight, TimedCalls
 from kvoffload.client.inspector import EngineSurvey
 from kvoffload.protocol import IdentityField, LedgerKind, LedgerRow, Role
 from kvoffload.protocol.survey import IdentityRead, JoinedProcess
@@ -77,6 +77,14 @@ INSIGHT = ServerInsight(
             CurvePoint(memory=0.5, hit_blocks=100, hit_bytes=100 << 20),
             CurvePoint(memory=1.0, hit_blocks=200, hit_bytes=200 << 20),
         ),
+    ),
+    window=HitWindow(
+        span_s=86400.0,
+        saved_s=7200.0,
+        hit_memory=600,
+        evicted=50,
+        asked_blocks=40_000,
+        hit_blocks={0.25: 5_000, 0.5: 10_000, 1.0: 20_000, 2.0: 30_000, 4.0: 35_000},
     ),
     ledger=LEDGER,
     occupied_byte_s={"memory": 2 << 30, "disk": 1 << 30},

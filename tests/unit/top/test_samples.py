@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvoffload.top.samples import Sample, as_row, compare
-from tests.kit.top.made_up import DIFFERING, DISK, stats
+from kvoffload.top.ledger_rows import Prices
+from kvoffload.top.samples import LEDGER_ROWS, Sample, as_row, compare
+from tests.kit.top.made_up import DIFFERING, DISK, INSIGHT, LEDGER, stats
 
 
 def test_rates_are_of_the_time_in_between() -> None:
@@ -68,3 +69,25 @@ def test_a_row_has_the_engines_that_have_joined() -> None:
     refused = replace(now, survey=None)
     told = as_row(refused, compare(None, refused))
     assert (told["engines"], told["differing"]) == ([], [])
+
+
+def test_a_row_has_the_worth_of_other_memory_and_those_who_saved_most() -> None:
+    now = Sample(time_s=1.0, stats=stats(), insight=INSIGHT)
+    row = as_row(now, compare(None, now, Prices(computing=10.0, memory=0.5)))
+    worth = row["memory_worth"]
+    assert (worth["span_s"], worth["unknown"]) == (86400.0, "")
+    assert [one["memory"] for one in worth["sizes"]] == [0.5, 0.75, 1.25, 1.5, 2.0]
+    assert worth["sizes"][-1]["sentence"].startswith("16 GiB more would have saved 1 hour of prefill")
+    assert worth["sizes"][-1]["price"] == pytest.approx(10 - 16 * 24 * 0.5)
+    assert [one["name"] for one in row["ledger"]["tenants"]] == ["a tenant", None]
+    assert row["ledger"]["models"][0]["saved_price"] == pytest.approx(6.25 / 360)
+    earlier = replace(now, insight=None)
+    told = as_row(earlier, compare(None, earlier))
+    assert (told["memory_worth"], told["ledger"]) == (None, {})
+
+
+def test_a_row_has_few_rows_of_the_ledger() -> None:
+    many = tuple(replace(LEDGER[1], name=str(at), saved_us=at) for at in range(20))
+    now = Sample(time_s=1.0, stats=stats(), insight=replace(INSIGHT, ledger=many))
+    told = as_row(now, compare(None, now))["ledger"]["tenants"]
+    assert [one["name"] for one in told] == [str(19 - at) for at in range(LEDGER_ROWS)]

@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from kvoffload.cache import MemoryCurve, TenantUsage
+from kvoffload.client.insight import HitWindow
 from kvoffload.top.samples import Sample, compare
 from kvoffload.top.screen import draw, number, size
 from kvoffload.units import GIB, KIB, MIB
-from tests.kit.top.made_up import DIFFERING, DISK, INSIGHT, identity, stats, survey
+from tests.kit.top.made_up import DIFFERING, DISK, INSIGHT, LEDGER, identity, stats, survey
 
 
 def show(now: Sample, before: Sample | None = None, width: int = 100) -> str:
@@ -92,6 +93,23 @@ def test_hits_with_other_memory_are_one_line_where_something_was_asked() -> None
     assert "hits      25.0% with 0.5x, 50.0% with 1x the memory" in text
     nothing = show(Sample(time_s=0.0, stats=stats(), insight=replace(INSIGHT, curve=MemoryCurve())))
     assert "the memory" not in nothing
+
+
+def test_what_other_memory_would_have_brought_is_a_line_for_less_and_one_for_more() -> None:
+    lines = show(Sample(time_s=0.0, stats=stats(), insight=INSIGHT), width=140).splitlines()
+    assert "memory    4 GiB less would have cost" in "\n".join(lines)
+    assert "memory    16 GiB more would have saved 1 hour of prefill in the last 24 hours (±0.1)" in lines
+    unknown = show(Sample(time_s=0.0, stats=stats(), insight=replace(INSIGHT, window=HitWindow())), width=140)
+    assert "would have" not in unknown
+
+
+def test_tenants_that_saved_most_are_one_line_if_there_are_any() -> None:
+    row = LEDGER[1]
+    many = tuple(replace(row, name=f"tenant {at}", saved_us=at * 3_600_000_000) for at in range(6))
+    text = show(Sample(time_s=0.0, stats=stats(), insight=replace(INSIGHT, ledger=many)), width=140)
+    assert "saved     5 h tenant 5, 4 h tenant 4, 3 h tenant 3, 3 h others\n" in text
+    nameless = (replace(row, name=""),)
+    assert "saved  " not in show(Sample(time_s=0.0, stats=stats(), insight=replace(INSIGHT, ledger=nameless)))
 
 
 def test_no_server_is_said() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvoffload.protocol import AgentSession, AgentSessions
-from kvoffload.web.ledger import Prices, describe_ledger
+from kvoffload.top.ledger_rows import Prices
+from kvoffload.web.ledger import describe_ledger
 from tests.kit.top.made_up import DISK, INSIGHT, stats
 
 

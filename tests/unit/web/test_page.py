@@ -33,6 +33,12 @@ def read_told(stats: dict[str, Any]) -> dict[str, str]:
     told |= {f"prompts.totals.{name}": count for name, count in stats["prompts"]["totals"].items() if count}
     told |= {f"tiers.{tier['name']}.used_bytes": tier["used_bytes"] for tier in stats["tiers"]}
     told |= {f"prompts.hit_rate_by_memory.{key}": rate for key, rate in stats["prompts"]["hit_rate_by_memory"].items()}
+    told |= {f"memory_worth.{one['memory']:g}": one["saved_s"] for one in stats["memory_worth"]["sizes"]}
+    told |= {
+        f"ledger.tenants.{'null' if one['name'] is None else one['name']}": one["saved_s"]
+        for one in stats["ledger"]["tenants"]
+        if one["prompts"]
+    }
     told |= {f"models.{model['fingerprint']}": model["used_bytes"] for model in stats["models"]}
     told |= {f"tenants.{tenant['name']}": tenant["used_bytes"] for tenant in stats["tenants"]}
     told |= {f"calls.{call['name']}.{call['label']}": call["count"] for call in stats["calls"] if call["count"]}

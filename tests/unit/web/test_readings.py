@@ -8,16 +8,19 @@ from dataclasses import replace
 import pytest
 
 from kvoffload.cache import CacheStats, MemoryCurve
-from kvoffload.client.insight import TimedCalls
+from kvoffload.client.insight import HitWindow, TimedCalls
 from kvoffload.metrics.engine_metrics import ENGINE_METRICS
 from kvoffload.metrics.exposition import Distribution, expose
 from kvoffload.metrics.metric import Source
 from kvoffload.metrics.server_metrics import SERVER_METRICS
 from kvoffload.protocol.watching import TrafficCounts
-from kvoffload.web.readings import read_differing, read_ignored, read_insight, read_stats
+from kvoffload.top.ledger_rows import Prices
+from kvoffload.top.memory_worth import MEMORIES, find_worth
+from kvoffload.web.readings import read_differing, read_ignored, read_insight, read_stats, read_worth
 from tests.kit.top.made_up import DIFFERING, DISK, INSIGHT, stats
 
 COUNTS = [field.name for field in dataclasses.fields(CacheStats) if isinstance(getattr(stats(), field.name), int)]
+PRICES = Prices(computing=10.0, memory=0.001)
 TRAFFIC = [field.name for field in dataclasses.fields(TrafficCounts) if field.name != "tier"]
 
 
@@ -31,6 +34,7 @@ def test_the_catalogue_and_what_is_told_are_the_same() -> None:
     found = [
         *read_stats(full()),
         *read_insight(INSIGHT),
+        *read_worth(find_worth(stats(), INSIGHT, PRICES)),
         *read_ignored({"unknown_action": 1}),
         *read_differing(DIFFERING),
     ]
@@ -101,6 +105,22 @@ def test_hits_with_other_memory_are_shares_by_multiples_of_it() -> None:
     assert 'kvoffload_memory_hit_ratio{memory="1"} 0.5' in text
     nothing = expose(read_insight(replace(INSIGHT, curve=MemoryCurve())), is_open=False).decode()
     assert "kvoffload_memory_hit_ratio{" not in nothing
+
+
+def test_the_worth_of_other_memory_has_one_label_with_few_values() -> None:
+    found = {(one.name, *one.labels.values()): one.value for one in read_worth(find_worth(stats(), INSIGHT, PRICES))}
+    assert found["kvoffload_memory_worth_seconds", "2"] == pytest.approx(3600)
+    assert found["kvoffload_memory_worth_price", "2"] == pytest.approx(10 - 16 * 24 * 0.001)
+    assert found["kvoffload_memory_wanted_change_bytes",] == stats().capacity_bytes
+    assert {name[1] for name in found if len(name) > 1} == {f"{memory:g}" for memory in MEMORIES}
+
+
+def test_worth_without_prices_is_time_alone_and_what_is_not_known_is_left_out() -> None:
+    assert {one.name for one in read_worth(find_worth(stats(), INSIGHT))} == {
+        *("kvoffload_memory_worth_window_seconds", "kvoffload_memory_worth_seconds"),
+        "kvoffload_memory_worth_error_seconds",
+    }
+    assert list(read_worth(find_worth(stats(), replace(INSIGHT, window=HitWindow())))) == []
 
 
 def test_without_questions_there_is_no_ceiling() -> None:
