@@ -107,7 +107,7 @@ SHOWN: Mapping[str, Label] = {
         "Computed from a sample of the blocks. The figure in brackets says how sure that is, in 19 of 20 cases.",
     ),
     "saver": Label("tenant", "Those that saved the most, and the rest of them."),
-    "saved": Label("computing saved", "Time in which engines would have computed the restored tokens."),
+    "saved": Label("prefill saved", "Time in which engines would have computed the restored tokens."),
     "restored": Label("restored", "Share of the prompt tokens that engines did not have themselves."),
     "times": Label("times", "Since the server began."),
 }
