@@ -72,7 +72,8 @@ class MemoryWorth:
 
 
 def _round(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
+    # A sum with 0 makes no negative zero of a small loss.
+    return {name: round(value, 3) + 0.0 if isinstance(value, float) else value for name, value in values.items()}
 
 
 def find_worth(stats: CacheStats, insight: ServerInsight, prices: Prices = NO_PRICES) -> MemoryWorth:

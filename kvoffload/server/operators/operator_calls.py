@@ -102,9 +102,8 @@ class OperatorCalls:
             for one in self._ledgers.values():
                 one.ledger.look(now_ns)
         if now_ns >= self._next_window_ns:
-            self._next_window_ns = now_ns + hit_window.LOOK_NS
-            for one in self._ledgers.values():
-                one.look(now_ns)
+            looked = [one.look(now_ns) for one in self._ledgers.values()]
+            self._next_window_ns = now_ns + (hit_window.LOOK_NS if all(looked) else LOOK_NS)
 
     def note_moved(self, domain: str, fingerprint: bytes, *, read_bytes: int = 0, written_bytes: int = 0) -> None:
         """Counts blocks of an identity that a slower tier has brought up, or has taken."""

@@ -121,17 +121,20 @@ class PromptLedger:
     def counts(self) -> _Counts:
         return _Counts(asked_blocks=self._asked_blocks, distinct_blocks=self._distinct.count, saved_us=self._saved_us)
 
-    def look(self, now_ns: int) -> None:
-        """Notes what was hit and would have been hit, for the window of the last day."""
-        if self._domain.cache is not None:
-            tokens = self.tokens
-            prompts = HitSums(
-                saved_us=self._saved_us,
-                hit_memory=tokens["hit_memory"],
-                hit_lower=tokens["hit_lower"],
-                evicted=tokens[Miss.EVICTED.label],
-            )
-            self.window.look(now_ns, self._domain.cache.memory_curve, prompts)
+    def look(self, now_ns: int) -> bool:
+        """Notes what was hit and would have been hit, for the window of the last day. Returns whether there is a memory
+        that can be looked at."""
+        if self._domain.cache is None:
+            return False
+        tokens = self.tokens
+        prompts = HitSums(
+            saved_us=self._saved_us,
+            hit_memory=tokens["hit_memory"],
+            hit_lower=tokens["hit_lower"],
+            evicted=tokens[Miss.EVICTED.label],
+        )
+        self.window.look(now_ns, self._domain.cache.memory_curve, prompts)
+        return True
 
     def asks_memory(self, registration: Registration, query: Query) -> bool:
         """Whether `find_block` has to find out why the prompt's block is missing."""

@@ -133,3 +133,9 @@ def test_sentences_name_the_size_the_time_and_how_sure_they_are() -> None:
     )
     assert "512 MiB more" in tell(replace(size, added_bytes=GIB // 2), 1.0)
     assert math.isclose(find_worth(stats(), EXACT).describe()["sizes"][-1]["saved_s"], 3600.0)
+
+
+def test_a_loss_of_less_than_a_millisecond_is_no_negative_zero() -> None:
+    size = SizeWorth(memory=0.5, added_bytes=-GIB, saved_s=-0.0001, error_s=0.0)
+    (told,) = MemoryWorth(span_s=1.0, sizes=(size,)).describe()["sizes"]
+    assert str(told["saved_s"]) == "0.0"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from kvoffload.cache import CurvePoint, MemoryCurve
 from kvoffload.protocol import Insight, Inspect
 from kvoffload.server.operators.hit_window import LOOK_NS, MARK_NS, MARKS, HitSums, HitWindow
-from tests.kit.cache.cache_model import HYBRID, PLAIN, make_chain
+from tests.kit.cache.cache_model import HYBRID, PLAIN, SMALL, make_chain
 from tests.kit.server.explained import explain, store
-from tests.kit.server.harness import Server
+from tests.kit.server.harness import CacheWithoutProcesses, Server
 
 SECOND_NS = 1_000_000_000
 
@@ -82,6 +82,15 @@ def test_a_server_tells_what_its_prompts_got_and_would_have_got() -> None:
     assert (told.window_hit_memory, told.window_hit_lower, told.window_evicted) == (60, 40, 0)
     assert not told.window_has_other_groups
     assert told.window_hits == (0,) * len(told.curve)
+
+
+def test_the_window_begins_soon_after_the_memory_is_there() -> None:
+    with Server(memory=None) as server:
+        server.core.advance(SECOND_NS)
+        server.attach("main", CacheWithoutProcesses.create(SMALL))
+        server.core.advance(3 * SECOND_NS)
+        server.core.advance(7 * SECOND_NS)
+        assert server.process("top").watch().ask(Inspect()).window_s == 4
 
 
 def test_a_server_says_whether_a_model_has_windows_or_states() -> None:
