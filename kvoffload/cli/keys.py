@@ -30,7 +30,7 @@ def show(file: Annotated[Path, typer.Argument(help="Either file of a pair.")]) -
     typer.echo(read_public_key(file))
 
 
-@keys_app.command()
+@keys_app.command(short_help="Make a key that seals records, or a newer one.")
 def seal(
     file: Annotated[Path, typer.Argument(help="A file that does not exist yet, or one that this command made.")],
 ) -> None:

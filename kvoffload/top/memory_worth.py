@@ -14,6 +14,8 @@ from kvoffload.units import GIB, MIB
 
 MEMORIES = (0.5, 0.75, 1.25, 1.5, 2.0)
 """The memories that are told, as multiples of the server's."""
+LEAST_S = 60
+"""Seconds of a window that tells something."""
 _SURE = 2.0
 """Number of standard deviations within which a figure holds: in 19 of 20 cases."""
 _APART = 0.0025
@@ -105,6 +107,8 @@ def find_worth(stats: CacheStats, insight: ServerInsight, prices: Prices = NO_PR
 def _find_fault(stats: CacheStats, insight: ServerInsight) -> str:
     """Returns why nothing can be told; empty if it can."""
     window = insight.window
+    if window.span_s < LEAST_S:
+        return "not known in the first minute"
     if window.has_other_groups:
         return "not known for models with windows or recurrent states"
     if not window.asked_blocks:

@@ -110,7 +110,8 @@ def test_where_slower_tiers_bring_what_was_evicted_more_memory_saves_less() -> N
 @pytest.mark.parametrize(
     ("changes", "ready_bytes", "why"),
     [
-        ({"window": HitWindow()}, 16 * GIB, "nothing was asked for"),
+        ({"window": HitWindow()}, 16 * GIB, "in the first minute"),
+        ({"window": HitWindow(span_s=60.0)}, 16 * GIB, "nothing was asked for"),
         ({"window": window(has_other_groups=True)}, 16 * GIB, "windows or recurrent states"),
         ({}, 8 * GIB, "smaller than its full size"),
         ({"window": window(hit_blocks={1.0: 0, 2.0: 5})}, 16 * GIB, "no hit in memory"),
