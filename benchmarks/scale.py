@@ -57,7 +57,7 @@ def main() -> int:
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder:
-        pools = [float(percent) for percent in options.pools.split(",")]
+        pools = [float(percent) for percent in options.pools.split(",") if percent]
         ground = Ground(Path(folder), options.trace, is_short=options.short, seed=options.seed, pools=pools)
         if options.scenarios:
             ground.scenarios = tuple(options.scenarios.split(","))

@@ -68,15 +68,20 @@ class GroundConnector(KVOffloadConnector):
         return MACHINES[str(self._vllm_config.kv_transfer_config.engine_id)]
 
 
+def time_hooks(kind: type, hooks: type) -> None:
+    """Takes the time of what `hooks` does in public, in `kind`, which is made of it and has a `stopwatch`."""
+    for name, hook in list(vars(hooks).items()):
+        if not name.startswith("_") and callable(hook) and not isinstance(hook, type):
+            setattr(kind, name, _time(hook))
+
+
 def _time(hook: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(hook)
-    def timed(connector: GroundConnector, *args: Any, **kwargs: Any) -> Any:
+    def timed(connector: Any, *args: Any, **kwargs: Any) -> Any:
         with connector.stopwatch:
             return hook(connector, *args, **kwargs)
 
     return timed
 
 
-for _name, _hook in list(vars(KVOffloadConnector).items()):
-    if not _name.startswith("_") and callable(_hook) and not isinstance(_hook, type):
-        setattr(GroundConnector, _name, _time(_hook))
+time_hooks(GroundConnector, KVOffloadConnector)

@@ -41,7 +41,7 @@ SHORT = (40, 8000, 3)
 
 
 @dataclass(frozen=True)
-class _Work:
+class SweepWork:
     """Requests in parts, before each of which but the first the engine forgets its own cache, and what of them does not
     depend on a pool."""
 
@@ -56,6 +56,10 @@ class _Work:
     all_bytes: int
     """Bytes of all blocks that are computed, each once."""
 
+    def size_pool(self, percent: float) -> int:
+        """Returns so many percent of all bytes, in whole segments: that is what a server takes."""
+        return max(round(self.all_bytes * percent / 100 / SEGMENT_BYTES), 1) * SEGMENT_BYTES
+
     def find_bound(self, pool_bytes: int, engine_bytes: int) -> HitBound:
         passages = [
             replace(one, room_bytes=pool_bytes + (engine_bytes if one.room_bytes else 0)) for one in self.passages
@@ -65,21 +69,20 @@ class _Work:
 
 def sweep(model: Model, ground: Ground) -> Iterator[Result]:
     """Conversations with 20 to 2 times what the pool can hold, at 0.6; the engine forgets its own cache seven times."""
-    requests, tokens, parts = SHORT if ground.is_short else (REQUESTS, MOST_TOKENS, PARTS)
+    work = prepare_sweep(model, ground)
+    for percent in ground.pools:
+        yield from _measure_pool(model, work, percent, work.size_pool(percent))
+
+
+def prepare_sweep(model: Model, ground: Ground) -> SweepWork:
+    """Serves the work with a pool that can hold nothing."""
+    requests, tokens, count = SHORT if ground.is_short else (REQUESTS, MOST_TOKENS, PARTS)
     asks = [
         replace(ask, answer=ask.answer[:ANSWER_TOKENS])
         for ask in read_conversations(ground.find_trace(), limit=requests)
         if ask.tokens <= tokens
     ]
-    work = _prepare(model, cut(come_at(asks, tokens_per_s=LOAD * StepCost(model).prefill_rate()), parts))
-    for percent in ground.pools:
-        # In whole segments: that is what a server takes.
-        pool_bytes = max(round(work.all_bytes * percent / 100 / SEGMENT_BYTES), 1) * SEGMENT_BYTES
-        yield from _measure_pool(model, work, percent, pool_bytes)
-
-
-def _prepare(model: Model, parts: Sequence[Sequence[Ask]]) -> _Work:
-    """Serves the work with a pool that can hold nothing."""
+    parts = cut(come_at(asks, tokens_per_s=LOAD * StepCost(model).prefill_rate()), count)
     with open_ideal(model, EngineSettings(), pool_bytes=1) as engine:
         run = serve_parts(engine, parts)
         connector: Any = engine.scheduler.connector
@@ -103,10 +106,10 @@ def _prepare(model: Model, parts: Sequence[Sequence[Ask]]) -> _Work:
             found = {name for one in passages for name in one.names[per_block - 1 :: per_block]}
         all_bytes += size_bytes * len(found)
     groups = list(zip(connector.rules, connector.record_bytes, strict=True))
-    return _Work(parts, passages, groups, hash_size, alignment, count_hits(run), all_bytes)
+    return SweepWork(parts, passages, groups, hash_size, alignment, count_hits(run), all_bytes)
 
 
-def _measure_pool(model: Model, work: _Work, percent: float, pool_bytes: int) -> Iterator[Result]:
+def _measure_pool(model: Model, work: SweepWork, percent: float, pool_bytes: int) -> Iterator[Result]:
     with open_ours(model, EngineSettings(), pool_bytes=pool_bytes, segment_bytes=SEGMENT_BYTES) as engine:
         ledger = PoolLedger(engine)
         ledger.watch(engine)

@@ -17,6 +17,7 @@ from benchmarks.ground.engine_config import EngineSettings
 from benchmarks.ground.figures import compare_runs, count_hits, find_percentile, serve_parts
 from benchmarks.ground.ledger import PoolLedger, Share, watch_evictions
 from benchmarks.ground.models import SHAPES, Model
+from benchmarks.ground.others import compare_others
 from benchmarks.ground.pool_sweep import sweep
 from benchmarks.ground.server import SEGMENT_BYTES, count_left
 from benchmarks.ground.shared_prefix import share_prefix
@@ -86,7 +87,7 @@ class Ground:
 def measure_model(model: Model, ground: Ground, progress: Progress) -> Iterator[Result]:
     """Every scenario of one model."""
     # A scenario that is asked for by name need not be quick.
-    for scenario in SHORT if ground.is_short and not ground.scenarios else ALL:
+    for scenario in (*ALL, *BY_NAME) if ground.scenarios else SHORT if ground.is_short else ALL:
         if ground.scenarios and scenario.__name__ not in ground.scenarios:
             continue
         progress(f"{model.name}: {(scenario.__doc__ or '').splitlines()[0].rstrip('.').lower()}")
@@ -373,6 +374,8 @@ ALL: Sequence[Scenario] = (
     keep_sessions,
     compute_all,
 )
+BY_NAME: Sequence[Scenario] = (compare_others,)
+"""They run only if they are asked for."""
 
 
 # ---- figures ----

@@ -1,4 +1,5 @@
-"""A virtual engine with our connector and a real server, with the ideal one, or with none; opened and closed."""
+"""A virtual engine with our connector and a real server, with vLLM's own, with the ideal one, or with none; opened and
+closed."""
 
 from __future__ import annotations
 
@@ -69,6 +70,28 @@ def open_ideal(
         given = {"pool_bytes": pool_bytes, "in_step": in_step, "is_lean": is_lean}
         config = make_config(
             model, replace(engine_settings, connector="ideal:IdealConnector", settings=given), Path(name)
+        )
+        yield from _use(VirtualEngine(config))
+
+
+@contextmanager
+def open_offloading(
+    model: Model,
+    engine_settings: EngineSettings,
+    *,
+    pool_bytes: int = ROOM,
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[VirtualEngine]:
+    """Opens an engine with vLLM's own OffloadingConnector and its CPU tier, by default with vLLM's settings of it."""
+    with tempfile.TemporaryDirectory() as name:
+        given = {
+            "spec_name": "GroundSpec",
+            "spec_module_path": "benchmarks.ground.offloading",
+            "cpu_bytes_to_use": pool_bytes,
+            **(settings or {}),
+        }
+        config = make_config(
+            model, replace(engine_settings, connector="offloading:GroundOffloading", settings=given), Path(name)
         )
         yield from _use(VirtualEngine(config))
 

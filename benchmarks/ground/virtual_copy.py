@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count
 
@@ -119,11 +120,20 @@ class VirtualCopyEngine:
 
     def fence(self, timeout_s: float) -> bool:
         """The worker's clock goes on until the last plan has ended."""
-        worker, begun_s = self._link.worker, self._link.worker.now_s
-        end_s = max((lane[-1][0] for lane in self._under_way.values() if lane), default=begun_s)
-        worker.reach(min(end_s, begun_s + timeout_s))
-        self._waited_s += worker.now_s - begun_s
+        worker = self._link.worker
+        end_s = max((lane[-1][0] for lane in self._under_way.values() if lane), default=worker.now_s)
+        self._wait(min(end_s, worker.now_s + timeout_s))
         return end_s <= worker.now_s
+
+    def wait(self, tickets: Collection[CopyTicket]) -> None:
+        """The worker's clock goes on until these plans have ended."""
+        ends = [end_s for lane in self._under_way.values() for end_s, one in lane if one.ticket in tickets]
+        self._wait(max(ends, default=0.0))
+
+    def _wait(self, until_s: float) -> None:
+        worker, begun_s = self._link.worker, self._link.worker.now_s
+        worker.reach(until_s)
+        self._waited_s += worker.now_s - begun_s
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self.fence(timeout_s)

@@ -91,6 +91,15 @@ def test_a_fence_is_a_wait_of_the_workers_thread(engine: VirtualCopyEngine, link
     assert finished.digests.shape == (4, 2)
 
 
+def test_a_wait_for_some_plans_leaves_those_behind_them(engine: VirtualCopyEngine, link: Link) -> None:
+    first, _ = (engine.submit(CopyDirection.SAVE, items()) for _ in range(2))
+    engine.wait({first})
+    assert engine.take_wait() == link.worker.now_s == SECONDS
+    assert [one.ticket for one in engine.poll()] == [first]
+    engine.wait({first})
+    assert engine.take_wait() == 0
+
+
 def test_there_is_no_room_for_more_plans_than_a_real_engine_takes(link: Link) -> None:
     engine = VirtualCopyEngine(page_map(), link, plan_limit=2)
     for _ in range(2):
