@@ -66,7 +66,7 @@ def test_nothing_is_hit_that_it_was_told_not_to_store() -> None:
 
 
 def test_a_block_of_the_tiers_is_whole_blocks_of_the_engines() -> None:
-    """Of a model with states these are as large as a state."""
+    """An engine with states has larger blocks, as large as a state."""
     by_tokens = partial(open_offloading, settings={"block_size": 256})
     assert find_refusal(by_tokens, LLAMA_8B) is None
     fault = find_refusal(by_tokens, QWEN3_NEXT_80B)
