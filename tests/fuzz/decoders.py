@@ -87,6 +87,7 @@ NOT_FROM_OUTSIDE: Final[Mapping[str, str]] = {
     "kvoffload/packets.py": "credentials, from the kernel",
     "kvoffload/doctor/machine.py": "the clock's state, from the kernel",
     "kvoffload/cache/local_cache.py": "what the native core returns",
+    "kvoffload/server/tiering/bad_records.py": "keys that it has made",
     "kvoffload/cache/index_reader.py": "what the native core returns",
     "kvoffload/config/sources.py": "the owner's own configuration, by tomllib",
     "kvoffload/cli/config.py": "the owner's own settings",
