@@ -1,5 +1,5 @@
 """Eight requests come at once with one long prefix that the engine has forgotten: it is loaded once. With recurrent
-layers each request loads it, because vLLM lets one request in a step begin from a state that it has."""
+layers several requests load it, because vLLM lets one request in a step begin from a state that it has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def test_requests_that_come_at_once_load_their_common_prefix_once(
     with probe.watch_load_jobs(engine) as jobs:
         run = serve(engine, prompts, max_tokens=8)
 
-    assert len(jobs) == (1 if shares and model is not GDN else REQUESTS)
+    if shares and model is not GDN:
+        assert len(jobs) == 1
+    else:
+        # A request that the engine looks at after another one's load has ended has the engine's own hit.
+        assert 1 < len(jobs) <= REQUESTS
     assert len({len(job.moves) for job in jobs}) == 1
     assert {output.num_cached_tokens for output in run.outputs.values()} == {PREFIX_TOKENS}
     for name, output in alone.items():
