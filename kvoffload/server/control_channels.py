@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -101,6 +101,11 @@ class ControlChannels:
             self._serve_local(self._local, core, send, clock_ns)
         elif self.remote is not None:
             self._serve_remote(self.remote, core, send, clock_ns)
+
+    def choose(self, ready: Sequence[int]) -> list[int]:
+        """Returns which of these files to serve in this turn of the loop: a bounded number of connections over TCP, and
+        all others."""
+        return list(ready) if self.remote is None else self.remote.gate.choose(ready)
 
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """Serves a file that the poller found ready. False: it is none of these."""

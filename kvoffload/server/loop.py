@@ -323,7 +323,7 @@ class CacheServer:
                 waiting[ready] = flags
             else:
                 self.channels.serve(ready, self.core, self._send, self._clock_ns)
-        for file in self._lifelines.choose(waiting):
+        for file in self._lifelines.choose(self.channels.choose(list(waiting))):
             reads, writes = bool(waiting[file] & ~zmq.POLLOUT), bool(waiting[file] & zmq.POLLOUT)
             if not self._lifelines.on_ready(file, reads=reads, writes=writes):
                 self.channels.on_ready(file, reads=reads, writes=writes)

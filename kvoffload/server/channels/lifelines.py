@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -54,6 +55,8 @@ ALL_QUEUED_BYTES = 64 * MIB
 READ_S = 10.0
 """Seconds without reading after which a process is disconnected, if others wait for descriptors."""
 ACCEPTS_AT_ONCE = 64
+ACCEPT_S = 0.004
+"""Seconds after which no more are accepted at once, so that processes that have joined do not wait for newcomers."""
 PACKETS_AT_ONCE = 4
 """Packets read from one process before the others have their turn."""
 LINES_AT_ONCE = 8
@@ -137,7 +140,9 @@ class Lifelines:
         *,
         boot_id: int,
         files: ForeignFiles,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock_s = clock_s
         self._listener = listener
         self._files = files
         self._watcher = watcher
@@ -151,7 +156,8 @@ class Lifelines:
         """Bytes that processes have not read, by user."""
         self._lines: dict[int, _Line] = {}
         self._by_file: dict[int, _Line] = {}
-        self._ungreeted: dict[int, _Line] = {}
+        self._ungreeted: dict[int, dict[int, _Line]] = {}
+        """Lifelines that have not greeted, by user, the oldest first."""
         self._users: Counter[int] = Counter()
         self._unread = UnreadDescriptors()
         self._waiting: dict[int, _Line] = {}
@@ -195,8 +201,9 @@ class Lifelines:
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """Serves a file that is ready. False: it is none of these."""
         if file == self._listener.fileno():
+            end_s = self._clock_s() + ACCEPT_S
             for _ in range(ACCEPTS_AT_ONCE):
-                if not self._accept():
+                if not self._accept() or self._clock_s() >= end_s:
                     break
             return True
         if file == self._files.fileno():
@@ -299,11 +306,12 @@ class Lifelines:
                 end.send(self._encode(full, 0))
             self._close_end(credentials.uid, end, kind=REFUSED)
             return True
-        if len(self._ungreeted) >= MAX_UNGREETED:
-            ((uid, _),) = Counter(one.credentials.uid for one in self._ungreeted.values()).most_common(1)
-            self._end(next(one for one in self._ungreeted.values() if one.credentials.uid == uid))
-        self._users[credentials.uid] += 1
-        self._lines[line.number] = self._by_file[end.fileno()] = self._ungreeted[line.number] = line
+        if sum(map(len, self._ungreeted.values())) >= MAX_UNGREETED:
+            most = max(self._ungreeted.values(), key=len)
+            self._end(next(iter(most.values())))
+        self._users[line.uid] += 1
+        self._lines[line.number] = self._by_file[end.fileno()] = line
+        self._ungreeted.setdefault(line.uid, {})[line.number] = line
         self._watcher.watch(end.fileno(), writes=False)
         return True
 
@@ -382,7 +390,7 @@ class Lifelines:
         line.has_greeted = True
         # A greeting resets all counts.
         line.events = 0
-        self._ungreeted.pop(line.number, None)
+        self._note_greeted(line)
         self._handler.on_greeting(line.number, call, line.credentials, pidfd)
 
     def _send(self, line: _Line, message: ServerMessage, number: int, descriptors: Sequence[int] = ()) -> None:
@@ -440,13 +448,14 @@ class Lifelines:
     def _end(self, line: _Line) -> None:
         if self._lines.pop(line.number, None) is None:
             return
-        self._ungreeted.pop(line.number, None)
+        self._note_greeted(line)
         self._waiting.pop(line.number, None)
         self._unread.forget(line.number)
         self._note_queued(line, -line.queued_bytes)
-        self._users[line.credentials.uid] -= 1
-        # A user who is gone costs nothing.
-        self._users += Counter()
+        self._users[line.uid] -= 1
+        if not self._users[line.uid]:
+            # A user who is gone costs nothing.
+            del self._users[line.uid]
         del self._by_file[line.end.fileno()]
         if not line.is_receiving:
             self._watcher.unwatch(line.end.fileno())
@@ -455,6 +464,13 @@ class Lifelines:
         self._listen_again()
         if line.has_greeted:
             self._handler.on_end(line.number)
+
+    def _note_greeted(self, line: _Line) -> None:
+        """Does not count a lifeline as one that has not greeted any more."""
+        lines = self._ungreeted.get(line.uid, {})
+        lines.pop(line.number, None)
+        if not lines:
+            self._ungreeted.pop(line.uid, None)
 
     def _close_end(self, uid: int, end: PacketSocket, *, is_busy: bool = False, kind: str = _KIND) -> None:
         """Closes a connection: at once if nothing lies in it."""

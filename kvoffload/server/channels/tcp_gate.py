@@ -15,7 +15,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,8 @@ MAX_OF_ONE_HOST = 16
 MAX_UNPROVEN = 128
 """Number of connections that have not shown a key yet, where there are descriptors for as many. For one more, the
 oldest is closed of the user or address that has most of them."""
+READY_AT_ONCE = 64
+"""Number of connections' ends that are served in one turn of the loop, however many have sent something or closed."""
 ACCEPTS_AT_ONCE = 64
 ACCEPT_S = 0.002
 """Seconds after which no more are accepted at once, so that others have their turn."""
@@ -58,6 +60,8 @@ class _Passage:
     pending: dict[socket.socket, bytes] = field(default_factory=dict)
     is_accepted: bool = False
     """Whether ZeroMQ is known to have accepted the inner connection, which takes one more descriptor."""
+    served: int = 0
+    """Number of ends that had been served when one of these last was; 0: none has been."""
 
     def find_other(self, end: socket.socket) -> socket.socket:
         return self.inner if end is self.outer else self.outer
@@ -80,6 +84,7 @@ class TcpGate:
         """Those that have not, the oldest first."""
         self._most_unproven = min(MAX_UNPROVEN, max(count_processes() // 4, 1))
         """Each of them takes three descriptors."""
+        self._served = 0
         self._listener = _listen(address)
         self.address = TcpAddress(address.host, self._listener.getsockname()[1])
         self._watcher.watch(self._listener.fileno(), writes=False)
@@ -103,6 +108,15 @@ class TcpGate:
         """Bytes read and not yet written, over all connections."""
         return sum(len(passage.pending[end]) for passage, end in self._by_file.values())
 
+    def choose(self, ready: Sequence[int]) -> list[int]:
+        """Returns which of these files to serve in this turn of the loop: `READY_AT_ONCE` of the connections' ends,
+        first those that were served longest ago, and all others."""
+        own = [file for file in ready if file in self._by_file]
+        if len(own) <= READY_AT_ONCE:
+            return list(ready)
+        own.sort(key=lambda file: self._by_file[file][0].served)
+        return [*(file for file in ready if file not in self._by_file), *own[:READY_AT_ONCE]]
+
     def on_ready(self, file: int, *, reads: bool, writes: bool) -> bool:
         """Serves a file that is ready. False: it is none of these."""
         if file == self._listener.fileno():
@@ -114,6 +128,8 @@ class TcpGate:
         passage, end = self._by_file.get(file, (None, None))
         if passage is None or end is None:
             return False
+        self._served += 1
+        passage.served = self._served
         try:
             if writes:
                 _flush(passage, end)

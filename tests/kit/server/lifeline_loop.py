@@ -43,7 +43,14 @@ class Loop:
         self.waits: dict[int, bool] = {}
         self.listener = UnixListener(path)
         self.files = ForeignFiles()
-        self.lines = Lifelines(self.listener, self, self, boot_id=BOOT_ID, files=self.files)
+        self.takes_s = 0.0
+        """How long each look at the clock takes."""
+        self._now_s = 0.0
+        self.lines = Lifelines(self.listener, self, self, boot_id=BOOT_ID, files=self.files, clock_s=self._read_clock)
+
+    def _read_clock(self) -> float:
+        self._now_s += self.takes_s
+        return self._now_s
 
     def watch(self, file: int, *, writes: bool) -> None:
         self.waits[file] = writes

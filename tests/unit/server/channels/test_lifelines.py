@@ -178,6 +178,17 @@ def test_who_does_not_greet_makes_room_for_others(loop: Loop, monkeypatch: pytes
     known.greet()
 
 
+def test_newcomers_have_a_part_of_a_turn(loop: Loop) -> None:
+    """A user who opens lifelines as fast as he can takes no time from processes that have joined."""
+    loop.takes_s = lifelines_module.ACCEPT_S / 2
+    newcomers = [Process(loop) for _ in range(5)]
+    loop.turn()
+    assert len(loop.lines) == 2
+    for _ in range(2):
+        loop.turn()
+    assert len(loop.lines) == len(newcomers)
+
+
 def test_a_full_server_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifelines_module, "MAX_LIFELINES", 1)
     known = Process(loop)

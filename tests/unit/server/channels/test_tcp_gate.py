@@ -278,6 +278,22 @@ def test_a_few_are_accepted_before_others_have_their_turn(gate: Gate, monkeypatc
     assert len(gate.gate) == 2
 
 
+def test_a_few_are_served_in_a_turn_and_then_the_others(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_gate, "READY_AT_ONCE", 2)
+    for _ in range(3):
+        gate.connect()
+        gate.accept()
+    listener, *ends = gate.loop.watched
+    served: list[int] = []
+    for _ in range(3):
+        first, *chosen = gate.gate.choose([listener, *ends])
+        assert (first, len(chosen)) == (listener, 2)
+        for file in chosen:
+            gate.gate.on_ready(file, reads=True, writes=False)
+        served += chosen
+    assert sorted(served) == sorted(ends)
+
+
 def test_connections_that_have_been_closed_meanwhile_cost_nothing_behind_it(gate: Gate) -> None:
     """A host that opens and closes connections all the time keeps no other waiting: ZeroMQ does not see them."""
     for _ in range(tcp_gate.ACCEPTS_AT_ONCE - 1):
