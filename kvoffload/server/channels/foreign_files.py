@@ -18,6 +18,8 @@ from kvoffload.packets import close_all
 
 MAX_THREADS = 8
 """Number of threads. A user keeps at most one of them, so that this many users have to work together to keep all."""
+TOLD_AT_ONCE = 8
+"""Number of jobs whose results are told in one turn of the loop: each may be a greeting."""
 NOBODY = 2**32 - 1
 """The user of a connection of which the kernel does not tell the user."""
 
@@ -114,9 +116,13 @@ class ForeignFiles:
                 break
 
     def finish(self) -> None:
-        """Calls `then` of the jobs that have been done."""
+        """Calls `then` of jobs that have been done, of `TOLD_AT_ONCE` at most. If more have been, the descriptor stays
+        readable."""
         os.eventfd_read(self._more)
-        self._tell()
+        for _ in range(min(len(self._done), TOLD_AT_ONCE)):
+            self._done.popleft()()
+        if self._done and not self._is_closed:
+            os.eventfd_write(self._more, 1)
 
     def close(self) -> None:
         """Lets the threads end when they have done what is left. Waits for none of them."""
@@ -126,9 +132,6 @@ class ForeignFiles:
             self._is_closed = True
             self._changed.notify_all()
             os.close(self._more)
-        self._tell()
-
-    def _tell(self) -> None:
         while self._done:
             self._done.popleft()()
 

@@ -13,6 +13,7 @@ from contextlib import closing
 import pytest
 
 from kvoffload.errors import ConfigError
+from kvoffload.server.channels import foreign_files
 from kvoffload.server.channels.foreign_files import MAX_THREADS, REFUSED, ForeignFiles
 from tests.kit.lingering import lingering
 
@@ -52,6 +53,22 @@ def test_a_user_whose_file_cannot_be_closed_keeps_its_own_thread_and_no_other(fi
         while told[-1] != "second of 1":
             finish(files)
     assert (files.total("control"), files.is_idle) == (0, True)
+
+
+def test_a_few_results_are_told_at_once(files: ForeignFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_files, "TOLD_AT_ONCE", 2)
+    told: list[object] = []
+    done = threading.Event()
+    for number in range(4):
+        files.do(1, lambda number=number: number, then=told.append)  # type: ignore[misc]
+    files.do(1, done.set, then=told.append)
+    assert done.wait(TIMEOUT_S)
+    while not files.is_idle:
+        time.sleep(0.001)
+    for count in (2, 4, 5):
+        finish(files)
+        assert told == [0, 1, 2, 3, None][:count]
+    assert select.select([files.fileno()], [], [], 0)[0] == []
 
 
 def test_ends_of_one_kind_of_channel_take_no_places_of_another(files: ForeignFiles) -> None:
