@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from random import Random
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,7 @@ from kvoffload.client.client_calls import ClientCalls
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
+from kvoffload.client.lanes import Backoff
 from kvoffload.client.settings import SECOND_NS, ClientSettings
 from kvoffload.protocol import Clear, ClearedBlocks, Done, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats
 from kvoffload.protocol.message import Reply, Request
@@ -25,6 +27,8 @@ _RETURN_NS = 400_000
 """Part of a step's budget that is kept for the return from a wait."""
 _LOOK_S = 0.0002
 """The end of a step's budget, in which a wait looks and does not sleep: a sleep would end when the system lets it."""
+_LATE_NS = 2_000_000
+"""A wait that ends so long after the step's budget shows that this thread does not get a processor when it wakes."""
 
 
 class Client(ClientCalls):
@@ -42,6 +46,9 @@ class Client(ClientCalls):
         self._step_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
         self.budget_ns = -1
         """Nanoseconds left of the step's budget; -1: there are no steps."""
+        self._waits_again_ns = 0
+        """From when on `wait_for` waits again, after a wait that ended late."""
+        self._pauses = Backoff(SECOND_NS, 16 * SECOND_NS, Random())
 
     def start(self) -> Self:
         """Begins to join. Only `wait_until_served` waits until that is done."""
@@ -72,8 +79,9 @@ class Client(ClientCalls):
         self.budget_ns = self._step_ns
 
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
-        """Does the same as `poll`, but waits: for what is left of the step's budget at most."""
-        if pending.found is None:
+        """Does the same as `poll`, but waits: for what is left of the step's budget at most. While the server is late,
+        and for some seconds after a wait that took too long because the machine is busy, it does not wait."""
+        if pending.found is None and self.link.is_prompt and time.monotonic_ns() >= self._waits_again_ns:
             self._wait(lambda: self.poll(pending) is not None)
         return pending.found
 
@@ -158,4 +166,9 @@ class Client(ClientCalls):
             with self.lock:
                 self.connection.look(now_ns)
         if budget_ns >= 0:
-            self.budget_ns = max(budget_ns - (now_ns - start_ns), 0)
+            left_ns = budget_ns - (now_ns - start_ns)
+            self.budget_ns = max(left_ns, 0)
+            if left_ns > -_LATE_NS:
+                self._pauses.reset()
+            else:
+                self._waits_again_ns = now_ns + self._pauses.next_ns()

@@ -13,7 +13,7 @@ from random import Random
 
 from kvoffload.client.block_calls import BlockCalls
 from kvoffload.client.inventory import Heard
-from kvoffload.client.lanes import Pending
+from kvoffload.client.lanes import LOOK_NS, Pending
 from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
 from kvoffload.client.prompt_log import PromptLog
@@ -26,8 +26,6 @@ from kvoffload.protocol.message import Request
 PARTING_S = 1.0
 """How long an end waits at most for the server to have had all that was sent."""
 _THREAD_S = 0.2
-_ANSWERS_S = 0.02
-"""How often the connection's thread looks for answers while no caller waits for them, in seconds."""
 
 
 class Connection:
@@ -209,8 +207,8 @@ class Connection:
                 for file in self.wire.files_to_write:
                     files[file] = files.get(file, 0) | select.POLLOUT
                 wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
-                if self.link.state is LinkState.JOINING or self.link.lanes.awaits_answers:
-                    wait_s = min(wait_s, _ANSWERS_S)
+                if self.link.state is LinkState.JOINING:
+                    wait_s = min(wait_s, LOOK_NS / SECOND_NS)
                 self._sleeps_until_ns = now_ns + int(wait_s * SECOND_NS)
             poller = select.poll()
             for file, flags in {**files, self._wake: select.POLLIN}.items():

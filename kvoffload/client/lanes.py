@@ -21,6 +21,11 @@ MAX_MESSAGES = 1024
 MARK_AFTER = 256
 """Number of messages in a log from which on a mark is sent: a request whose answer empties the log."""
 _SPREAD = 0.25
+SILENT_NS = 250_000_000
+"""How long a server must have answered nothing, while an answer is late, before it counts as hanging. A server whose
+quota of processors is used up stands still for less."""
+LOOK_NS = 20_000_000
+"""How often a process looks for answers at least, as long as it gets its share of the processors itself."""
 
 
 @dataclass(eq=False)
@@ -94,6 +99,13 @@ class PendingCalls:
         for pending in self._by_number.values():
             pending.is_wanted = False
 
+    def postpone(self, looked_ns: int, now_ns: int) -> None:
+        """Leaves out of all deadlines the time since `looked_ns` in which this process should have looked for answers
+        and could not. Whatever held it up may have held up the server on the same machine."""
+        for pending in self._by_number.values():
+            held_up_ns = now_ns - max(looked_ns, pending.sent_ns) - LOOK_NS
+            pending.deadline_ns += max(held_up_ns, 0)
+
     def expire(self, now_ns: int) -> list[Pending]:
         """Ends and returns the requests whose deadline has passed. Answers that come later are given back."""
         if not self._by_number:
@@ -142,35 +154,65 @@ class Backoff:
 class Breaker:
     """Tracks whether a server that is there also answers.
 
-    closed ──an answer is late──► open ──any answer──► closed
-                                   │ ▲
-                                   └─┘ a probe now and then
+    closed ──an answer is late──► doubting ──no answer at all for `SILENT_NS`──► open
+      ▲                              │                                            │
+      └──────────any answer──────────┴─────────────────any answer─────────────────┘
 
-    While it is open no request of a caller is sent, so that none waits a second time for a server that hangs.
+    While it doubts or is open, a probe asks now and then whether the server answers. While it is open no request of a
+    caller is sent, so that none waits a second time for a server that hangs. A server that is only slow costs the
+    requests whose answers are late, and no others.
     """
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
         self._probe_ns = 0
+        self._heard_ns = 0
         self.is_open = False
         self.opened_ns = 0
+        self.silent_since_ns: int | None = None
+        """Since when no answer has come, although one was due; None: the answers come in time."""
 
-    def on_answer(self) -> None:
-        if self.is_open:
-            self.is_open = False
+    @property
+    def opens_ns(self) -> int | None:
+        """When it opens if no answer comes; None: it is open, or does not doubt."""
+        return None if self.is_open or self.silent_since_ns is None else self.silent_since_ns + SILENT_NS
+
+    def on_answer(self, now_ns: int) -> None:
+        self._heard_ns = now_ns
+        if self.silent_since_ns is not None:
+            self.is_open, self.silent_since_ns = False, None
             self._backoff.reset()
 
-    def on_late(self, now_ns: int) -> None:
-        """An answer did not come in time."""
+    def on_late(self, sent_ns: int, now_ns: int) -> None:
+        """The answer to a request sent at `sent_ns` did not come in time."""
+        if self.silent_since_ns is None:
+            self.silent_since_ns = max(sent_ns, self._heard_ns)
+            self._probe_ns = now_ns
+        self.on_time(now_ns)
+
+    def on_unsent(self, now_ns: int) -> None:
+        """The server does not take what is sent, so it opens at once."""
         if not self.is_open:
-            self.is_open = True
-            self.opened_ns = now_ns
-            self._probe_ns = now_ns + self._backoff.next_ns()
+            self.is_open, self.opened_ns = True, now_ns
+            if self.silent_since_ns is None:
+                self.silent_since_ns = now_ns
+                self._probe_ns = now_ns + self._backoff.next_ns()
+
+    def postpone(self, held_up_ns: int) -> None:
+        """Leaves out a time in which this process could not look for answers."""
+        if self.silent_since_ns is not None:
+            self.silent_since_ns += held_up_ns
+
+    def on_time(self, now_ns: int) -> None:
+        """Opens if the server has been silent for too long."""
+        opens_ns = self.opens_ns
+        if opens_ns is not None and now_ns >= opens_ns:
+            self.is_open, self.opened_ns = True, now_ns
 
     def take_probe(self, now_ns: int) -> bool:
         """Whether a probe is due; if so, sets the time of the next one. A probe asks whether the server answers
         again."""
-        if not self.is_open or now_ns < self._probe_ns:
+        if self.silent_since_ns is None or now_ns < self._probe_ns:
             return False
         self._probe_ns = now_ns + self._backoff.next_ns()
         return True
@@ -252,6 +294,7 @@ class Lane:
         self.log = OneWayLog()
         self._backoff = backoff
         self._mark: Pending | None = None
+        self._looked_ns = 0
 
     @property
     def has_mark(self) -> bool:
@@ -272,12 +315,13 @@ class Lane:
         number = self.pending.add(pending)
         is_sent = False
         try:
-            is_sent = self.send(Call(message, number, session, pending.deadline_ns))
+            # A late answer is of use, too: it shows that the server lives, and the deadline may be postponed.
+            is_sent = self.send(Call(message, number, session, pending.deadline_ns + SILENT_NS))
         finally:
             if not is_sent:
                 self.pending.take(number)
         if not is_sent:
-            self.breaker.on_late(now_ns)
+            self.breaker.on_unsent(now_ns)
             pending.end(None)
         return pending
 
@@ -297,8 +341,16 @@ class Lane:
         return self.pending.take(number)
 
     def expire(self, now_ns: int) -> None:
-        if self.pending.expire(now_ns):
-            self.breaker.on_late(now_ns)
+        """Ends the requests whose answers are late."""
+        if now_ns - self._looked_ns > LOOK_NS:
+            self.pending.postpone(self._looked_ns, now_ns)
+            self.breaker.postpone(now_ns - self._looked_ns - LOOK_NS)
+        self._looked_ns = now_ns
+        expired = self.pending.expire(now_ns)
+        if expired:
+            self.breaker.on_late(min(one.sent_ns for one in expired), now_ns)
+        else:
+            self.breaker.on_time(now_ns)
 
     def reset(self) -> None:
         """Starts all counts again at 0, since the connection is gone. The log keeps its messages."""
@@ -332,7 +384,7 @@ class Lanes:
 
     @property
     def next_deadline_ns(self) -> int | None:
-        deadlines = [lane.pending.next_deadline_ns() for lane in self]
+        deadlines = [lane.pending.next_deadline_ns() for lane in self] + [lane.breaker.opens_ns for lane in self]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def choose(self, message: ClientMessage) -> Lane:

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvoffload.client.inventory import Heard
 from kvoffload.client.joining import Joining, Member, OnLifeline, Step, ToSend
-from kvoffload.client.lanes import Backoff, Lane, Lanes, Pending, Wire, make_ended
+from kvoffload.client.lanes import LOOK_NS, Backoff, Lane, Lanes, Pending, Wire, make_ended
 from kvoffload.client.memories import Memories
 from kvoffload.client.settings import SECOND_NS, LinkSettings, LinkState
 from kvoffload.client.subscription import Subscription
@@ -123,8 +123,13 @@ class Link:
 
     @property
     def is_serving(self) -> bool:
-        """It is joined, and what it asks is answered in time."""
+        """It is joined, and the server answers what it asks."""
         return self.state is LinkState.SERVING and not self.lanes.main.breaker.is_open
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it is served, and no answer is late."""
+        return self.state is LinkState.SERVING and self.lanes.main.breaker.silent_since_ns is None
 
     def has(self, capability: str) -> bool:
         """The server that it is served by has it, and this process may use it."""
@@ -163,6 +168,8 @@ class Link:
             at_ns = min(at_ns, self._dial_ns)
         elif self._visit.joining is not None and self._visit.joining.step is not Step.MEMORY:
             at_ns = min(at_ns, self._visit.join_by_ns)
+        elif self.lanes.awaits_answers:
+            at_ns = min(at_ns, now_ns + LOOK_NS)
         deadline_ns = self.lanes.next_deadline_ns
         return at_ns if deadline_ns is None else min(at_ns, deadline_ns)
 
@@ -217,7 +224,7 @@ class Link:
         if answer.boot_id != self.boot_id:
             self.hang_up(now_ns, "another server answers")
             return
-        lane.breaker.on_answer()
+        lane.breaker.on_answer(now_ns)
         if isinstance(answer.message, Event):
             if self.subscription is not None:
                 self.subscription.hear(answer.message, answer.number)
@@ -405,9 +412,7 @@ class Link:
         for lane in self.lanes:
             lane.expire(now_ns)
             breaker = lane.breaker
-            if not breaker.is_open:
-                continue
-            if now_ns - breaker.opened_ns >= int(self._settings.rejoin_after_s * SECOND_NS):
+            if breaker.is_open and now_ns - breaker.opened_ns >= int(self._settings.rejoin_after_s * SECOND_NS):
                 self.hang_up(now_ns, "the server has not answered for long")
                 return
             if breaker.take_probe(now_ns):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvoffload.client.joining import HeldMemory, Member
+from kvoffload.client.lanes import LOOK_NS
 from kvoffload.client.link import Link
 from kvoffload.client.memories import Memories
 from kvoffload.client.settings import SECOND_NS, LinkSettings, LinkState
@@ -203,5 +204,13 @@ class Script:
         self.link.on_control(Answer(message, number, self.boot_id), self.now_ns)
 
     def pass_time(self, seconds: float) -> None:
+        """The process looks for answers after this time, and did not look before."""
         self.now_ns += int(seconds * SECOND_NS)
         self.link.on_time(self.now_ns)
+
+    def look_for(self, seconds: float) -> None:
+        """Passes this time in a process that looks for answers as often as one that is not held up."""
+        end_ns = self.now_ns + int(seconds * SECOND_NS)
+        while self.now_ns < end_ns:
+            self.now_ns = min(self.now_ns + LOOK_NS, end_ns)
+            self.link.on_time(self.now_ns)

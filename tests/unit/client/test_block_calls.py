@@ -188,7 +188,7 @@ def test_an_error_and_a_late_answer_are_misses() -> None:
     setting.script.answer(setting.wire.take_all()[0], Error(code=ErrorCode.DRAINING, message="it ends"))
     assert pending.found.outcome is AcquireOutcome.MISS
     pending = setting.acquire()
-    setting.script.pass_time(0.06)
+    setting.script.look_for(0.06)
     assert pending.found.outcome is AcquireOutcome.MISS
     late = setting.wire.take_all()[0]
     setting.hit(late)

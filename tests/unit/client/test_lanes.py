@@ -7,9 +7,11 @@ from random import Random
 import pytest
 
 from kvoffload.client.lanes import (
+    LOOK_NS,
     MARK_AFTER,
     MAX_MESSAGES,
     MAX_PENDING,
+    SILENT_NS,
     Backoff,
     Breaker,
     Lane,
@@ -87,6 +89,13 @@ def lease(number: int) -> Release:
     return Release(leases=number.to_bytes(8, "little"))
 
 
+def look(lanes: Lanes, from_ns: int, until_ns: int | None = None) -> None:
+    """Looks for answers as often as a process does that is not held up."""
+    for now_ns in (*range(from_ns, until_ns or from_ns, LOOK_NS), until_ns or from_ns):
+        for lane in lanes:
+            lane.expire(now_ns)
+
+
 def tell(lane: Lane, message: OneWay) -> bool:
     """Sends a one-way message as the link does."""
     lane.log.add(message, lane.pending.last_number)
@@ -112,7 +121,7 @@ def test_each_lane_counts_for_itself(lanes: Lanes, wire: FakeWire, express: Lane
     assert [(type(call.message), call.number) for call in wire.control] == [(Stats, 1), (Prefetch, 1)]
     assert [(type(call.message), call.number) for call in wire.express] == [(Release, 1), (Release, 2), (Acquire, 1)]
     assert {call.session for call in (*wire.control, *wire.express)} == {SESSION}
-    assert [call.expires_ns for call in wire.express] == [0, 0, NOW_NS + WAIT_NS]
+    assert [call.expires_ns for call in wire.express] == [0, 0, NOW_NS + WAIT_NS + SILENT_NS]
     assert (lanes.control.one_way, express.one_way) == (1, 2)
     assert lanes.control.hear(1) is not pending
     assert (len(lanes.control.log), len(express.log)) == (1, 2)  # an answer says nothing of the other lane
@@ -137,16 +146,18 @@ def test_a_mark_is_wanted_once(express: Lane, wire: FakeWire) -> None:
     assert (len(express.log), express.needs_mark) == (0, False)
 
 
-def test_a_late_answer_opens_its_own_breaker(lanes: Lanes, express: Lane) -> None:
+def test_a_late_answer_makes_its_own_lane_doubt(lanes: Lanes, express: Lane) -> None:
+    look(lanes, NOW_NS)
     pending = express.ask(Credits(name_space=4, group=0, count=1), SESSION, NOW_NS, WAIT_NS)
     assert lanes.next_deadline_ns == NOW_NS + WAIT_NS
-    lanes.control.ask(Stats(), SESSION, NOW_NS, 2 * WAIT_NS)
+    lanes.control.ask(Stats(), SESSION, NOW_NS, 2 * SILENT_NS)
     assert lanes.next_deadline_ns == NOW_NS + WAIT_NS
-    for lane in lanes:
-        lane.expire(NOW_NS + WAIT_NS)
+    look(lanes, NOW_NS, NOW_NS + WAIT_NS)
     assert (pending.is_over, pending.answer) == (True, None)
+    assert (lanes.control.breaker.opens_ns, express.breaker.opens_ns) == (None, NOW_NS + SILENT_NS)
+    assert lanes.next_deadline_ns == NOW_NS + SILENT_NS
+    look(lanes, NOW_NS + WAIT_NS, NOW_NS + SILENT_NS)
     assert (lanes.control.breaker.is_open, express.breaker.is_open) == (False, True)
-    assert lanes.next_deadline_ns == NOW_NS + 2 * WAIT_NS
 
 
 def test_what_cannot_be_sent_is_over_at_once(express: Lane, wire: FakeWire) -> None:
@@ -178,7 +189,7 @@ def test_a_lost_connection_ends_both(lanes: Lanes, express: Lane, wire: FakeWire
     asked = [lane.ask(Mark(), SESSION, NOW_NS, WAIT_NS) for lane in lanes]
     for lane in lanes:
         tell(lane, lease(1))
-        lane.breaker.on_late(NOW_NS)
+        lane.breaker.on_unsent(NOW_NS)
     lanes.reset()
     assert [(one.is_over, one.answer) for one in asked] == [(True, None)] * 2
     assert lanes.next_deadline_ns is None
@@ -284,22 +295,47 @@ def test_it_doubles_up_to_its_bound_and_is_spread() -> None:
     assert backoff.next_ns() <= 125
 
 
-def test_it_opens_when_an_answer_is_late_and_closes_with_any() -> None:
+def test_it_opens_when_nothing_is_answered_and_closes_with_any_answer() -> None:
     breaker = Breaker(Backoff(100, 100, Random(1)))
-    assert not breaker.is_open
     assert not breaker.take_probe(10_000)
-    breaker.on_late(1000)
-    breaker.on_late(2000)
-    assert (breaker.is_open, breaker.opened_ns) == (True, 1000)
-    breaker.on_answer()
+    breaker.on_late(1000, 2000)
+    breaker.on_late(1500, 2500)
+    assert (breaker.is_open, breaker.opens_ns) == (False, 1000 + SILENT_NS)
+    breaker.on_answer(3000)
+    assert (breaker.is_open, breaker.opens_ns) == (False, None)
+    breaker.on_late(2000, 4000)
+    assert breaker.opens_ns == 3000 + SILENT_NS  # it has answered after this one was sent
+    breaker.on_time(3000 + SILENT_NS)
+    assert (breaker.is_open, breaker.opened_ns, breaker.opens_ns) == (True, 3000 + SILENT_NS, None)
+    breaker.on_answer(4000 + SILENT_NS)
     assert not breaker.is_open
-    breaker.on_late(3000)
-    assert breaker.opened_ns == 3000
+
+
+def test_it_opens_at_once_when_a_request_has_waited_for_so_long() -> None:
+    breaker = Breaker(Backoff(100, 100, Random(1)))
+    breaker.on_late(1000, 1000 + SILENT_NS)
+    assert breaker.is_open
+
+
+def test_a_time_in_which_nobody_looked_is_no_silence(lanes: Lanes, express: Lane) -> None:
+    look(lanes, NOW_NS)
+    express.ask(Mark(), SESSION, NOW_NS, WAIT_NS)
+    look(lanes, NOW_NS, NOW_NS + WAIT_NS)
+    look(lanes, NOW_NS + WAIT_NS + 10**9)
+    assert (express.breaker.is_open, express.breaker.opens_ns) == (False, NOW_NS + SILENT_NS + 10**9 - LOOK_NS)
+
+
+def test_it_opens_at_once_when_nothing_is_taken() -> None:
+    breaker = Breaker(Backoff(100, 100, Random(1)))
+    breaker.on_unsent(1000)
+    breaker.on_unsent(2000)
+    assert (breaker.is_open, breaker.opened_ns) == (True, 1000)
 
 
 def test_probes_are_far_between() -> None:
     breaker = Breaker(Backoff(100, 100, Random(1)))
-    breaker.on_late(0)
+    breaker.on_late(0, 0)
+    assert breaker.take_probe(0)
     assert not breaker.take_probe(70)
     probes = [now for now in range(0, 10_000, 5) if breaker.take_probe(now)]
     assert 75 <= len(probes) <= 135
