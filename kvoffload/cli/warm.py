@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvoffload.cli.progress import progress
-from kvoffload.errors import ConfigError, ServerError
+from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_private_text
 
 if TYPE_CHECKING:
-    from kvoffload.warm.json_client import JsonClient
     from kvoffload.warm.warmer import Outcome
 
 FAILED = 1
@@ -69,8 +65,8 @@ def warm(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Send prompts to an engine once each, so that what it computes is cached; 1 if one fails."""
-    from kvoffload.warm.json_client import JsonClient
-    from kvoffload.warm.prompt_file import read_prompts
+    from kvoffload.warm.json_client import JsonClient, find_model
+    from kvoffload.warm.prompt_file import open_prompts, read_prompts
     from kvoffload.warm.warmer import CacheQuestion, Warmer
 
     if not cache and (token_file or identity or seed):
@@ -79,7 +75,7 @@ def warm(
     client = JsonClient(engine.rstrip("/").removesuffix("/v1"), key=_read(key_file), timeout_s=timeout)
     asked = JsonClient(cache, key=_read(token_file)) if cache else None
     total, faults = _Total(), []
-    with _open(prompts) as file:
+    with open_prompts(prompts) as file:
         model, root = find_model(client)
         question = CacheQuestion(model="" if identity else root, identity=identity, seed=seed)
         warmer = Warmer(client, asked, at_once=at_once, model=model, question=question)
@@ -96,20 +92,6 @@ def warm(
     print_total(total, is_asked=asked is not None, as_json=as_json)
     if total.failed:
         raise typer.Exit(FAILED)
-
-
-def find_model(engine: JsonClient) -> tuple[str, str]:
-    """The engine's first model, by the name that it serves and by the one that it loaded. ServerError: it does not
-    say."""
-    from kvoffload.warm.json_client import AnswerError
-
-    try:
-        first = engine.get("/v1/models")["data"][0]
-        return str(first["id"]), str(first.get("root") or "")
-    except AnswerError as fault:
-        raise ServerError(f"engine: {fault}", remedy="start it first, or give another --engine") from None
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise ServerError("engine: /v1/models names no model", remedy="give an OpenAI-compatible --engine") from None
 
 
 def print_total(total: _Total, *, is_asked: bool, as_json: bool) -> None:
@@ -129,16 +111,3 @@ def print_total(total: _Total, *, is_asked: bool, as_json: bool) -> None:
 
 def _read(file: Path | None) -> str:
     return "" if file is None else read_private_text(file).strip()
-
-
-@contextmanager
-def _open(name: str) -> Iterator[BinaryIO]:
-    if name == "-":
-        yield sys.stdin.buffer
-        return
-    try:
-        file = open(name, "rb")  # noqa: SIM115 (closed below)
-    except OSError as fault:
-        raise ConfigError(f"{name} cannot be read: {fault.strerror}", remedy="name a file of prompts") from None
-    with file:
-        yield file

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
+
+from kvoffload.errors import ConfigError
 
 MAX_LINE_BYTES = 16 << 20
 PATHS: Mapping[str, str] = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
@@ -39,6 +43,20 @@ class BadLine:
 
     line: int
     why: str
+
+
+@contextmanager
+def open_prompts(name: str) -> Iterator[BinaryIO]:
+    """Opens a file of prompts; `-` is the standard input. ConfigError: it cannot be read."""
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = open(name, "rb")  # noqa: SIM115 (closed below)
+    except OSError as fault:
+        raise ConfigError(f"{name} cannot be read: {fault.strerror}", remedy="name a file of prompts") from None
+    with file:
+        yield file
 
 
 def read_prompts(file: BinaryIO) -> Iterator[WarmPrompt | BadLine]:

@@ -54,6 +54,23 @@ def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         JsonClient(engine.address, wait=lambda seconds: None).get("/v1/models")
 
 
+def test_an_answer_that_takes_too_long_is_none() -> None:
+    """Each of its pieces may come in time."""
+    times = iter((0.0, 31.0))
+    with played_engine(PlayedEngine()) as engine:
+        client = JsonClient(engine.address, timeout_s=30.0, clock=lambda: next(times))
+        with pytest.raises(AnswerError, match="does not answer /v1/models: timed out"):
+            client.exchange("GET", "/v1/models", None)
+
+
+def test_an_exchange_is_of_one_attempt_and_of_any_form() -> None:
+    with played_engine(PlayedEngine(faults=[503])) as engine:
+        status, data = JsonClient(engine.address).exchange("POST", PATH, b'{"prompt": "a"}')
+        assert (status, b"fault 503" in data, len(engine.asked)) == (503, True, 1)
+    with pytest.raises(AnswerError, match="does not answer"):
+        JsonClient(f"http://127.0.0.1:{free_port()}").exchange("GET", "/x", None)
+
+
 @pytest.mark.parametrize("key", ["secret\nsecret", "secret\r", "sécret"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_told(key: str) -> None:
     with pytest.raises(ConfigError, match="not one line of printable ASCII") as raised:
