@@ -70,6 +70,12 @@ def _root(
     pass
 
 
+def _add_audit(app: typer.Typer) -> None:
+    from kvoffload.cli.audit import audit
+
+    app.command(short_help=_COMMANDS["audit"].short_help)(audit)
+
+
 def _add_bench(app: typer.Typer) -> None:
     from kvoffload.cli.bench import bench
 
@@ -147,6 +153,7 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
+    "audit": _Command(_add_audit, "Check that restored blocks change no answer of an engine."),
     "bench": _Command(_add_bench, "Measure against this machine's limits."),
     "doctor": _Command(_add_doctor, "Check whether this machine is ready."),
     "plan": _Command(_add_plan, "Tell the size of a model's tokens, and how many fit."),

@@ -20,6 +20,7 @@ import pytest
 from kvoffload.client.inspector import Inspector
 from kvoffload.key_files import read_public_key, write_new_pair
 from tests.house.commands import COMMANDS, OUTPUTS, WITHOUT_VALUE
+from tests.kit.audit.caching_engine import CachingEngine, caching_engine
 from tests.kit.free_ports import free_port
 from tests.kit.server.tiers import await_that, serving
 from tests.kit.warm.played_engine import PlayedEngine, played_engine
@@ -50,9 +51,10 @@ TRACE = [{"timestamp": at, "input_length": 1024, "output_length": 1, "hash_ids":
 
 
 class Reader:
-    """A reader who types the commands, with a server that an engine uses, and an engine that answers HTTP."""
+    """A reader who types the commands, with a server that an engine uses, and engines that answer HTTP."""
 
-    def __init__(self, socket: Path, load: PromptLoad, played: PlayedEngine) -> None:
+    def __init__(self, socket: Path, load: PromptLoad, played: PlayedEngine, audited: CachingEngine) -> None:
+        self._audited = audited
         self.environment = os.environ | {"KVOFFLOAD_SERVER": str(socket)}
         rows, _ = Inspector(load.client.look_into).find_blocks()
         self._words = {
@@ -68,6 +70,8 @@ class Reader:
     def adapt(self, line: str) -> list[str]:
         """The words of a command, with what is the reader's own put in."""
         words = [word for word in shlex.split(line, comments=True)[1:] if word != WITHOUT_VALUE]
+        if words[0] == "audit":
+            return [self._audited.address if word.startswith("http://") else word for word in words]
         if words[0] != "serve":
             return [self._words.get(word, word) for word in words]
         # A server of its own, of a size that any machine has.
@@ -84,12 +88,16 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("reader")
-    with serving(folder / "s") as server, played_engine(PlayedEngine()) as played:
+    with (
+        serving(folder / "s") as server,
+        played_engine(PlayedEngine()) as played,
+        caching_engine(CachingEngine()) as audited,
+    ):
         await_that(lambda: server.has_memory)
         load = PromptLoad(folder / "s")
         load.turn()
         assert load.client.stats().readable
-        yield Reader(folder / "s", load, played)
+        yield Reader(folder / "s", load, played, audited)
         load.close()
 
 

@@ -47,6 +47,8 @@ PYTHON: Final[Mapping[str, tuple[str, ...]]] = {
         "kvoffload/key_files.py",
         "kvoffload/warm/prompt_file.py",
         "kvoffload/warm/json_client.py",
+        "kvoffload/audit/answers.py",
+        "kvoffload/audit/audited_engine.py",
     ),
 }
 """Modules of this folder, and what of kvoffload they fuzz."""

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kvoffload.audit.audited_engine import AuditedEngine
+from kvoffload.audit.auditor import Auditor, AuditPrompt
 from kvoffload.cache.trace import find_block_tokens, read_trace
+from kvoffload.cli.audit import make_lines
 from kvoffload.errors import ConfigError
 from kvoffload.key_files import read_pair
 from kvoffload.plan.model_shape import ShapeSettings, read_config, read_shape
@@ -41,6 +44,9 @@ def make_seeds() -> Iterator[bytes]:
     yield b"\2" + _FILE.read_bytes()
     yield b"\5" + b'{"prompt": "a", "pin_s": 5}\n\n{"messages": [{"role": "user"}], "n": 2}\n{"prompt": [1, 2]}'
     yield b"\6" + b'{"tokens": [1, 2], "identities": [{"hit_tokens": 1, "why": ""}], "usage": {"prompt_tokens": 2}}'
+    told = b'{"tokens": ["a", "b"], "token_logprobs": [-1.5, -2], "top_logprobs": [{"a": -1.5}, {"b": -2, "c": -3.25}]}'
+    yield b"\7" + b'{"choices": [{"logprobs": %b}], "usage": {"prompt_tokens_details": {"cached_tokens": 1}}}' % told
+    yield b"\7" + b'vllm:external_prefix_cache_hits_total{engine="0"} 5.0\n{"choices": [], "success": false}'
     yield b"\3" + f"# Made.\nsecret {'s' * 40}\npublic {'p' * 40}\n".encode()
 
 
@@ -60,12 +66,22 @@ class _Answers(JsonClient):
     def post(self, path: str, what: object) -> Any:
         return read_answer(path, 200, self._data)
 
+    def exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        return 200, self._data
+
 
 def _warm(data: bytes) -> None:
     client = _Answers(data)
     prompts = list(read_prompts(io.BytesIO(b'{"prompt": "a"}\n')))
     for outcome in Warmer(client, client, at_once=1, model="m", wait=lambda seconds: None).run(prompts):
         check_line(ConfigError(outcome.fault))
+
+
+def _audit(data: bytes) -> None:
+    engine = AuditedEngine(_Answers(data), model="m", answer_tokens=4, wait=lambda seconds: None)
+    verdict = Auditor(engine, own_hits=2).run([AuditPrompt(1, [1, 2], seed=1), AuditPrompt(2, "a")])
+    for line in (*make_lines(verdict, 1), verdict.fault):
+        check_line(ConfigError(line))
 
 
 def run(data: bytes) -> None:
@@ -81,6 +97,7 @@ def run(data: bytes) -> None:
             check_line(ConfigError(one.why)) for one in read_prompts(io.BytesIO(data[1:])) if isinstance(one, BadLine)
         ],
         lambda: _warm(data[1:]),
+        lambda: _audit(data[1:]),
     ]
     try:
         with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):

@@ -55,7 +55,7 @@ def test_help_names_the_commands_and_fits_a_screen() -> None:
     assert len(done.stdout.splitlines()) <= 24
 
 
-COMMANDS = ("bench", "config", "doctor", "inspect", "keys", "plan", "replay", "serve", "top", "warm", "web")
+COMMANDS = ("audit", "bench", "config", "doctor", "inspect", "keys", "plan", "replay", "serve", "top", "warm", "web")
 
 
 def test_the_help_of_each_command_fits_and_is_not_cut() -> None:

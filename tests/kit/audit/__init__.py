@@ -1,0 +1,1 @@
+"""A stand-in for the engine that `kvoffload audit` asks."""
