@@ -34,6 +34,7 @@ from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
 from kvoffload.connector.loads.engine_prefix import find_branch
 from kvoffload.connector.loads.routed_hits import RoutedHits
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerSettings, assemble
+from kvoffload.connector.serving import Event, Overtime, Serving
 from kvoffload.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -44,12 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENDING_S = 3.5
-"""How long an engine that is told to stop goes on saving blocks that the pool lacks, in seconds: vLLM gives it five."""
-LEFT_WAIT_S = 2.0
-"""How long an idle engine goes on stepping for blocks that wait for slots, in seconds: slots may never come."""
-JOIN_WAIT_S = 5.0
-"""How long an idle engine goes on stepping while its ranks join another session, in seconds."""
 MAX_NOTES = 20
 """Maximum number of log lines about requests whose parameters cannot be honoured."""
 
@@ -74,10 +69,8 @@ class SchedulerSide:
         """The facts from which `parts` were assembled, by rank."""
         self.masks = RequestMasks()
         self._proof = WeightProof(clock)
-        self._ends_s: float | None = None
-        """When an engine that was told to stop must have ended; None: it was not told to."""
-        self._idle_since_s: float | None = None
-        """When the engine was first seen idle, since it last computed something or a save was planned."""
+        self.serving = Serving()
+        self._overtime = Overtime(clock)
         self._admitted = 0
         """How often a request was given blocks."""
         self._rest = 0
@@ -88,17 +81,6 @@ class SchedulerSide:
         self._former: set[int] = set()
         self._notes = 0
         self._heard_warnings = 0
-        self.is_mixed = False
-        """Whether the engine's own cache has blocks of weights that are gone, under the hashes of new ones."""
-        self._is_asleep = False
-        """Whether the engine woke while one of its ranks did not."""
-        self._is_parting = False
-        """Whether ranks will store the groups in which they differ apart, as soon as no save or load is on its way."""
-        self._joins_until_s = 0.0
-        """The time until which an idle engine goes on stepping, to hear that its ranks have joined another session."""
-        self._has_changed = False
-        """Whether saving and restoring have ended for good: a rank registered something else when the engine woke, or
-        ranks that hold different bytes could not be separated."""
         self._measures = measures or Measures()
         self._routed = RoutedHits(self._measures)
 
@@ -125,13 +107,13 @@ class SchedulerSide:
             return False
         if parts.saves.pending or parts.restores.is_waited_for or parts.hints.pending:
             return True
-        if self._is_parting:
-            return not self._has_changed
-        if self._clock() < self._joins_until_s and not parts.places.are_all_known:
+        if self.serving.is_parting:
+            return self.serving.will_part
+        if self._overtime.is_joining and not parts.places.are_all_known:
             return True
         if parts.nodes is not None and parts.nodes.is_asking:
             return True
-        return self._is_ending(parts) or (parts.saves.has_left and not self._has_waited)
+        return self._is_ending(parts) or (parts.saves.has_left and not self._overtime.has_waited)
 
     @property
     def is_busy(self) -> bool:
@@ -186,18 +168,13 @@ class SchedulerSide:
         try:
             refuse_changes(self.facts, facts)
         except IdentityError:
-            self._has_changed = True
+            self.serving.note(Event.FAILED)
             for tracked in self.requests.values():
                 tracked.is_tainted = True
             raise
         parts.places.note({rank.rank: rank.places for rank in facts.values()})
-        self._is_asleep = not parts.places.are_all_known
+        self.serving.note(Event.AWAKE if parts.places.are_all_known else Event.PARTLY_AWAKE)
         self._proof.wake()
-
-    @property
-    def _is_off(self) -> bool:
-        """Whether requests that arrive are neither saved, restored nor made to wait."""
-        return self.is_mixed or self._is_asleep or self._has_changed or self._is_parting
 
     def add_request(self, request: Request) -> None:
         """Takes a request that may be scheduled from now on."""
@@ -221,7 +198,7 @@ class SchedulerSide:
             parts.worth.begin(
                 prompt_tokens=request.num_prompt_tokens, limit=settings.find_save_limit(request.num_prompt_tokens)
             ),
-            is_tainted=mask is None or self._is_off,
+            is_tainted=mask is None or not self.serving.is_on,
         )
         self.requests[request.request_id] = tracked
         if settings.expected_hit_tokens:
@@ -241,10 +218,10 @@ class SchedulerSide:
         if tracked is None or parts is None:
             return 0
         tracked.reused_tokens = local
-        if self._proof.is_open and not self._is_off and self._proof.is_waited_for():
+        if self._proof.is_open and self.serving.is_on and self._proof.is_waited_for():
             return None
         mask = self.masks.find(request, tracked.settings)
-        tracked.is_tainted = mask is None or self._is_off
+        tracked.is_tainted = mask is None or not self.serving.is_on
         if mask is not None and mask != tracked.chain.mask:
             tracked.chain, tracked.noted_tokens = BlockChain(parts.groups, mask), 0
             parts.restores.forget(request.request_id)
@@ -318,8 +295,8 @@ class SchedulerSide:
         parts.saves.look_out.skip(self.rested)
         self._rest = self.rested = 0
         apart: tuple[GroupKey, ...] = ()
-        if self._is_parting and not (
-            self._has_changed or parts.saves.pending or parts.restores.is_waited_for or parts.restores.unsent
+        if self.serving.will_part and not (
+            parts.saves.pending or parts.restores.is_waited_for or parts.restores.unsent
         ):
             parts, apart = self._store_apart(parts)
         if parts.saves.pending:
@@ -334,15 +311,15 @@ class SchedulerSide:
         state = output.kv_connector_block_state
         saves: tuple[SaveJob, ...] = ()
         # Planned saves and loads must be sent: from here on, every step has to clean up after its own failure.
-        if state is not None and not self._is_parting:
+        if state is not None and not self.serving.is_parting:
             saves = parts.saves.plan_step(
                 self.requests, output.num_scheduled_tokens, state, is_ending=self._is_ending(parts)
             )
         loads, doomed = parts.restores.take_jobs()
         if tokens or saves:
-            self._idle_since_s = None
-        elif self._idle_since_s is None:
-            self._idle_since_s = self._clock()
+            self._overtime.idle_since_s = None
+        else:
+            self._overtime.note_idle()
         sample = self._proof.take_question(has_forward=tokens > 0) if self._proof.is_open else 0
         if not (loads or saves or doomed or retired or apart or sample or parts.nodes):
             if step:
@@ -384,10 +361,11 @@ class SchedulerSide:
             # Also if ending loads failed: the blocks of saves that are not ended here would stay pinned for ever.
             if report is not None:
                 parts.places.note(report.places)
-                self._is_asleep = self._is_asleep and not parts.places.are_all_known
+                if self.serving.is_asleep and parts.places.are_all_known:
+                    self.serving.note(Event.AWAKE)
                 if report.saved:
                     parts.saves.end_jobs(report)
-                    if parts.saves.rank_digests.unequal and not self._is_parting:
+                    if parts.saves.rank_digests.unequal and not self.serving.is_parting:
                         self._begin_parting(parts)
 
     def find_sources(self, request: Request) -> Sources:
@@ -439,10 +417,11 @@ class SchedulerSide:
 
     def _begin_parting(self, parts: SchedulerParts) -> None:
         """Begins no further save or load in the present session: ranks that should hold equal bytes do not."""
-        self._is_parting = True
+        self.serving.note(Event.RANKS_DIFFER)
         for tracked in self.requests.values():
             tracked.is_tainted = True
-        self._has_changed |= not self.settings.sharing.may_part
+        if not self.settings.sharing.may_part:
+            self.serving.note(Event.FAILED)
         parts.saves.drop_all()
         parts.restores.drop_answers()
         parts.hints.let_go()
@@ -459,11 +438,11 @@ class SchedulerSide:
         try:
             self.parts = parts = self._assemble(facts)
         except BaseException:
-            self._has_changed = True
+            self.serving.note(Event.FAILED)
             raise
-        self._is_parting = False
+        self.serving.note(Event.STORED_APART)
         parts.saves.follow(former.saves)
-        self._joins_until_s = self._clock() + JOIN_WAIT_S
+        self._overtime.begin_joining()
         former.close()
         return parts, apart
 
@@ -504,8 +483,9 @@ class SchedulerSide:
         for tracked in self.requests.values():
             tracked.is_tainted = True
         if self.parts is not None:
-            self.is_mixed = self._has_old_blocks(self.parts)
-            if self.is_mixed:
+            is_mixed = self._has_old_blocks(self.parts)
+            self.serving.note(Event.RESET_ALONE if is_mixed else Event.RESET)
+            if is_mixed:
                 logger.warning(
                     "the connector was reset while the engine's own cache was not: nothing is saved or restored before "
                     "a reset of both (let the engine go idle, and reset again)"
@@ -524,18 +504,12 @@ class SchedulerSide:
 
     def begin_ending(self) -> None:
         """Notes that the engine was told to stop. May be called in a signal handler."""
-        if self._ends_s is None:
-            self._ends_s = self._clock() + ENDING_S
+        self._overtime.begin_ending()
         self._rest = 0
 
     def _is_ending(self, parts: SchedulerParts) -> bool:
         """Whether the engine ends, and there is still time and something to save before its own cache is gone."""
-        return self._ends_s is not None and parts.policy.is_watching and self._clock() < self._ends_s
-
-    @property
-    def _has_waited(self) -> bool:
-        """Whether the engine has waited long enough for slots, without anything to compute."""
-        return self._idle_since_s is not None and self._clock() >= self._idle_since_s + LEFT_WAIT_S
+        return self._overtime.is_ending and parts.policy.is_watching
 
     def close(self) -> None:
         """Closes the cache: the engine ends."""

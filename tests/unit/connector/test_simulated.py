@@ -73,7 +73,7 @@ def play(
             engine.damage_record()
         if random.random() < reset:
             engine.connector.reset_cache()
-        if engine.side.is_mixed and random.random() < 0.6:
+        if engine.side.serving.is_mixed and random.random() < 0.6:
             empty(engine)
             engine.connector.reset_cache()
         if random.random() < 0.3:

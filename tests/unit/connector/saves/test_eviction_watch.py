@@ -15,7 +15,7 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from kvoffload.connector.common.step_plan import StepPlan
 from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.saves.eviction_watch import EvictionWatch
-from kvoffload.connector.scheduler_side import ENDING_S, LEFT_WAIT_S
+from kvoffload.connector.serving import ENDING_S, LEFT_WAIT_S
 from tests.kit.connector.engine_configs import full, window
 from tests.kit.connector.saving import DENSE, HYBRID, MIXED, make_engine, names_of, saved_blocks
 from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine
