@@ -139,6 +139,29 @@ class RankPlaces:
         return len(places) == len(self._by_node) > 0 and all(map(frozenset.__contains__, self._by_node, places))
 
 
+class FormerMemories:
+    """The memories of former servers that jobs still use: the workers unmap each once no job does. Owned by the
+    scheduler's thread."""
+
+    def __init__(self, cache: CacheClient, saves: Saves, restores: Restores) -> None:
+        self._cache, self._saves, self._restores = cache, saves, restores
+        self._current = cache.memory_id
+        self._former: set[int] = set()
+
+    def take_retired(self) -> tuple[int, ...]:
+        """Returns the memories of former servers that no job uses any more, each once."""
+        current = self._cache.memory_id
+        if current != self._current:
+            self._former |= {self._current} - {0}
+            self._former -= {current}
+            self._current = current
+        if not self._former:
+            return ()
+        retired = self._former - self._saves.memories - self._restores.memories
+        self._former -= retired
+        return tuple(retired)
+
+
 @dataclass(frozen=True)
 class SchedulerParts:
     """The parts of the scheduler side, which exist once the workers have told what they registered."""
@@ -150,6 +173,7 @@ class SchedulerParts:
     times: StepTimes
     restores: Restores
     saves: Saves
+    memories: FormerMemories
     pins: BlockPins
     places: RankPlaces
     policy: SavePolicy
@@ -157,6 +181,12 @@ class SchedulerParts:
     events: CacheEvents | None
     nodes: AllNodes | None
     """The same object as `cache` if the engine's ranks are on several machines, else None."""
+
+    def let_go(self) -> None:
+        """Drops the saves and answers that are under way, and lets go of what hints keep."""
+        self.saves.drop_all()
+        self.restores.drop_answers()
+        self.hints.let_go()
 
     def close(self) -> None:
         """Closes the cache: afterwards nothing asks it, and it reports no more events."""
@@ -245,8 +275,9 @@ def assemble(
     )
     hints = RequestHints(cache, groups, measures=measures, clock=clock)
     times = StepTimes(judge, decoded_tokens=settings.decoded_tokens, clock=clock)
+    memories = FormerMemories(cache, saves, restores)
     return SchedulerParts(
-        cache, groups, worth, judge, times, restores, saves, pins, places, policy, hints, events, nodes
+        cache, groups, worth, judge, times, restores, saves, memories, pins, places, policy, hints, events, nodes
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvoffload.cache import Ask
 from kvoffload.connector.common.block_chain import NO_MASK, BlockChain
 from kvoffload.connector.common.receipt import Receipt, Sources
 from kvoffload.connector.common.request_settings import NO_SETTINGS, read_settings
@@ -31,6 +30,7 @@ from kvoffload.connector.hints.request_hints import is_kept
 from kvoffload.connector.identity.agreement import Rank, refuse_changes
 from kvoffload.connector.identity.masks import RequestMasks
 from kvoffload.connector.identity.weight_proof import Verdict, WeightProof
+from kvoffload.connector.loads.arrivals import count_expected
 from kvoffload.connector.loads.engine_prefix import find_branch
 from kvoffload.connector.loads.routed_hits import RoutedHits
 from kvoffload.connector.scheduler_parts import OpenCache, SchedulerParts, SchedulerSettings, assemble
@@ -77,8 +77,6 @@ class SchedulerSide:
         """Number of steps that need no plan, unless another hook brings work before they are over."""
         self.rested = 0
         """How many of these steps are over."""
-        self._memory_id = 0
-        self._former: set[int] = set()
         self._notes = 0
         self._heard_warnings = 0
         self._measures = measures or Measures()
@@ -159,8 +157,6 @@ class SchedulerSide:
             find_mask=lambda: self.masks.generation,
         )
         self.facts = dict(facts)
-        self._memory_id = parts.cache.memory_id
-        self._former.clear()
         return parts
 
     def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:
@@ -169,8 +165,7 @@ class SchedulerSide:
             refuse_changes(self.facts, facts)
         except IdentityError:
             self.serving.note(Event.FAILED)
-            for tracked in self.requests.values():
-                tracked.is_tainted = True
+            self._taint_all()
             raise
         parts.places.note({rank.rank: rank.places for rank in facts.values()})
         self.serving.note(Event.AWAKE if parts.places.are_all_known else Event.PARTLY_AWAKE)
@@ -306,7 +301,7 @@ class SchedulerSide:
         parts.hints.step(parts.saves)
         self._routed.settle(output.num_scheduled_tokens)
         step = parts.times.begin(output, self.requests)
-        retired = self._find_retired()
+        retired = parts.memories.take_retired()
         parts.cache.begin_step()
         state = output.kv_connector_block_state
         saves: tuple[SaveJob, ...] = ()
@@ -393,7 +388,7 @@ class SchedulerSide:
         if not tracked.has_run:
             # A load, ours or another connector's, may still be filling blocks that the engine counts as computed.
             return 0
-        return self._count_expected(parts, tracked) if self.settings.hands_over else 0
+        return count_expected(parts.cache, parts.groups, tracked) if self.settings.hands_over else 0
 
     def _end_hints(self, parts: SchedulerParts, tracked: TrackedRequest) -> None:
         tokens = 0
@@ -402,29 +397,18 @@ class SchedulerSide:
             tokens = min(tracked.request.num_computed_tokens, tracked.chain.tokens, tracked.progress.limit)
         parts.hints.end(tracked, tokens)
 
-    def _count_expected(self, parts: SchedulerParts, tracked: TrackedRequest) -> int:
-        """Returns how many tokens of a request that has ended are saved or being saved, for others to load."""
-        if tracked.is_tainted or tracked.settings.skip_save:
-            return 0
-        groups = parts.groups
-        computed = min(tracked.request.num_computed_tokens, tracked.chain.tokens)
-        tokens = groups.align(min(computed, tracked.lost_from, tracked.progress.limit))
-        if not groups.with_states or not tokens:
-            return tokens
-        # The engine chooses at which boundaries there are states, and does not hand off again those that it had itself.
-        there = parts.cache.find_boundary(Ask(tracked.chain.data, limit=tokens, alignment=groups.alignment))
-        return max(there, groups.align(min(tokens, tracked.progress.states_end)))
+    def _taint_all(self) -> None:
+        """Keeps the blocks of all present requests from being saved."""
+        for tracked in self.requests.values():
+            tracked.is_tainted = True
 
     def _begin_parting(self, parts: SchedulerParts) -> None:
         """Begins no further save or load in the present session: ranks that should hold equal bytes do not."""
         self.serving.note(Event.RANKS_DIFFER)
-        for tracked in self.requests.values():
-            tracked.is_tainted = True
         if not self.settings.sharing.may_part:
             self.serving.note(Event.FAILED)
-        parts.saves.drop_all()
-        parts.restores.drop_answers()
-        parts.hints.let_go()
+        self._taint_all()
+        parts.let_go()
 
     def _store_apart(self, former: SchedulerParts) -> tuple[SchedulerParts, tuple[GroupKey, ...]]:
         """Builds all parts again, with the unequal groups stored apart: their blocks get other names, slots with every
@@ -480,8 +464,7 @@ class SchedulerSide:
         self._rest = 0
         self.masks.renew()
         self._proof.reset()
-        for tracked in self.requests.values():
-            tracked.is_tainted = True
+        self._taint_all()
         if self.parts is not None:
             is_mixed = self._has_old_blocks(self.parts)
             self.serving.note(Event.RESET_ALONE if is_mixed else Event.RESET)
@@ -490,9 +473,7 @@ class SchedulerSide:
                     "the connector was reset while the engine's own cache was not: nothing is saved or restored before "
                     "a reset of both (let the engine go idle, and reset again)"
                 )
-            self.parts.saves.drop_all()
-            self.parts.restores.drop_answers()
-            self.parts.hints.let_go()
+            self.parts.let_go()
             if not self._proof.is_open:
                 self.parts.hints.settle(are_same=False)
             self.parts.policy.forget_all()
@@ -547,17 +528,3 @@ class SchedulerSide:
         if not (parts.restores.is_quiet and parts.hints.is_quiet):
             return 0
         return parts.saves.look_out.rest_steps
-
-    def _find_retired(self) -> tuple[int, ...]:
-        """Returns the memories of former servers that no job uses any more, each once."""
-        assert self.parts is not None
-        current = self.parts.cache.memory_id
-        if current != self._memory_id:
-            self._former |= {self._memory_id} - {0}
-            self._former -= {current}
-            self._memory_id = current
-        if not self._former:
-            return ()
-        retired = self._former - self.parts.saves.memories - self.parts.restores.memories
-        self._former -= retired
-        return tuple(retired)

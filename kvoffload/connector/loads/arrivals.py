@@ -1,4 +1,4 @@
-"""Prompts that another engine has computed: a request waits while their blocks are on the way to the cache."""
+"""Prompts that one engine computes for another: what the other may expect, and how its requests wait for the blocks."""
 
 from __future__ import annotations
 
@@ -65,3 +65,17 @@ class Arrivals:
         too, although the request cannot use it."""
         most = limit + (self._groups.dropped_tokens if self._groups.is_all_prefix else 0)
         return self._groups.align(min(tracked.settings.expect_tokens, most, tracked.chain.tokens))
+
+
+def count_expected(cache: CacheClient, groups: GroupTable, tracked: TrackedRequest) -> int:
+    """Returns how many tokens of a request that has ended are saved or being saved, so that another engine may expect
+    them."""
+    if tracked.is_tainted or tracked.settings.skip_save:
+        return 0
+    computed = min(tracked.request.num_computed_tokens, tracked.chain.tokens)
+    tokens = groups.align(min(computed, tracked.lost_from, tracked.progress.limit))
+    if not groups.with_states or not tokens:
+        return tokens
+    # The engine chooses at which boundaries there are states, and does not hand off again those that it had itself.
+    there = cache.find_boundary(Ask(tracked.chain.data, limit=tokens, alignment=groups.alignment))
+    return max(there, groups.align(min(tokens, tracked.progress.states_end)))

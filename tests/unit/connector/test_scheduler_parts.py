@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from kvoffload.connector.engine.measures import Measures
 from kvoffload.connector.identity.agreement import EngineFacts, SharingSettings
 from kvoffload.connector.saves.eviction_watch import Auto, EvictionWatch
 from kvoffload.connector.saves.policy import Eager, SecondUse
-from kvoffload.connector.scheduler_parts import RankPlaces, SchedulerParts, SchedulerSettings, assemble
+from kvoffload.connector.scheduler_parts import FormerMemories, RankPlaces, SchedulerParts, SchedulerSettings, assemble
 from kvoffload.protocol import Register
 from tests.kit.connector.local_client import MEMORY, LocalClient
 from tests.kit.connector.nodes import Nodes
@@ -282,3 +283,20 @@ def take_step(engine: ScriptedEngine) -> StepPlan:
     news = proxy.report(is_idle=True)
     engine.hear(WorkerReport(nodes={} if news is None else {1: news}))
     return plan
+
+
+def test_a_former_memory_retires_once_when_no_job_uses_it_any_more() -> None:
+    cache, saves, restores = (
+        SimpleNamespace(memory_id=0),
+        SimpleNamespace(memories={1}),
+        SimpleNamespace(memories={2}),
+    )
+    memories: Any = FormerMemories(cache, saves, restores)  # type: ignore[arg-type]
+    retired = []
+    for cache.memory_id in (1, 2, 3):
+        retired.append(memories.take_retired())
+    saves.memories = set()
+    retired.append(memories.take_retired())
+    cache.memory_id, restores.memories = 2, set()  # the second server's memory is used again
+    retired += [memories.take_retired(), memories.take_retired()]
+    assert retired == [(), (), (), (1,), (3,), ()]
