@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvoffload.cache import NO_LIMIT, AcquiredBlocks, AcquireOutcome, Ask, needed_blocks
-from kvoffload.client import PendingAcquire, TierWait
+from kvoffload.cache import AcquiredBlocks, AcquireOutcome, Ask, needed_blocks
+from kvoffload.client import TierWait
 from kvoffload.connector.common.cache_client import CacheClient
 from kvoffload.connector.common.group_table import GroupTable
-from kvoffload.connector.common.receipt import MEMORY, UNKNOWN, Sources, split_hit
+from kvoffload.connector.common.receipt import Sources, split_hit
 from kvoffload.connector.common.step_plan import BlockMoves, LoadJob, Place, WantedDigests
 from kvoffload.connector.common.tracked_request import TrackedRequest
 from kvoffload.connector.engine import vllm_compat
@@ -24,6 +24,7 @@ from kvoffload.connector.loads.arrivals import Arrivals
 from kvoffload.connector.loads.engine_prefix import EnginePrefix
 from kvoffload.connector.loads.judge import LoadJudge
 from kvoffload.connector.loads.prompt_notes import PromptNotes, fail_load
+from kvoffload.connector.loads.question import Question, WaitingLine
 from kvoffload.connector.loads.shared_loads import SharedLoads
 from kvoffload.connector.saves.settings import REPORT_WAIT_S
 from kvoffload.connector.saves.worth import NULL_BLOCK
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 MAX_EARLY = 32
 """Maximum number of requests for which the cache is asked at their arrival, before the engine schedules them. Their
 leases keep blocks from being evicted for others."""
-READY_WAIT_S = 1.0
-"""How long a hit may wait for workers to join the memory it lies in, and for other loads to end, in seconds."""
 LATE_SHARE = 1 / 4
 """How long a request waits for a late answer, as a share of the time that computing what it asks for would take."""
 _LATE_SHARE_S = LATE_SHARE / 1e9
@@ -62,24 +61,6 @@ class RestoreSettings:
     """Number of tokens before the end of a hit that the engine computes again. It drops hits that are not longer."""
     shares_loads: bool = True
     """Whether requests wait for another request's load of their prefix: the engine must keep what it has loaded."""
-
-
-@dataclass(eq=False)
-class _Question:
-    """A question to the cache for a request: at which number of tokens it was asked, and its answer."""
-
-    tracked: TrackedRequest
-    local: int
-    num_tokens: int
-    version: int
-    pending: PendingAcquire
-    waits_since_s: float | None = None
-    room_until_s: float | None = None
-    """The time until which the request waits for room; None: it has not lacked room yet."""
-    reported: int = 0
-    """Number of tokens that were last reported to the engine for a load."""
-    miss: Miss | None = None
-    """The reason why there is nothing to report; None: there is a hit, or no answer yet."""
 
 
 @dataclass(eq=False)
@@ -128,13 +109,12 @@ class Restores:
         self._arrivals = Arrivals(cache, groups, wait_s=settings.arrival_wait_s, measures=self._measures, clock=clock)
         self.admission = LoadAdmission([rule.block_size for rule in groups.table_rules])
         self.shared = SharedLoads(groups, clock=clock)
-        self.questions: dict[str, _Question] = {}
+        self.questions: dict[str, Question] = {}
         self.loads: dict[str, _Load] = {}
         self.unsent: list[LoadJob] = []
         self.doomed: list[str] = []
         self.failed: set[str] = set()
-        self._next: _Question | None = None
-        """The question whose request is first to get room in the engine; hits of other requests wait for it."""
+        self._line = WaitingLine(clock)
 
     @property
     def pending(self) -> int:
@@ -191,7 +171,7 @@ class Restores:
         """Returns how many tokens beyond `local` a load would bring: 0 for a miss, None if that is not known yet. May
         be called any number of times; a miss holds as long as `version` and the request are the same."""
         request_id = tracked.request.request_id
-        if self._is_behind(tracked):
+        if self._line.is_behind(tracked, self.questions):
             return None
         if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
@@ -199,16 +179,18 @@ class Restores:
         is_early = tracked.settings.expect_tokens and self._is_early(tracked, local)
         if is_early or self._is_shared(question, tracked, local):
             return None
-        if question is None or not self._holds(question, tracked, local, version):
-            question = self._ask_anew(tracked, local, version)
-        if not self._is_answered(question, tracked, local, version):
-            return None
-        if not self._holds(question, tracked, local, version):
+        if question is None or not question.holds(local, version):
+            question = self._ask_again(tracked, local, version)
+        found = self._hear(question)
+        if found is not None and found.is_hit and found.boundary <= local:
             # The engine has computed or found more than the hit while the cache was asked.
-            question = self._ask_anew(tracked, local, version)
-            if not self._is_answered(question, tracked, local, version):
-                return None
-        return 0 if question.miss is not None else self._promise(question, tracked, local)
+            question = self._ask_again(tracked, local, version)
+            found = self._hear(question)
+        if found is None:
+            return None
+        if question.miss is None and not self._settle(question, found, local, version):
+            return None
+        return 0 if question.miss is not None else self._promise(question, found, local)
 
     def plan(self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], external: int) -> None:
         """Queues the load of the hit that `match` reported, or of its beginning, for which the engine has allocated
@@ -246,7 +228,7 @@ class Restores:
             wanted = WantedDigests(b"".join(rows for _, rows in names), np.concatenate(digests, axis=1))
         self.admission.reserve(request_id, num_tokens=tracked.request.num_tokens, boundary=boundary)
         limit = self._find_limit(tracked, local)
-        sources = split_hit(local, boundary, _find_reaches(question)) if boundary > local else ()
+        sources = split_hit(local, boundary, question.find_reaches()) if boundary > local else ()
         self.notes.note(
             tracked,
             local=local,
@@ -357,7 +339,7 @@ class Restores:
         """Whether blocks that the request expects are still on their way."""
         return self._arrivals.are_awaited(tracked, local=local, limit=self._find_limit(tracked, local))
 
-    def _is_shared(self, question: _Question | None, tracked: TrackedRequest, local: int) -> bool:
+    def _is_shared(self, question: Question | None, tracked: TrackedRequest, local: int) -> bool:
         """Whether the request waits for another request's load of what it would load."""
         if not (self.settings.shares_loads and self.shared.is_used):
             return False
@@ -389,7 +371,7 @@ class Restores:
     def note_miss(self, tracked: TrackedRequest, local: int, reason: Miss) -> None:
         self.notes.note(tracked, local=local, boundary=local, limit=self._find_limit(tracked, local), reason=reason)
 
-    def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> _Question:
+    def _ask(self, tracked: TrackedRequest, local: int, *, limit: int, version: int) -> Question:
         tracked.asked_s = tracked.asked_s or self._clock()
         if self._groups.dropped_tokens:
             limit = self._drop_last(tracked, limit)
@@ -409,7 +391,7 @@ class Restores:
             far=far,
             wait_s=(limit - local) * self._judge.token_ns * _LATE_SHARE_S,
         )
-        question = _Question(tracked, local, tracked.request.num_tokens, version, pending)
+        question = Question(tracked, local, tracked.request.num_tokens, version, pending)
         self.questions[tracked.request.request_id] = question
         return question
 
@@ -423,100 +405,60 @@ class Restores:
         matched = self._cache.find_boundary(Ask(chain, limit=most, alignment=self._groups.alignment))
         return min(limit, self._groups.drop(matched))
 
-    def _ask_anew(self, tracked: TrackedRequest, local: int, version: int) -> _Question:
+    def _ask_again(self, tracked: TrackedRequest, local: int, version: int) -> Question:
         self._drop(tracked.request.request_id)
         return self._ask(tracked, local, limit=self._find_limit(tracked, local), version=version)
 
-    def _is_answered(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
-        """Whether the question is settled: there is a hit, which may be reported if it still holds, or a miss with its
-        reason."""
-        if question.miss is not None:
-            return True
-        found = self._cache.poll(question.pending) or self._cache.wait_for(question.pending)
-        if found is None:
-            return False
-        if found.is_hit and found.boundary <= local:
-            return True
+    def _hear(self, question: Question) -> AcquiredBlocks | None:
+        """Returns the answer. None: there is none yet, although the step's budget was spent on waiting for it."""
+        pending = question.pending
+        return pending.found or self._cache.poll(pending) or self._cache.wait_for(pending)
+
+    def _settle(self, question: Question, found: AcquiredBlocks, local: int, version: int) -> bool:
+        """Judges the answer to a question that has no miss yet. A miss is noted, and a lease given back. Returns False
+        while the hit waits for workers to join its memory."""
         if found.lease is not None and not self._is_ready(Place(found.lease.memory_id, found.lease.session)):
             # Workers join a new server's memory by themselves, and report it with the next steps.
-            if self._may_wait(question):
+            if question.may_wait(self._clock()):
                 return False
             question.miss = Miss.NOT_SERVED
         else:
-            question.miss = self._judge_hit(tracked, question, local)
+            question.miss = self._judge_hit(question, found, local)
         if question.miss is not None:
             # The judge is asked once, also if the cache was asked early.
             question.local, question.version = local, version
-            self.note_miss(tracked, local, question.miss)
+            self.note_miss(question.tracked, local, question.miss)
             self._cache.cancel(question.pending)
         return True
 
-    def _may_wait(self, question: _Question) -> bool:
-        """Whether less than `READY_WAIT_S` has passed since the first call for this question, which comes when the
-        engine wants to schedule the request and not at its arrival."""
-        if question.waits_since_s is None:
-            question.waits_since_s = self._clock()
-        return self._clock() < question.waits_since_s + READY_WAIT_S
-
-    def _promise(self, question: _Question, tracked: TrackedRequest, local: int) -> int | None:
+    def _promise(self, question: Question, found: AcquiredBlocks, local: int) -> int | None:
         """Returns how many tokens of a hit to report: 0 if the engine has no room for it, None while other requests may
         still free some."""
-        assert question.pending.found is not None
         if self.loads and self.blocks > self._pool.num_gpu_blocks // PARKED_SHARE:
             # These blocks become usable as their loads end; the bound is for copies that hang.
-            return None if self._may_wait(question) else 0
-        boundary = question.pending.found.boundary
-        question.reported = boundary - local if self._admits(tracked, boundary) else 0
-        if question.reported or not self._waits_for_room(question, tracked, boundary - local):
-            return question.reported
-        return None
+            return None if question.may_wait(self._clock()) else 0
+        num_tokens, tokens = question.tracked.request.num_tokens, found.boundary - local
+        # The first block of each block table; what is before it will be null.
+        first_blocks = [
+            needed_blocks(rule, local=0, boundary=found.boundary).start for rule in self._groups.table_rules
+        ]
+        free_blocks = self._pool.get_num_free_blocks()
+        if self.admission.admits(num_tokens=num_tokens, first_blocks=first_blocks, free_blocks=free_blocks):
+            question.reported = tokens
+            return tokens
+        question.reported = 0
+        if self.admission.count_needed(num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
+            return 0  # no request gets the null block
+        wait_s = tokens * self._judge.token_ns / 1e9
+        if question.tracked.settings.expect_tokens:
+            wait_s = max(wait_s, self.settings.arrival_wait_s)
+        return None if self._line.lets_wait(question, wait_s) else 0
 
-    def _waits_for_room(self, question: _Question, tracked: TrackedRequest, tokens: int) -> bool:
-        """Whether the request waits for other requests to end and free their blocks. It waits as long as computing the
-        tokens would take: if it has to compute them then, it has lost no more time than that, whereas a request that
-        computes them at once certainly spends it."""
-        assert question.pending.found is not None
-        first_blocks = self._list_first_blocks(question.pending.found.boundary)
-        if self.admission.count_needed(tracked.request.num_tokens, first_blocks) >= self._pool.num_gpu_blocks:
-            return False  # no request gets the null block
-        if question.room_until_s is None:
-            wait_s = tokens * self._judge.token_ns / 1e9
-            if tracked.settings.expect_tokens:
-                wait_s = max(wait_s, self.settings.arrival_wait_s)
-            question.room_until_s = self._clock() + wait_s
-        if self._clock() >= question.room_until_s:
-            return False
-        self._next = self._next or question
-        return True
-
-    def _is_behind(self, tracked: TrackedRequest) -> bool:
-        """Whether another request waits for room before this one. The engine itself, too, lets no request overtake one
-        whose prompt does not fit."""
-        first = self._next
-        if first is None or first.tracked is tracked:
-            return False
-        is_waiting = self.questions.get(first.tracked.request.request_id) is first and not first.reported
-        if is_waiting and first.room_until_s is not None and self._clock() < first.room_until_s:
-            return True
-        self._next = None
-        return False
-
-    def _holds(self, question: _Question, tracked: TrackedRequest, local: int, version: int) -> bool:
-        """Whether the answer to an earlier question still holds."""
-        if question.num_tokens != tracked.request.num_tokens or local < question.local:
-            return False
-        if question.pending.found is None:
-            return True
-        if question.miss is None and question.pending.found.is_hit:
-            # Its blocks are leased, so it holds unless the engine has got further by itself.
-            return question.pending.found.boundary > local
-        return question.version == version and question.local == local
-
-    def _judge_hit(self, tracked: TrackedRequest, question: _Question, local: int) -> Miss | None:
-        found = question.pending.found
-        assert found is not None
+    def _judge_hit(self, question: Question, found: AcquiredBlocks, local: int) -> Miss | None:
+        """Returns why the tokens are not loaded; None: they are worth a load."""
+        tracked = question.tracked
         if not found.is_hit:
-            return self._explain_miss(tracked, question, local)
+            return self._explain_miss(question, found, local)
         gained = found.boundary - max(local, self.settings.replayed_tokens)
         if gained <= 0:
             return Miss.TOO_SHORT
@@ -536,9 +478,9 @@ class Restores:
         for it always is."""
         return self.settings.always or tracked.settings.expect_tokens > 0
 
-    def _explain_miss(self, tracked: TrackedRequest, question: _Question, local: int) -> Miss:
+    def _explain_miss(self, question: Question, found: AcquiredBlocks, local: int) -> Miss:
         pending = question.pending
-        if pending.found is not None and pending.found.outcome in (AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM):
+        if found.outcome in (AcquireOutcome.OVER_LIMIT, AcquireOutcome.NO_ROOM):
             return Miss.REFUSED
         if not self._cache.is_served:
             return Miss.NOT_SERVED
@@ -546,33 +488,11 @@ class Restores:
             return Miss.TIER_TOO_SLOW
         if pending.request is not None and pending.request.answer is None:
             return Miss.SLOW_TO_ANSWER
-        return Miss.TOO_SHORT if self._find_limit(tracked, local) <= local else Miss.NEVER_SEEN
-
-    def _admits(self, tracked: TrackedRequest, boundary: int) -> bool:
-        return self.admission.admits(
-            num_tokens=tracked.request.num_tokens,
-            first_blocks=self._list_first_blocks(boundary),
-            free_blocks=self._pool.get_num_free_blocks(),
-        )
-
-    def _list_first_blocks(self, boundary: int) -> list[int]:
-        """Lists the first block of each block table; what is before it will be null."""
-        return [needed_blocks(rule, local=0, boundary=boundary).start for rule in self._groups.table_rules]
+        return Miss.TOO_SHORT if self._find_limit(question.tracked, local) <= local else Miss.NEVER_SEEN
 
     def _drop(self, request_id: str) -> None:
         question = self.questions.pop(request_id, None)
         if question is not None:
             if question.pending.promotion is not None:
-                question.tracked.reaches = _find_reaches(question)
+                question.tracked.reaches = question.find_reaches()
             self._cache.cancel(question.pending)
-
-
-def _find_reaches(question: _Question) -> tuple[tuple[str, int], ...]:
-    """Returns how far memory and slower tiers reached when the latter were asked, as `split_hit` takes it. They are
-    asked once: blocks that they have brought for an earlier question are in memory by now."""
-    pending, tracked = question.pending, question.tracked
-    if pending.promotion is None and tracked.reaches:
-        return tracked.reaches
-    # More blocks in memory than they answered were saved since. Without an answer, nothing is known of it.
-    is_known = pending.promotion is not None and pending.promotion.answer is not None
-    return ((MEMORY, pending.in_memory), *pending.reaches, (MEMORY if is_known else UNKNOWN, NO_LIMIT))

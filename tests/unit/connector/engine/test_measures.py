@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from kvoffload.cache import AcquireOutcome
 from kvoffload.connector.common.step_plan import WorkerReport
 from kvoffload.connector.engine.measures import HAND_OVER_S, Measures
-from kvoffload.connector.loads.restores import READY_WAIT_S
+from kvoffload.connector.loads.question import READY_WAIT_S
 from kvoffload.protocol import Miss
 from tests.kit.connector.saving import DENSE, make_engine
 from tests.kit.connector.scripted import STEP_S, Admission, ScriptedEngine

@@ -16,7 +16,8 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from kvoffload.cache import AcquireOutcome
 from kvoffload.connector.common.step_plan import WorkerReport
 from kvoffload.connector.loads.judge import MAX_REFUSALS, MIN_SAMPLES
-from kvoffload.connector.loads.restores import MAX_EARLY, READY_WAIT_S
+from kvoffload.connector.loads.question import READY_WAIT_S
+from kvoffload.connector.loads.restores import MAX_EARLY
 from kvoffload.protocol import Miss
 from tests.kit.connector.engine_configs import full
 from tests.kit.connector.scripted import Admission, ScriptedEngine, list_moves
