@@ -183,7 +183,7 @@ class SchedulerParts:
     """The same object as `cache` if the engine's ranks are on several machines, else None."""
 
     def let_go(self) -> None:
-        """Drops the saves and answers that are under way, and lets go of what hints keep."""
+        """Drops the saves and answers that are under way."""
         self.saves.drop_all()
         self.restores.drop_answers()
         self.hints.let_go()

@@ -313,8 +313,8 @@ class SchedulerSide:
         loads, doomed = parts.restores.take_jobs()
         if tokens or saves:
             self._overtime.idle_since_s = None
-        else:
-            self._overtime.note_idle()
+        elif self._overtime.idle_since_s is None:
+            self._overtime.begin_idling()
         sample = self._proof.take_question(has_forward=tokens > 0) if self._proof.is_open else 0
         if not (loads or saves or doomed or retired or apart or sample or parts.nodes):
             if step:

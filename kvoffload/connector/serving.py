@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from enum import Enum
 
 ENDING_S = 3.5
@@ -23,54 +23,39 @@ class Stop(Enum):
 
 
 class Event(Enum):
-    """Something that begins or ends stops."""
+    """The table of all changes. For each event: what happens, the stop that it begins, and the stop that it ends."""
 
-    RESET = "the engine's own cache and the connector were reset"
-    RESET_ALONE = "the connector was reset, but the engine's own cache has old blocks"
-    AWAKE = "every rank may copy somewhere"
-    PARTLY_AWAKE = "the engine woke, and a rank may not copy anywhere yet"
-    RANKS_DIFFER = "ranks that should hold equal bytes do not"
-    STORED_APART = "the parts were assembled again, and ranks store what differs apart"
-    FAILED = "what the ranks hold cannot be saved any more"
-
-
-CHANGES: Mapping[Event, tuple[Set[Stop], Set[Stop]]] = {
-    # event: (the stops that it begins, the stops that it ends)
-    Event.RESET: (set(), {Stop.MIXED}),
-    Event.RESET_ALONE: ({Stop.MIXED}, set()),
-    Event.AWAKE: (set(), {Stop.ASLEEP}),
-    Event.PARTLY_AWAKE: ({Stop.ASLEEP}, set()),
-    Event.RANKS_DIFFER: ({Stop.PARTING}, set()),
-    Event.STORED_APART: (set(), {Stop.PARTING}),
-    Event.FAILED: ({Stop.FOR_GOOD}, set()),
-}
+    RESET = "the engine's own cache and the connector were reset", None, Stop.MIXED
+    RESET_ALONE = "the connector was reset, but the engine's own cache has old blocks", Stop.MIXED, None
+    AWAKE = "every rank may copy somewhere", None, Stop.ASLEEP
+    PARTLY_AWAKE = "the engine woke, and a rank may not copy anywhere yet", Stop.ASLEEP, None
+    RANKS_DIFFER = "ranks that should hold equal bytes do not", Stop.PARTING, None
+    STORED_APART = "the parts were assembled again, and ranks store what differs apart", None, Stop.PARTING
+    FAILED = "what the ranks hold cannot be saved any more", Stop.FOR_GOOD, None
 
 
 class Serving:
     """The stops that hold, and what follows from them. Owned by the scheduler's thread."""
 
     def __init__(self) -> None:
-        self._stops: Set[Stop] = frozenset()
-        self.is_on = True
-        """Whether requests that arrive are saved and restored: no stop holds."""
-        self.is_asleep = False
-        self.is_parting = False
-        """Whether no save is planned in this session any more."""
-        self.will_part = False
-        """Whether the parts will be assembled again, so that what differs is stored apart."""
+        self._stops: set[Stop | None] = set()
+        self._draw_conclusions()
 
     def note(self, event: Event) -> None:
-        """Changes the state as the table says. Reading it costs a step only an attribute."""
-        begins, ends = CHANGES[event]
-        self._stops = (self._stops - ends) | begins
-        self.is_on = not self._stops
-        self.is_asleep = Stop.ASLEEP in self._stops
-        self.is_parting = Stop.PARTING in self._stops
-        self.will_part = self.is_parting and Stop.FOR_GOOD not in self._stops
+        """Changes the state as the table says."""
+        _, begins, ends = event.value
+        self._stops = (self._stops | {begins}) - {ends, None}
+        self._draw_conclusions()
 
-    @property
-    def is_mixed(self) -> bool:
-        return Stop.MIXED in self._stops
+    def _draw_conclusions(self) -> None:
+        """Sets the attributes that the scheduler reads in every step."""
+        self.is_on = not self._stops
+        """Whether requests that arrive are saved and restored."""
+        self.is_mixed, self.is_asleep = Stop.MIXED in self._stops, Stop.ASLEEP in self._stops
+        self.is_parting = Stop.PARTING in self._stops
+        """Whether no save is planned in this session any more."""
+        self.will_part = self.is_parting and Stop.FOR_GOOD not in self._stops
+        """Whether the parts will be assembled again, so that what differs is stored apart."""
 
 
 class Overtime:
@@ -78,11 +63,11 @@ class Overtime:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._joins_until_s = 0.0
         self._ends_s: float | None = None
         """When an engine that was told to stop must have ended; None: it was not told to."""
         self.idle_since_s: float | None = None
         """When the engine was first seen idle; a step that computes something or saves sets it to None."""
-        self._joins_until_s = 0.0
 
     def begin_ending(self) -> None:
         """Notes that the engine was told to stop. May be called in a signal handler."""
@@ -93,10 +78,9 @@ class Overtime:
         """Notes that the ranks have to join another session."""
         self._joins_until_s = self._clock() + JOIN_WAIT_S
 
-    def note_idle(self) -> None:
-        """Notes a step that computes nothing and saves nothing."""
-        if self.idle_since_s is None:
-            self.idle_since_s = self._clock()
+    def begin_idling(self) -> None:
+        """Notes the first step that computes nothing and saves nothing."""
+        self.idle_since_s = self._clock()
 
     @property
     def is_ending(self) -> bool:

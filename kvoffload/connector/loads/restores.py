@@ -176,7 +176,9 @@ class Restores:
         if request_id in self.failed or request_id in self.loads or not self._is_wanted(tracked, local):
             return 0
         question = self.questions.get(request_id)
-        is_early = tracked.settings.expect_tokens and self._is_early(tracked, local)
+        is_early = tracked.settings.expect_tokens and self._arrivals.are_awaited(
+            tracked, local=local, limit=self._find_limit(tracked, local)
+        )
         if is_early or self._is_shared(question, tracked, local):
             return None
         if question is None or not question.holds(local, version):
@@ -334,10 +336,6 @@ class Restores:
         if boundary < found:
             return Miss.SKIPPED
         return Miss.TOO_SHORT if boundary >= limit else Miss.NEVER_SEEN
-
-    def _is_early(self, tracked: TrackedRequest, local: int) -> bool:
-        """Whether blocks that the request expects are still on their way."""
-        return self._arrivals.are_awaited(tracked, local=local, limit=self._find_limit(tracked, local))
 
     def _is_shared(self, question: Question | None, tracked: TrackedRequest, local: int) -> bool:
         """Whether the request waits for another request's load of what it would load."""
