@@ -192,7 +192,14 @@ class CacheServer:
         peers = () if self.peers is None else (self.peers.fileno(),)
         for file in (self.channels.local_file, self._express.fileno(), *self.core.tiers.files(), *peers):
             self._poller.register(file, zmq.POLLIN)
-        self._lifelines = Lifelines(listener, self, self, boot_id=self._boot_id, files=self._files)
+        self._lifelines = Lifelines(
+            listener,
+            self,
+            self,
+            boot_id=self._boot_id,
+            files=self._files,
+            clock_s=lambda: self._clock_ns() / 1e9,
+        )
         wait_s = plan.adopt_wait_s
         if wait_s is None:
             wait_s = 0.0 if self._record.is_new else ADOPT_WAIT_S

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -140,7 +139,7 @@ class Lifelines:
         *,
         boot_id: int,
         files: ForeignFiles,
-        clock_s: Callable[[], float] = time.monotonic,
+        clock_s: Callable[[], float],
     ) -> None:
         self._clock_s = clock_s
         self._listener = listener
