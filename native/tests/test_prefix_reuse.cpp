@@ -248,6 +248,27 @@ TEST(little_seen_class_takes_the_shape_of_all) {
     CHECK(table.value(kOther, 100) > 2 * table.value(kOther, 700));
 }
 
+// They say less than the blocks of the same boundaries, so what happened to them alone is taken for chance.
+TEST(few_ends_of_many_blocks_keep_to_the_common_shape) {
+    const auto value_of_end = [](int blocks) {
+        ReuseTable table;
+        count(table, kSome, blocks, 100, blocks);
+        count(table, kEndFresh, 0, 100, 200);
+        table.estimate({});
+        return table.value(kEndFresh, 100) / table.value(kSome, 100);
+    };
+    CHECK(value_of_end(20000) > 3 * value_of_end(100));
+}
+
+// States are the only ends whose blocks have no class: each class is judged by itself.
+TEST(ends_without_blocks_are_judged_by_themselves) {
+    ReuseTable table;
+    count(table, kEndFresh, 100, 30, 9900);
+    count(table, kEndUsed, 5000, 30, 5000);
+    table.estimate({});
+    CHECK(table.value(kEndUsed, 24) > 5 * table.value(kEndFresh, 24));
+}
+
 TEST(faded_past_gives_way_to_the_present) {
     ReuseTable table;
     count(table, kSome, 9000, 20, 1000);

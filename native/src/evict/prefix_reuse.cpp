@@ -34,6 +34,17 @@ double ReuseTable::prior_scale(std::size_t kind) noexcept {
     return is_used_end(known) ? kUsed : 1.0;
 }
 
+// How many blocks of a prefix were seen for each end. A boundary needs its end as much as its blocks, so both should be
+// kept equally long; the few ends tell less about that than the blocks. With states only these are seen.
+double ReuseTable::weigh_ends(const Grid& reached) noexcept {
+    double blocks = 0.0;
+    double ends = 1.0;
+    for (std::size_t kind = 0; kind < kClassCount; ++kind) {
+        (is_prefix_class(static_cast<EntryClass>(kind)) ? blocks : ends) += reached[kind][0];
+    }
+    return std::max(1.0, blocks / ends);
+}
+
 void ReuseTable::estimate(const Grid& followed) noexcept {
     Grid reached{};
     Counts common{};
@@ -46,6 +57,7 @@ void ReuseTable::estimate(const Grid& followed) noexcept {
             all_reached[age] += reached[kind][age];
         }
     }
+    const double end_weight = weigh_ends(reached);
     // Buckets double in length: the same chance in each is a rate that falls as one over the age.
     double before = kFirstChance;
     for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
@@ -53,21 +65,24 @@ void ReuseTable::estimate(const Grid& followed) noexcept {
         common[age] = before;
     }
     for (std::size_t kind = 0; kind < kClassCount; ++kind) {
-        const double prior_uses = kPriorUses * prior_scale(kind);
+        const double weight = is_prefix_class(static_cast<EntryClass>(kind)) ? 1.0 : end_weight;
+        const double prior_entries = weight * kPriorEntries;
+        const double prior_expected = weight * kPriorUses;
+        const double prior_uses = prior_expected * prior_scale(kind);
         double uses = prior_uses;
-        double expected = kPriorUses;
+        double expected = prior_expected;
         for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
             uses += used_[kind][age];
             expected += reached[kind][age] * common[age];
         }
-        if (expected == kPriorUses && values_[kind][0] > 0.0 && uses == prior_uses) {
+        if (expected == prior_expected && values_[kind][0] > 0.0 && uses == prior_uses) {
             continue;  // nothing was seen of it
         }
         const double scale = uses / expected;
         Counts chances{};
         for (std::size_t age = 0; age < AgeBuckets::kCount; ++age) {
             const double chance =
-                (used_[kind][age] + kPriorEntries * scale * common[age]) / (reached[kind][age] + kPriorEntries);
+                (used_[kind][age] + prior_entries * scale * common[age]) / (reached[kind][age] + prior_entries);
             chances[age] = chance < kMostChance ? chance : kMostChance;
         }
         rate(smooth(chances, reached[kind]), values_[kind]);

@@ -228,7 +228,8 @@ public:
     }
 
 private:
-    // Weight of the common shape in each bucket of a class, in entries, and in the class's scale, in uses.
+    // Weight of the common shape in each bucket of a class, in entries, and in the class's scale, in uses. An end's
+    // weigh more where it has many blocks.
     static constexpr double kPriorEntries = 50.0;
     static constexpr double kPriorUses = 20.0;
     static constexpr double kFirstChance = 0.01;  // before anything was seen: an LRU list of those used alike
@@ -240,6 +241,7 @@ private:
     static constexpr double kNeighbourShare = 0.3;
     static constexpr double kMostOfNeighbour = 300.0;
 
+    static double weigh_ends(const Grid& reached) noexcept;
     static double prior_scale(std::size_t kind) noexcept;
     Counts count_reached(const Counts& used, const Counts& lost, const Counts& followed) const noexcept;
     Counts smooth(const Counts& chances, const Counts& reached) const noexcept;
