@@ -1,8 +1,8 @@
 """What does a server cost whose answers are late? A real client and a real server; the answers are held back.
 
-Answers come after a delay that is drawn anew for each (lognormal), or at the beginning of the server's next turn, as
-with a quota of processors that is used up most of the time. Each request is a hit that waits for a quarter of the time
-that computing it would take, and 50 ms at least, as the connector's do.
+Each answer comes after a delay of its own, which is drawn (lognormal), or at the beginning of the server's next turn,
+as with a quota of processors that is used up most of the time. Each request is a hit that waits for a quarter of the
+time that computing it would take, and 50 ms at least, as the connector's do.
 Run: python -m benchmarks.busy.late_answers
 """
 

@@ -157,6 +157,8 @@ class SchedulerSide:
             find_mask=lambda: self.masks.generation,
         )
         self.facts = dict(facts)
+        # The cache that was opened counts from 0.
+        self._heard_warnings = 0
         return parts
 
     def _accept_again(self, parts: SchedulerParts, facts: Mapping[Rank, WorkerFacts]) -> None:

@@ -15,6 +15,7 @@ from kvoffload.connector.engine import vllm_compat
 from kvoffload.connector.identity.agreement import refuse_changes
 from kvoffload.errors import ServerError
 from tests.kit.connector.engine_configs import full, window
+from tests.kit.connector.measured import take
 from tests.kit.connector.scripted import ScriptedEngine
 
 LINE = "group 0: ranks 0, 1 should hold the same bytes of its blocks and do not"
@@ -97,6 +98,17 @@ def test_an_idle_engine_steps_until_its_ranks_have_joined_or_do_not() -> None:
     part(engine)
     engine.now_s += 10
     assert not engine.connector.has_pending_push_work()
+
+
+def test_warnings_are_counted_from_the_new_session_on() -> None:
+    """The former one's count would have to go down, and a counter cannot."""
+    engine = make_engine()
+    engine.cache.warnings = 3
+    told = [take(engine)]
+    part(engine)
+    engine.cache.warnings = 1
+    told.append(take(engine))
+    assert [one["kvoffload_server_warnings_total"] for one in told] == [{"": 3}, {"": 1}]
 
 
 def test_later_requests_are_saved_and_restored_apart() -> None:
