@@ -356,12 +356,16 @@ def _judge(prefix: Prefix, tokens: int) -> HintOutcome:
 def _select(asked: _Asked) -> list[Retention]:
     """Returns the retentions that a hint speaks of: those of its session, or those that end within its chain."""
     message = asked.message
-    ends: set[bytes] = set()
-    if not message.session:
-        step = asked.domain.geometries[message.name_space].hash_block_size
-        # One call for all names, since a loop over them would hold up the server for 50 ms.
-        ends = set(np.frombuffer(message.chain, np.dtype((np.void, HASH_BYTES)))[: message.limit // step].tolist())
-    return asked.hints.retentions.select(asked.caller, message.name_space, message.session, ends)
+    found = asked.hints.retentions.select(asked.caller, message.name_space)
+    if message.session:
+        return [one for one in found if one.key.session == message.session]
+    if not found:
+        return []
+    step = asked.domain.geometries[message.name_space].hash_block_size
+    # One call for all names, which may be 131,072: a loop or a set of them would hold up the server.
+    names = np.frombuffer(message.chain, np.dtype((np.void, HASH_BYTES)))[: message.limit // step].tolist()
+    ends = {one.end for one in found}.intersection(names)
+    return [one for one in found if one.end in ends]
 
 
 def _select_ones(asked: _Asked) -> list[Retention] | None:

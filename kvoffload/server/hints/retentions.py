@@ -214,16 +214,9 @@ class Retentions:
         """Releases what was leased and is not retained."""
         self._release(held.leases)
 
-    def select(self, caller: Caller, name_space: int, session: str, ends: Set[bytes]) -> list[Retention]:
-        """Returns the retentions of a session that the caller may touch, or without a session those whose prefixes have
-        these names."""
-        return [
-            one
-            for one in self._by_key.values()
-            if one.key.name_space == name_space
-            and caller.may_touch(one.key)
-            and (one.key.session == session if session else one.end in ends)
-        ]
+    def select(self, caller: Caller, name_space: int) -> list[Retention]:
+        """Returns the retentions of an identity that the caller may touch."""
+        return [one for one in self._by_key.values() if one.key.name_space == name_space and caller.may_touch(one.key)]
 
     def let_go(self, retentions: Iterable[Retention]) -> None:
         """Lets go of these, of many blocks not at once: the others end with the next calls of `advance`."""

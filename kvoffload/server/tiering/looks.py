@@ -17,6 +17,8 @@ BATCH_NAMES = 1024
 """Number of names that a tier is asked for at once."""
 NAMES_UNDER_WAY = 8192
 """Number of names that a tier is asked for at a time, for all requests together, rounded up to whole batches."""
+BATCHES_AT_ONCE = 32
+"""Number of batches for which a tier is asked in one go, taken or not."""
 
 Found = list[npt.NDArray[np.bool_]]
 """For each group, which of the rows are there."""
@@ -76,6 +78,8 @@ class TierLooks:
 
     def next_s(self) -> float | None:
         """Returns the time at which `expire` is due, or None."""
+        if self._line and self._under_way < NAMES_UNDER_WAY:
+            return 0.0
         return min((look.deadline_s for look in self._looks), default=None)
 
     def ask(
@@ -99,7 +103,11 @@ class TierLooks:
         self._ask_more(now_s)
 
     def _ask_more(self, now_s: float) -> None:
-        while self._line and self._under_way < NAMES_UNDER_WAY:
+        """Asks the tier for the next batches. Of those that it does not take there may be thousands: the others come
+        with the next turn of the loop."""
+        for _ in range(BATCHES_AT_ONCE):
+            if not self._line or self._under_way >= NAMES_UNDER_WAY:
+                return
             _, look = self._line.take()
             batch = next(look.batches, None) if look in self._looks else None
             if batch is None:
@@ -134,9 +142,10 @@ class TierLooks:
         return True
 
     def expire(self, now_s: float) -> None:
-        """Ends looks whose time is over, with nothing found."""
+        """Ends looks whose time is over, with nothing found, and goes on asking for the others."""
         for look in [one for one in self._looks if one.deadline_s <= now_s]:
             self._give_up(look, now_s)
+        self._ask_more(now_s)
 
     def end_all(self, now_s: float) -> None:
         for look in list(self._looks):

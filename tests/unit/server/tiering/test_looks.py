@@ -94,6 +94,25 @@ def test_what_is_not_lacking_is_not_asked_for(tier: FaultyTier) -> None:
     assert nothing.answers == [([[False] * 4 for _ in ROWS], 10.0)]
 
 
+def test_batches_that_a_tier_does_not_take_are_a_few_in_each_turn(
+    tier: FaultyTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request may have thousands of them, and the loop has other work."""
+    monkeypatch.setattr(looks_module, "BATCHES_AT_ONCE", 2)
+    told: list[int] = []
+    monkeypatch.setattr(tier, "look", lambda names, *, timeout_s: told.append(len(names)))
+    looks = TierLooks(tier, timeout_s=1.0)
+    asked = Asked(looks)
+    assert (len(told), asked.answers, looks.next_s()) == (2, [], 0.0)
+    turns = 0
+    while looks.next_s() is not None:
+        turns += 1
+        looks.expire(10.1)
+        assert len(told) <= 2 + 2 * turns
+    assert len(told) == sum(settings.shards for settings in HYBRID.groups)
+    assert asked.answers == [([[False] * 4 for _ in ROWS], 10.1)]
+
+
 @pytest.mark.parametrize("way", ["time", "end"])
 def test_who_does_not_wait_any_longer_knows_nothing(tier: FaultyTier, way: str) -> None:
     store(tier, 0, 0, 0, 1, 2, 3)
