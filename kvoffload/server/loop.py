@@ -113,6 +113,14 @@ class _Offered:
     files: list[int] = field(default_factory=list)
 
 
+def find_garbage() -> None:
+    """Looks for objects that hold each other and are held by no other, among those made since the last call. The others
+    are let go of when nothing holds them any more. A look at all would hold up the loop for 50 ms and more, because
+    modules, and the identities that engines register, have a million of them."""
+    gc.collect(1)
+    gc.freeze()
+
+
 class CacheServer:
     """Belongs to the thread that calls `run` or `turn`. Any thread may call `stop`, and so may a signal handler."""
 
@@ -243,11 +251,13 @@ class CacheServer:
         after it wakes."""
         sys.setswitchinterval(SWITCH_S)
         native.take_short_turns()
-        # Modules and settings are there for good. Looking for garbage among them would hold up the loop for 50 ms.
         gc.collect()
-        gc.freeze()
+        looked_ns = 0
         while self.turn(TICK_S):
             after_turn()
+            if self._clock_ns() >= looked_ns + int(TICK_S * 1e9):
+                looked_ns = self._clock_ns()
+                find_garbage()
 
     def turn(self, timeout_s: float) -> bool:
         """Waits for something to do, and does it. False: the server ends, because it was stopped or drained and nothing

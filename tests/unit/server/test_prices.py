@@ -332,6 +332,26 @@ def send_all_and_find_imports() -> set[str]:
         return set(sys.modules) - there
 
 
+def test_no_message_leaves_objects_that_hold_each_other() -> None:
+    """The loop looks for such only among objects that were made a moment ago."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        assert process.submit(send_all_and_find_garbage).result() == set()
+
+
+def send_all_and_find_garbage() -> set[str]:
+    """Sends each message, and ends the connection. Returns the kinds of the server's objects that hold each other."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    with paying(WIDE) as payer:
+        for message in largest_messages(payer.client.name_space):
+            payer.send(message)
+            if isinstance(message, Bye | Drain):
+                break
+        gc.collect()
+        kinds = {type(one).__module__ + "." + type(one).__qualname__ for one in gc.garbage}
+    return {kind for kind in kinds if kind.startswith("kvoffload.server")}
+
+
 def test_no_message_takes_more_memory_than_its_price(payer: Payer) -> None:
     for message in largest_messages(payer.client.name_space):
         payer.send(message)
