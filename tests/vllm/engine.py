@@ -55,7 +55,8 @@ SETTINGS: Mapping[str, object] = {
 }
 
 FIRST_PROMPT_TOKEN = 3  # after the tokenizer's special tokens
-MAX_DRAIN_STEPS = 20_000
+MAX_DRAIN_STEPS = 500_000
+"""An idle engine waits for some things by its clock, and makes thousands of steps in a second meanwhile."""
 
 
 def prepare_environment(**overrides: str) -> None:

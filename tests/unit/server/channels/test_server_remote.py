@@ -16,6 +16,7 @@ pytest.importorskip("obstore", reason="obstore is not installed")
 
 from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.client import AsyncClient, Client
+from kvoffload.tiers import TierState
 from tests.kit.cache.offload_contract import (
     CHAIN,
     TOKENS,
@@ -23,7 +24,18 @@ from tests.kit.cache.offload_contract import (
     save,
 )
 from tests.kit.server.shared_stores import SHARED, SharedStore
-from tests.kit.server.tiers import FAR, NAME, PAYING, WAIT_S, Settled, await_that, counts_of, disk_below, serving
+from tests.kit.server.tiers import (
+    FAR,
+    NAME,
+    PAYING,
+    WAIT_S,
+    Settled,
+    await_that,
+    counts_of,
+    disk_below,
+    serving,
+    traffic_of,
+)
 from tests.unit.client.conftest import make_settings
 
 BLOCKS = 16 + 8 + 4
@@ -60,6 +72,8 @@ async def test_what_one_machine_has_computed_another_one_has(tmp_path: Path, sto
             assert await client.wait_until_served(WAIT_S)
             assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
             assert await load_when_there(client) == TOKENS
+            # One of its connections may bring records while others are still being opened.
+            await_that(lambda: {one.state for one in traffic_of(two).health()} == {TierState.READY})
             stats = await client.stats()
         assert stats.traffic[store.kind]["promoted"] == 16 + 2 + 1
         assert [(place.tier, place.state) for place in stats.places] == [(store.kind, "ready")]

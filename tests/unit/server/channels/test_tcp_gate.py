@@ -39,7 +39,7 @@ class Gate:
         self.behind = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.behind.bind(str(tmp_path / "inner"))
         self.behind.listen(MAX_CONNECTIONS)
-        self.gate = TcpGate(LOOPBACK, tmp_path / "inner", self.loop)
+        self.gate = TcpGate(LOOPBACK, tmp_path / "inner", self.loop, clock_s=lambda: 0.0)
         self.opened: list[socket.socket] = [self.behind]
 
     def connect(self, host: str = "127.0.0.1") -> socket.socket:
