@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 
@@ -14,7 +15,7 @@ using namespace kvo::test;
 
 namespace {
 
-int segments_left = -1;  // until the file system is full; -1: it never is
+std::atomic<int> segments_left = -1;  // until the file system is full; -1: it never is
 
 }  // namespace
 
