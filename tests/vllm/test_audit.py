@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit.cli.commands import run
+from tests.kit.http_answers import Asked, answering
 from tests.sglang.shared_records import zero_records
 from tests.vllm.cache_server import SharedServer
 from tests.vllm.engine import EnginePool
@@ -73,40 +72,17 @@ class Between:
 def passing_on(port: int) -> Iterator[Between]:
     between = Between()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._pass("GET")
+    def answer(asked: Asked) -> tuple[int, bytes]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        try:
+            connection.request(asked.method, asked.path, asked.body, {"Content-Type": "application/json"})
+            told = connection.getresponse()
+            return told.status, between.change(asked.path, told.read())
+        finally:
+            connection.close()
 
-        def do_POST(self) -> None:
-            self._pass("POST")
-
-        def _pass(self, method: str) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            connection = HTTPConnection("127.0.0.1", port, timeout=60)
-            try:
-                connection.request(method, self.path, body, {"Content-Type": "application/json"})
-                answer = connection.getresponse()
-                data = between.change(self.path, answer.read())
-            finally:
-                connection.close()
-            self.send_response(answer.status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        between.address = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(answer) as between.address:
         yield between
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(scope="module")

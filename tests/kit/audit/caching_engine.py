@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.kit.http_answers import Asked, answering
 
 MODEL = "served-name"
 BLOCK = 16
@@ -151,32 +151,9 @@ def change(told: Any, path: list[Any], value: Any) -> Any:
 
 @contextmanager
 def caching_engine(engine: CachingEngine) -> Iterator[CachingEngine]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._tell({})
+    def answer(asked: Asked) -> tuple[int, bytes]:
+        status, what = engine.answer(asked.path, json.loads(asked.body) if asked.body else {})
+        return status, what.encode() if isinstance(what, str) else json.dumps(what).encode()
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self._tell(json.loads(body) if body else {})
-
-        def _tell(self, given: dict[str, Any]) -> None:
-            status, what = engine.answer(self.path, given)
-            data = what.encode() if isinstance(what, str) else json.dumps(what).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        engine.address = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(answer) as engine.address:
         yield engine
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.kit.http_answers import Asked, answering
 
 LETTER_TOKENS = 32
 MODEL, ROOT = "served-name", "made-up/model"
@@ -50,32 +50,10 @@ class PlayedEngine:
 
 @contextmanager
 def played_engine(engine: PlayedEngine) -> Iterator[PlayedEngine]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._tell({})
+    def answer(asked: Asked) -> tuple[int, bytes]:
+        engine.keys.add(asked.headers["Authorization"])
+        status, what = engine.answer(asked.path, json.loads(asked.body) if asked.body else {})
+        return status, json.dumps(what).encode()
 
-        def do_POST(self) -> None:
-            self._tell(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _tell(self, given: dict[str, Any]) -> None:
-            engine.keys.add(self.headers["Authorization"])
-            status, what = engine.answer(self.path, given)
-            data = json.dumps(what).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        engine.address = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(answer) as engine.address:
         yield engine
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
