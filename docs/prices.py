@@ -95,7 +95,7 @@ PRICES: Mapping[type[ClientMessage], Price] = {
     Explain: Price(
         work="32 prompts with 16,384 blocks each, a part each; 16 other identities are compared, once",
         place=Place.PARTS,
-        marks=600,
+        marks=400,
         memory_mib=16,
     ),
     Inspect: Price(

@@ -10,7 +10,6 @@ from itertools import islice
 
 import numpy as np
 
-from kvoffload.cache import CacheGeometry, needed_blocks
 from kvoffload.protocol import AgentSession, AgentSessions, LedgerKind, LedgerRow, NamedCount, Query
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.limits import ARRAY_ITEMS, NAME_BYTES
@@ -122,18 +121,17 @@ class Ledger:
         self._memory_byte_ns = 0
         self._tier_byte_ns: Counter[str] = Counter()
 
-    def take(self, registration: Registration, query: Query, *, owner: str = "") -> None:
-        """Counts a prompt. `owner` is the user whose engine reports it."""
+    def take(self, registration: Registration, query: Query, read_bytes: int, *, owner: str = "") -> None:
+        """Counts a prompt, which got so many bytes of blocks. `owner` is the user whose engine reports it."""
         payer = f"tenant {registration.tenant}" if registration.tenant else owner
         promised = min(query.promised, query.asked)
-        geometry = self._domain.geometries.get(registration.name_space)
         counted = Account(
             prompts=1,
             asked=query.asked,
             promised=promised,
             lower=min(query.lower, promised),
             saved_us=query.saved_us,
-            read_bytes=0 if geometry is None else _count_bytes(geometry, promised),
+            read_bytes=read_bytes,
         )
         self._tenants.use(_find_tenant(registration, query.tenant)).add(counted)
         self._models.use(self._name_model(registration.register.fingerprint), payer).add(counted)
@@ -213,14 +211,6 @@ def _find_tenant(registration: Registration, place: int) -> str:
     if 0 < place <= len(tenants):
         return next(islice(tenants, place - 1, None))
     return next((name for name, number in tenants.items() if number == registration.tenant), "")
-
-
-def _count_bytes(geometry: CacheGeometry, tokens: int) -> int:
-    """Returns the bytes of the blocks that a load of so many tokens brings."""
-    return sum(
-        len(needed_blocks(group.rule, local=0, boundary=tokens)) * group.record_bytes * group.shards
-        for group in geometry.groups
-    )
 
 
 def _describe(kind: LedgerKind, table: LedgerTable) -> Iterator[LedgerRow]:

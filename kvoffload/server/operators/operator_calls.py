@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE_TAGS = 4096
 """Number of tags of one message that are counted on the core's thread. More go to the thread for long calls."""
+AT_ONCE_GROUPS = 256
+"""Number of groups, of all prompts of one message, whose bytes are counted on the core's thread."""
 
 _Answer: TypeAlias = ServerMessage | Find
 
@@ -145,8 +147,11 @@ class OperatorCalls:
             found = yield from steps
             return partial(conclude, found)
 
-        steps = find_prompts(cache, registration.name_space, queries, asks)
-        is_long = any(asks) or sum(len(query.tags) for query in queries) > AT_ONCE_TAGS * TAG_BYTES
+        geometry = session.domain.geometries.get(registration.name_space)
+        steps = find_prompts(cache, registration.name_space, geometry, queries, asks)
+        has_many_groups = geometry is not None and len(queries) * len(geometry.groups) > AT_ONCE_GROUPS
+        has_many_tags = sum(len(query.tags) for query in queries) > AT_ONCE_TAGS * TAG_BYTES
+        is_long = any(asks) or has_many_groups or has_many_tags
         return take_parts(look()) if is_long else conclude(run_steps(steps))
 
     def _change(self, domain: Domain, cache: LocalCache, message: Clear | SetQuota) -> _Answer:

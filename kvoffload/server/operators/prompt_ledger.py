@@ -10,8 +10,9 @@ from functools import cached_property
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
-from kvoffload.cache import Departed, Leaving, LocalCache
+from kvoffload.cache import CacheGeometry, Departed, Leaving, LocalCache, needed_blocks
 from kvoffload.protocol import Explanation, IdentityField, Miss, Query, Register
 from kvoffload.protocol.fields import U64_MAX
 from kvoffload.protocol.insight import TAG_BYTES
@@ -72,28 +73,39 @@ class FoundPrompts:
 
     blocks: Sequence[FoundBlock]
     """The history of the missing block of each."""
+    read_bytes: Sequence[int]
+    """The bytes of the blocks that each prompt got."""
     distinct: DistinctBlocks
     """All blocks that were asked for."""
 
 
 def find_prompts(
-    cache: LocalCache, name_space: int, queries: Sequence[Query], asks: Sequence[bool]
+    cache: LocalCache, name_space: int, geometry: CacheGeometry | None, queries: Sequence[Query], asks: Sequence[bool]
 ) -> Steps[FoundPrompts]:
     """Finds what the ledger needs to know, of those missing blocks that memory is asked about. From any thread."""
-    distinct, found = DistinctBlocks(), list[FoundBlock]()
+    distinct, found, read_bytes = DistinctBlocks(), list[FoundBlock](), list[int]()
     for query, is_asked in zip(queries, asks, strict=True):
         if query.tags:
             distinct.add(np.frombuffer(query.tags, "<u8"), space=name_space)
         found.append(_find_block(cache, name_space, query) if is_asked else NOT_ASKED)
+        read_bytes.append(0 if geometry is None else _count_bytes(geometry, min(query.promised, query.asked)))
         if len(query.tags) > PART_TAGS * TAG_BYTES:
             yield
-    return FoundPrompts(found, distinct)
+    return FoundPrompts(found, read_bytes, distinct)
 
 
 def _find_block(cache: LocalCache, name_space: int, query: Query) -> FoundBlock:
     (stored_s,) = cache.find_stored(name_space, query.group, query.missing)
     (departed,) = cache.find_departed(name_space, query.group, query.missing)
     return FoundBlock(stored_s, departed)
+
+
+def _count_bytes(geometry: CacheGeometry, tokens: int) -> int:
+    """Returns the bytes of the blocks that a load of so many tokens brings."""
+    return sum(
+        len(needed_blocks(group.rule, local=0, boundary=tokens)) * group.record_bytes * group.shards
+        for group in geometry.groups
+    )
 
 
 OnPrompt = Callable[[int, int, int, bytes], None]
@@ -147,14 +159,22 @@ class PromptLedger:
         """Counts what became of prompts, and returns why a block of each is missing: by what was found, if that tells,
         else as the engine says."""
         self._distinct.merge(found.distinct)
-        others = _Others(self._domain, registration)
+        missing = [query.missing for query in queries if self.asks_memory(registration, query)]
+        others = _Others(self._domain, registration, missing)
         return [
-            self._take(registration, query, block, others, owner=owner)
-            for query, block in zip(queries, found.blocks, strict=True)
+            self._take(registration, query, block, read_bytes, others, owner=owner)
+            for query, block, read_bytes in zip(queries, found.blocks, found.read_bytes, strict=True)
         ]
 
     def _take(
-        self, registration: Registration, query: Query, found: FoundBlock, others: _Others, *, owner: str
+        self,
+        registration: Registration,
+        query: Query,
+        found: FoundBlock,
+        read_bytes: int,
+        others: _Others,
+        *,
+        owner: str,
     ) -> Explanation:
         if query.tags:
             self._asked_blocks += len(query.tags) // TAG_BYTES
@@ -163,7 +183,7 @@ class PromptLedger:
                 self._on_prompt(registration.name_space, register.hash_block_size, query.asked, query.tags)
         # Engines may send any number, and it has to fit an answer.
         self._saved_us = min(self._saved_us + query.saved_us, U64_MAX)
-        self.ledger.take(registration, query, owner=owner)
+        self.ledger.take(registration, query, read_bytes, owner=owner)
         explanation = self._explain(registration, query, found, others)
         lower = min(query.lower, query.promised)
         self.tokens["hit_memory"] += query.promised - lower
@@ -203,34 +223,40 @@ class PromptLedger:
 class _Others:
     """The latest other identities of a domain, as one engine's message compares them with its own."""
 
-    def __init__(self, domain: Domain, registration: Registration) -> None:
+    def __init__(self, domain: Domain, registration: Registration, missing: Sequence[bytes]) -> None:
         self._domain = domain
         self._registration = registration
+        self._missing = missing
+        """Names of the blocks that may be looked for."""
+        self._places = {name: at for at, name in enumerate(missing)}
 
     def look(self, query: Query) -> Explanation:
         """Looks for a block among those that other engines have stored. It compares names only, and hands out no
         contents."""
-        cache = self._domain.cache
-        assert cache is not None
-        perhaps = ""
-        for name_space, group, differing in self._compared:
-            if set(differing) <= _OF_NAMES:
+        perhaps, place = "", self._places[query.missing]
+        for differing, is_there in self._compared:
+            if is_there is None:
                 perhaps = perhaps or f"{', '.join(differing)} (the same tokens have other names there)"
-            elif cache.lookup(name_space, group, query.missing).all():
+            elif is_there[place]:
                 differs = cut_text(", ".join(differing), LINE_BYTES)
                 return Explanation(miss=Miss.OTHER_IDENTITY, differs=differs)
         return Explanation(miss=Miss.NEVER_SEEN, differs=perhaps)
 
     @cached_property
-    def _compared(self) -> list[tuple[int, int, list[str]]]:
-        """The namespace of each, the number of its first group that keeps prefixes, and in what it differs."""
-        domain, compared = self._domain, []
+    def _compared(self) -> list[tuple[list[str], npt.NDArray[np.bool_] | None]]:
+        """In what each differs, and which of the missing blocks are in its first group that keeps prefixes; None where
+        the same tokens have other names."""
+        domain, compared = self._domain, list[tuple[list[str], npt.NDArray[np.bool_] | None]]()
+        assert domain.cache is not None
+        names = b"".join(self._missing)
         others = (one for one in reversed(domain.fingerprints.items()) if one[0] != self._registration.name_space)
         for name_space, fingerprint in islice(others, MAX_LOOKED_AT):
             register = domain.registers.get(fingerprint)
             if register is not None:
+                differing = find_differences(self._registration.register, register)
                 group = next((at for at, one in enumerate(register.groups) if one.reuse is ReuseRule.PREFIX), 0)
-                compared.append((name_space, group, find_differences(self._registration.register, register)))
+                has_names = not set(differing) <= _OF_NAMES
+                compared.append((differing, domain.cache.lookup(name_space, group, names) if has_names else None))
         return compared
 
 
