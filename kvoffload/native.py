@@ -64,6 +64,7 @@ adopt_cache = _native.adopt_cache
 find_lock_owner = _native.find_lock_owner
 is_memory_file = _native.is_memory_file
 take_short_turns = _native.take_short_turns
+accept_open = _native.accept_open
 open_index_reader = _native.open_index_reader
 SegmentMap = _native.SegmentMap
 open_segment_map = _native.open_segment_map

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from kvoffload import native
 from kvoffload.errors import PacketError
 
 MAX_PACKET_BYTES = 64 << 10
@@ -205,14 +206,17 @@ def shut(end: socket.socket) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
-def has_closed(end: socket.socket) -> bool:
-    """Whether the other end has closed a connection over which nothing has come."""
-    try:
-        return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+def accept_open(listener: socket.socket) -> socket.socket | None:
+    """Accepts the next connection that its other end has not closed meanwhile; others are let go of. None: there is
+    none for now. OSError: it cannot be accepted, as when this process has no descriptor left for it."""
+    number = native.accept_open(listener.fileno())
+    if number == -errno.EAGAIN:
+        return None
+    if number < 0:
+        raise OSError(-number, os.strerror(-number))
+    accepted = socket.socket(listener.family, listener.type, listener.proto, fileno=number)
+    accepted.setblocking(False)
+    return accepted
 
 
 def is_empty(end: socket.socket) -> bool:

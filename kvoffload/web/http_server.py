@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
-from kvoffload.packets import has_closed
+from kvoffload.packets import accept_open
 from kvoffload.tcp_peers import name_peer
 from kvoffload.web.http_message import (
     HEAD_END,
@@ -130,9 +130,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         for _ in range(ACCEPTS_AT_ONCE):
             try:
-                end, _ = listener.accept()
-            except (BlockingIOError, ConnectionError):
-                return
+                end = accept_open(listener)
             except OSError as fault:
                 if not self._has_warned:
                     self._has_warned = True
@@ -141,9 +139,8 @@ class HttpServer:
                 loop.call_later(PAUSE_S, self._watch, listener)
                 return
             self._has_warned = False
-            if has_closed(end):
-                end.close()
-                continue
+            if end is None:
+                return
             task = loop.create_task(self._serve(end))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import gc
 import os
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvoffload import native
 from kvoffload.errors import PacketError
 from kvoffload.packets import (
     MAX_DESCRIPTORS,
@@ -25,6 +27,7 @@ from kvoffload.packets import (
     Packet,
     PacketSocket,
     ReceivedDescriptor,
+    accept_open,
     refuse_descriptors,
 )
 from tests.kit.crowded_kernel import Kernel
@@ -326,3 +329,37 @@ def test_a_received_descriptor_that_is_taken_stays() -> None:
     del received
     assert is_open(number)
     os.close(number)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as listening:
+        listening.bind("")
+        listening.listen()
+        yield listening
+
+
+def connect_to(listener: socket.socket) -> socket.socket:
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.connect(listener.getsockname())
+    return end
+
+
+def test_connections_that_are_still_open_are_accepted(listener: socket.socket) -> None:
+    assert accept_open(listener) is None
+    for _ in range(3):
+        connect_to(listener).close()
+    with connect_to(listener) as end:
+        accepted = accept_open(listener)
+        assert accepted is not None
+        with accepted:
+            assert (accepted.family, accepted.type, accepted.gettimeout()) == (listener.family, listener.type, 0.0)
+            end.send(b"x")
+            assert accepted.recv(1) == b"x"
+    assert accept_open(listener) is None
+
+
+def test_without_descriptors_none_is_accepted(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "accept_open", lambda _: -errno.EMFILE)
+    with pytest.raises(OSError, match="Too many open files"):
+        accept_open(listener)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvoffload.errors import ConfigError, PacketError
-from kvoffload.packets import PacketSocket, has_closed, is_empty, refuse_descriptors, shut
+from kvoffload.packets import PacketSocket, accept_open, is_empty, refuse_descriptors, shut
 from kvoffload.protocol.limits import FRAME_BYTES
 from kvoffload.server.channels.foreign_files import NOBODY, REFUSED, ForeignFiles
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
@@ -361,18 +361,15 @@ class ControlSocket:
 
     def _accept(self) -> bool:
         try:
-            end, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return False
+            end = accept_open(self._listener)
         except OSError as fault:
             # The poller would report the waiting client again and again.
             self._warn(fault)
             self._poll.unregister(self._listener)
             self._is_listening = False
             return False
-        if has_closed(end):
-            end.close()
-            return True
+        if end is None:
+            return False
         try:
             uid = PacketSocket(end).credentials().uid
         except PacketError:
@@ -389,7 +386,6 @@ class ControlSocket:
         unknown = [one for one in self._unknown.values() if one.uid == uid]
         if len(unknown) >= self._limits.unknown:
             self._end(unknown[0])
-        end.setblocking(False)
         try:
             self._poll.register(end, _READS)
         except OSError as fault:

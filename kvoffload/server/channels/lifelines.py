@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from kvoffload.errors import PacketError
-from kvoffload.packets import MAX_DESCRIPTORS, Credentials, Packet, PacketSocket, close_all, has_closed
+from kvoffload.packets import MAX_DESCRIPTORS, Credentials, Packet, PacketSocket, close_all
 from kvoffload.protocol import (
     CODEC,
     Call,
@@ -286,9 +286,6 @@ class Lifelines:
             return False
         self._has_warned = False
         end = PacketSocket(connected)
-        if has_closed(connected):
-            self._close_end(NOBODY, end)
-            return True
         try:
             credentials = end.credentials()
         except PacketError:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
-from kvoffload.packets import has_closed
+from kvoffload.packets import accept_open
 from kvoffload.server.channels.curve_handshake import CurveHandshake
 from kvoffload.server.channels.lifelines import Watcher
 from kvoffload.server.channels.open_files import count_processes, is_of_reserve
@@ -156,20 +156,16 @@ class TcpGate:
 
     def _accept(self) -> bool:
         try:
-            outer, (host, *_) = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return False
+            outer = accept_open(self._listener)
         except OSError as fault:
             # The poller would report the waiting client again and again.
             logger.warning("no connection over TCP is accepted for a moment: %s", fault.strerror)
             self._watcher.unwatch(self._listener.fileno())
             return False
-        if has_closed(outer):
-            outer.close()
-            return True
+        if outer is None:
+            return False
         try:
-            passage = _Passage(host, name_peer(outer), outer, self._connect())
-            outer.setblocking(False)
+            passage = _Passage(outer.getpeername()[0], name_peer(outer), outer, self._connect())
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             outer.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvoffload.errors import ConfigError
 from kvoffload.file_lock import FileLock
-from kvoffload.packets import shut
+from kvoffload.packets import accept_open, shut
 
 BACKLOG = 1024
 
@@ -41,12 +41,9 @@ class UnixListener:
         return self._lock.fileno()
 
     def accept(self) -> socket.socket | None:
-        """Returns the next connection; None: there is none. OSError: this process has no descriptor left for it."""
-        try:
-            connected, _ = self._socket.accept()
-        except (BlockingIOError, ConnectionError):
-            return None
-        return connected
+        """Returns the next connection that is still open; None: there is none for now. OSError: this process has no
+        descriptor left for it."""
+        return accept_open(self._socket)
 
     def stop(self, close: Callable[[int], object] = os.close) -> None:
         """Stops listening and removes the path, so that clients no longer find it. Accepted connections stay open, and

@@ -5,6 +5,7 @@
 #include "copy/kernel_image.hpp"
 #include "hash/sha256.hpp"
 #include "io/uring_engine.hpp"
+#include "shim/connections.hpp"
 #include "shim/cpu_features.hpp"
 #include "shim/cuda_driver.hpp"
 #include "shim/host_memory.hpp"
@@ -67,6 +68,8 @@ void bind_capabilities(nb::module_& module) {
                "What this build and this machine can do. Initialises CUDA only if asked for devices.");
     module.def("take_short_turns", take_short_turns,
                "Asks the kernel for short turns of the calling thread, so that it runs soon after it wakes.");
+    module.def("accept_open", accept_open, nb::arg("listener"),
+               "Accepts the next connection that is still open. Minus an error number: there is none.");
 }
 
 }  // namespace kvo

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload import native
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.errors import ConfigError
 from kvoffload.web import http_server
@@ -174,16 +175,14 @@ async def test_connections_that_have_been_closed_meanwhile_are_not_served(monkey
 async def test_without_descriptors_connections_wait_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    accept, refused = socket.socket.accept, iter(range(3))
+    accept_open, refused = native.accept_open, iter(range(3))
 
-    def refuse_some(listener: socket.socket) -> tuple[socket.socket, object]:
-        if next(refused, None) is not None:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return accept(listener)
+    def refuse_some(listener: int) -> int:
+        return accept_open(listener) if next(refused, None) is None else -errno.EMFILE
 
     monkeypatch.setattr(http_server, "PAUSE_S", 0.01)
     async with serving() as server:
-        monkeypatch.setattr(socket.socket, "accept", refuse_some)
+        monkeypatch.setattr(native, "accept_open", refuse_some)
         reader, writer = await connect(server)
         writer.write(GET % b"/")
         assert (await read_answer(reader))[0] == 200

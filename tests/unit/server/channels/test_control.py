@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from kvoffload import native
 from kvoffload.errors import ConfigError
 from kvoffload.packets import Credentials, PacketSocket
 from kvoffload.protocol.limits import FRAME_BYTES
@@ -401,12 +403,9 @@ class TestStrangers:
     def test_where_there_is_no_descriptor_nobody_is_let_in_for_a_moment(
         self, setting: Setting, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(_: socket.socket) -> None:
-            raise OSError(24, "Too many open files")
-
         end = setting.connect(HELLO_GREETING + pack_head(1) + b"x")
         with monkeypatch.context() as full:
-            full.setattr(socket.socket, "accept", refuse)
+            full.setattr(native, "accept_open", lambda _: -errno.EMFILE)
             assert setting.let_in() == []
         setting.control.tick()
         assert [frame for _, frame in setting.let_in()] == [b"x"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload import native
 from kvoffload.config.tcp_address import TcpAddress, parse_tcp_address
 from kvoffload.errors import ConfigError
 from kvoffload.server.channels import tcp_gate
@@ -211,10 +213,7 @@ def test_without_a_server_behind_it_connections_end(gate: Gate) -> None:
 
 
 def test_without_descriptors_it_waits_for_some(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: socket.socket) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(socket.socket, "accept", refuse)
+    monkeypatch.setattr(native, "accept_open", lambda _: -errno.EMFILE)
     gate.connect()
     gate.wait(lambda: gate.loop.watched == {})
     assert gate.loop.turn(gate.gate) == 0
