@@ -45,6 +45,11 @@ MAX_LIFELINES = 8192
 """Number of lifelines of all users together, where there are descriptors for as many. No user can take all of them."""
 MAX_UNGREETED = 64
 """Number of connections that have not greeted. A newer one replaces the oldest of the user who has the most of them."""
+UNGREETED_OF_USER = 48
+"""Number of those that one user may have. A newer one of this user replaces the oldest."""
+REPLACED_AT_ONCE = 4
+"""Number of connections that the user who has the most replaces in one turn of the loop. Further ones are refused,
+which takes a part of the time: other newcomers would wait for a user who opens connections as fast as he can."""
 MAX_QUEUED = 512
 """Packets that a process may leave unread: enough for the memory of 100,000 segments."""
 QUEUED_BYTES = 2 * MIB
@@ -157,6 +162,8 @@ class Lifelines:
         self._by_file: dict[int, _Line] = {}
         self._ungreeted: dict[int, dict[int, _Line]] = {}
         """Lifelines that have not greeted, by user, the oldest first."""
+        self._replaced: Counter[int] = Counter()
+        """Number of these that were replaced in this turn, by user."""
         self._users: Counter[int] = Counter()
         self._unread = UnreadDescriptors()
         self._waiting: dict[int, _Line] = {}
@@ -201,6 +208,7 @@ class Lifelines:
         """Serves a file that is ready. False: it is none of these."""
         if file == self._listener.fileno():
             end_s = self._clock_s() + ACCEPT_S
+            self._replaced.clear()
             for _ in range(ACCEPTS_AT_ONCE):
                 if not self._accept() or self._clock_s() >= end_s:
                     break
@@ -302,13 +310,25 @@ class Lifelines:
                 end.send(self._encode(full, 0))
             self._close_end(credentials.uid, end, kind=REFUSED)
             return True
-        if sum(map(len, self._ungreeted.values())) >= MAX_UNGREETED:
-            most = max(self._ungreeted.values(), key=len)
-            self._end(next(iter(most.values())))
+        if not self._make_place(credentials.uid):
+            self._close_end(credentials.uid, end, kind=REFUSED)
+            return True
         self._users[line.uid] += 1
         self._lines[line.number] = self._by_file[end.fileno()] = line
         self._ungreeted.setdefault(line.uid, {})[line.number] = line
         self._watcher.watch(end.fileno(), writes=False)
+        return True
+
+    def _make_place(self, uid: int) -> bool:
+        """Makes a place for one more lifeline of a user that has not greeted. False: it is refused."""
+        own = self._ungreeted.get(uid, {})
+        if len(own) < UNGREETED_OF_USER and sum(map(len, self._ungreeted.values())) < MAX_UNGREETED:
+            return True
+        most = max(self._ungreeted.values(), key=len)
+        if len(own) == len(most) and self._replaced[uid] >= REPLACED_AT_ONCE:
+            return False
+        self._replaced[uid] += 1
+        self._end(next(iter(most.values())))
         return True
 
     def _read(self, line: _Line) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvoffload.errors import PacketError
 from kvoffload.packets import Credentials, PacketSocket, close_all
 from kvoffload.protocol import (
     Closing,
@@ -187,6 +188,33 @@ def test_newcomers_have_a_part_of_a_turn(loop: Loop) -> None:
     for _ in range(2):
         loop.turn()
     assert len(loop.lines) == len(newcomers)
+
+
+def is_let_go(process: Process) -> bool:
+    """Whether the server has closed the connection of a process that was sent nothing."""
+    try:
+        return process.end.receive() is not None
+    except PacketError:
+        return True
+
+
+def test_a_user_replaces_a_few_of_many_newcomers_and_the_others_are_refused(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To refuse takes a part of the time, so that others do not wait for all that such a user opens."""
+    monkeypatch.setattr(lifelines_module, "UNGREETED_OF_USER", 3)
+    monkeypatch.setattr(lifelines_module, "REPLACED_AT_ONCE", 2)
+    of_user(monkeypatch, 8)
+    many = [Process(loop) for _ in range(8)]
+    loop.turn()
+    assert [is_let_go(one) for one in many] == [True, True, False, False, False, True, True, True]
+    of_user(monkeypatch, os.getuid())
+    (other,) = connect_some(loop, 1)
+    other.greet()
+    assert not is_let_go(many[2])
+    of_user(monkeypatch, 8)
+    (late,) = connect_some(loop, 1)
+    assert (is_let_go(many[2]), is_let_go(late)) == (True, False)
 
 
 def test_a_full_server_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
