@@ -323,6 +323,11 @@ class LocalCache:
         `use_clock` had that value."""
         return np.frombuffer(self._core.find_used(name_space, group, hashes, since), dtype=np.bool_)
 
+    def find_values(self, name_space: int, group: int, hashes: Buffer) -> npt.NDArray[np.float64]:
+        """Returns what each block is worth to the eviction policy: of two blocks, the one with the lower number is
+        evicted first, unless others need it. Blocks that are not readable have the lowest number."""
+        return np.frombuffer(self._core.find_values(name_space, group, hashes), dtype=np.float64)
+
     @property
     def use_clock(self) -> int:
         """A number that grows with every acquire for use."""

@@ -137,6 +137,30 @@ TEST(what_a_tier_has_goes_before_what_is_alike) {
     CHECK_EQUAL(policy.choose_victim(), 1U);
 }
 
+TEST(an_entry_that_goes_first_has_the_lowest_value) {
+    PrefixPolicy policy({100, 100 * kBytes});
+    for (EntryNumber entry = 0; entry < 60; ++entry) {
+        policy.admit({.entry = entry, .name = entry, .size_bytes = kBytes});
+    }
+    for (int hits = 0; hits < 3; ++hits) {
+        policy.touch(std::vector<EntryNumber>{7});
+    }
+    const auto is_least = [&](EntryNumber victim) {
+        for (EntryNumber entry = 0; entry < 60; ++entry) {
+            if (entry != victim && policy.value_of(entry) < policy.value_of(victim)) {
+                return false;
+            }
+        }
+        return true;
+    };
+    // Nothing was evicted yet, so only the time of the last use counts.
+    CHECK(policy.value_of(7) > policy.value_of(0));
+    CHECK(is_least(policy.choose_victim()));
+    CHECK(policy.value_of(7) > policy.value_of(policy.choose_victim()));
+    policy.remove(0, true);
+    CHECK(policy.value_of(0) < policy.value_of(1));  // nothing is known of it
+}
+
 TEST(a_block_that_others_need_stays_though_a_tier_has_it) {
     PrefixPolicy policy({100, 100 * kBytes});
     for (EntryNumber entry = 0; entry < 3; ++entry) {

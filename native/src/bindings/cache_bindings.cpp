@@ -157,6 +157,16 @@ nb::bytes find_used(const Cache& cache, std::uint32_t name_space, std::uint32_t 
     return to_bytes(found);
 }
 
+// For each block what it is worth, as a number of 64 bits with a point.
+nb::bytes find_values(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
+    const Space space = open_space(cache, name_space, group);
+    const BufferView view(hashes);
+    std::vector<double> found(hashes_of(view).size() / kHashBytes);
+    raise_if_not_ok(
+        without_gil(cache, [&](CacheCore& core) { return core.search().find_values(space, view.bytes(), found); }));
+    return to_bytes(found);
+}
+
 // For each block why it left, how many seconds ago, and how much more memory would have kept it; or None.
 nb::list find_departed(const Cache& cache, std::uint32_t name_space, std::uint32_t group, nb::handle hashes) {
     const Space space = open_space(cache, name_space, group);
@@ -446,6 +456,7 @@ void bind_cache(nb::module_& module) {
         .def("without_room", [](const Cache& self) { return self.core()->reservations().without_room(); })
         .def("find_departed", find_departed)
         .def("find_stored", find_stored)
+        .def("find_values", find_values)
         .def("release",
              [](const Cache& self, SessionId session, LeaseId lease) {
                  return without_gil(self, [&](CacheCore& core) { return core.leases().release(session, lease); });

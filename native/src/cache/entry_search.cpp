@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <limits>
 
 #include "base/memory_order.hpp"
 #include "cache/index_reader.hpp"
@@ -175,6 +176,18 @@ Status EntrySearch::find_stored(Space space, std::span<const std::uint8_t> hashe
     for (std::size_t i = 0; i < found.size(); ++i) {
         const EntryNumber entry = find_entry(state_.view, {read_hash(hashes.data() + i * kHashBytes), space}).entry;
         found[i] = entry == kNoEntry ? std::nullopt : state_.store.stored_for(entry);
+    }
+    return {};
+}
+
+Status EntrySearch::find_values(Space space, std::span<const std::uint8_t> hashes, std::span<double> found) const {
+    if (!state_.use_space(space) || hashes.size() != found.size() * kHashBytes) {
+        return {Code::invalid, "no such group, or hashes that have not 32 bytes each"};
+    }
+    const std::lock_guard lock(state_.writer);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const EntryNumber entry = find_entry(state_.view, {read_hash(hashes.data() + i * kHashBytes), space}).entry;
+        found[i] = entry == kNoEntry ? std::numeric_limits<float>::lowest() : state_.store.value_of(entry);
     }
     return {};
 }

@@ -60,6 +60,10 @@ public:
     Status find_stored(Space space, std::span<const std::uint8_t> hashes,
                        std::span<std::optional<std::uint32_t>> found) const;
 
+    // Finds the values that the eviction policy gives to blocks. `found` is as long as there are hashes, and has the
+    // lowest number for a block that is not readable.
+    Status find_values(Space space, std::span<const std::uint8_t> hashes, std::span<double> found) const;
+
     // Readable entries whose hashes begin with these bytes. Takes about 10 ns an entry of the whole index.
     Result<EntrySurvey> survey(std::span<const std::uint8_t> prefix, std::size_t limit) const;
 

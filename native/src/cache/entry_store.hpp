@@ -185,6 +185,11 @@ public:
     // Whether a tier below memory has it, too. It may have gone by now.
     void note_tier(EntryNumber entry, bool has);
 
+    // Returns the value that the policy of its tenant gives to a readable entry.
+    double value_of(EntryNumber entry) const {
+        return tenants_.policy_of(view_.entries[entry].tenant.load(std::memory_order_relaxed)).value_of(entry);
+    }
+
     // Rebuilds everything from the entries that a dead process left. `leases(entry)` is how often the lists of leases
     // name it; `may_write(session)` says whether a process of that session may still write to the slots that it
     // reserved.

@@ -37,6 +37,7 @@ public:
     void note_tier(EntryNumber entry, bool has) override;
     EntryNumber choose_victim() override { return entry_of(policy_->choose_victim()); }
     EntryNumber expect_victim() const override { return entry_of(policy_->expect_victim()); }
+    double value_of(EntryNumber entry) const override { return policy_->value_of(place_of(entry)); }
     void keep(EntryNumber entry) override { policy_->keep(place_of(entry)); }
     void remove(EntryNumber entry, bool was_evicted) override;
 
@@ -83,6 +84,7 @@ public:
         return tenant == 0 || (tenant < tenants_.size() && !tenants_[tenant].name.empty());
     }
     EvictionPolicy& policy_of(TenantNumber tenant) { return *policies_[tenants_[tenant].policy]; }
+    const EvictionPolicy& policy_of(TenantNumber tenant) const { return *policies_[tenants_[tenant].policy]; }
     bool has_one_policy() const noexcept { return policies_.size() == 1; }
     bool share_policy(TenantNumber tenant, TenantNumber other) const noexcept {
         return tenants_[tenant].policy == tenants_[other].policy;

@@ -68,6 +68,10 @@ public:
     // that entry's memory. Changes nothing.
     virtual EntryNumber expect_victim() const { return kNoEntry; }
 
+    // Returns what a known entry is worth: of two entries, the one with the lower number goes first, unless others need
+    // it. That a tier has an entry, too, doesn't count. 0: the policy cannot tell. Changes nothing.
+    virtual double value_of(EntryNumber entry) const { return (void)entry, 0.0; }
+
     // The chosen victim is in use and cannot go now: ask for others first. When each that was offered has been kept
     // twice in a row, each that may go has been offered. A policy that keeps prefix order offers no entry while others
     // need it: one in use keeps those before it.

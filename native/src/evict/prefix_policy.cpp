@@ -336,6 +336,23 @@ void PrefixPolicy::estimate() {
     reuse_.estimate(followed);
 }
 
+double PrefixPolicy::value_of(EntryNumber entry) const {
+    const PrefixNode& node = nodes_[entry];
+    if (!node.is_known() || node.kind == kUseless) {
+        return std::numeric_limits<float>::lowest();
+    }
+    const std::uint32_t age = ages_.age_of(node.epoch);
+    // An entry without a class is worth what depends on it, which was used when it was.
+    const EntryClass kind = node.kind == kNoClass ? kEndUsed : node.entry_class();
+    if (estimated_at_ != 0) {
+        return reuse_.value(kind, age);
+    }
+    // Nothing is learned before the first eviction. Until then an entry that was used is worth more than others, and of
+    // two alike the one whose last use is later.
+    const bool was_used = (kind >= kPrefixUsed && kind < kEndFresh) || kind >= kEndUsed;
+    return (was_used ? 1.0 : 0.0) - static_cast<double>(age) / 65536;
+}
+
 void PrefixPolicy::rank() {
     if (ages_.now() - estimated_at_ >= kEpochsPerEstimate || estimated_at_ == 0) {
         estimate();

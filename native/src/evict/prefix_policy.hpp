@@ -42,6 +42,7 @@ public:
     void note_tier(EntryNumber entry, bool has) override;
     EntryNumber choose_victim() override;
     EntryNumber expect_victim() const override;
+    double value_of(EntryNumber entry) const override;
     void keep(EntryNumber entry) override;
     void remove(EntryNumber entry, bool was_evicted) override;
 
