@@ -84,6 +84,8 @@ def plan_fleet(settings: Settings, config: ServerConfig) -> FleetPlan | None:
         queue_s=settings.remote_queue,
         look_timeout_s=settings.remote_timeout,
         wants=place.lives_elsewhere,
+        on_leave=place.leave,
+        find_moved=place.find_moved,
         on_learn=spaces.learn,
         on_forget=spaces.forget,
     )

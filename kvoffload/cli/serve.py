@@ -119,6 +119,7 @@ def serve(
         operator_token=config.read_token(Path() if file is None else file.parent),
         remote=choose_remote(settings, config, None if fleet is None else fleet.guests),
         tiers=tiers,
+        hand_over_s=settings.hand_over,
         peering=None if fleet is None else fleet.peering,
         on_prompt=None if recorder is None else recorder.note,
     )

@@ -420,6 +420,16 @@ class Settings(BaseModel):
         description="Whether records are sent to such a store in a lossless code. The values mean the same as in "
         "disk_compress; auto goes by the measured speed of each store.",
     )
+    hand_over: Duration = _setting(
+        20.0,
+        room="tiers",
+        allowed="a duration from 0s to 1h; 0 for not at all",
+        description="How long a server that is stopped may write blocks to other servers of its fleet and to its "
+        "stores. It does so if no engine is connected, because its memory is lost then. Those that are worth most go "
+        "first.",
+        ge=0.0,
+        le=3600.0,
+    )
     seal_key_file: SecretFilePath = _setting(
         "",
         room="tiers",

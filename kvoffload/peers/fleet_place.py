@@ -14,7 +14,7 @@ from kvoffload.key_files import KeyPair
 from kvoffload.peers.control_link import ControlLink, ControlSettings
 from kvoffload.peers.fleet_member import MAX_MEMBERS, FleetMember, choose_members
 from kvoffload.peers.fleet_registry import FleetRegistry, RegistrySettings
-from kvoffload.peers.fleet_tier import FindHomes, FleetTier
+from kvoffload.peers.fleet_tier import FindHomes, FleetTier, Wants
 from kvoffload.peers.peer_store import PeerStore, PeerStoreSettings
 from kvoffload.peers.space_table import SpaceTable
 from kvoffload.tiers.base import Tier
@@ -115,6 +115,15 @@ class FleetPlace:
 
     def lives_elsewhere(self, hashes: bytes) -> npt.NDArray[np.bool_]:
         return ~self.is_home(hashes)
+
+    def leave(self) -> Wants | None:
+        """Makes others the homes of all records. Returns what finds those whose home was here, or None if no other
+        member is there."""
+        return None if self._tier is None else self._tier.leave()
+
+    def find_moved(self) -> Wants | None:
+        """Returns what finds the records of members that have come or come back. None: no member has."""
+        return None if self._tier is None else self._tier.find_moved()
 
     def _open_member(self, member: FleetMember) -> RemoteTier:
         settings = self.settings

@@ -7,8 +7,9 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,8 @@ class _Batch:
     """The parts under way, by member and its tier's ticket."""
 
 
+Wants = Callable[[bytes], npt.NDArray[np.bool_]]
+"""Returns which of these hashes' records are meant."""
 FindHomes = Callable[[tuple[str, ...], bytes], Homes]
 """Returns, for members and hashes, the place of each hash's home in the list. It is the same on all machines."""
 
@@ -65,6 +68,10 @@ class FleetTier:
         self._members = dict(members)
         self._places: dict[str, str] = {}
         """Addresses of members that were announced, by name."""
+        self._has_left = False
+        """Whether this server is no home any more."""
+        self._ready: dict[str, int] = {}
+        """How often each member that is ready had been lost, when `find_moved` was called last."""
         self._leaving: set[str] = set()
         """Names of members that get no more requests. Each is dropped when its last request has ended."""
         self._parted: list[Tier] = []
@@ -101,7 +108,29 @@ class FleetTier:
         """Returns which of these records have their home here."""
         with self._lock:
             present = self._present()
-        return np.asarray(self._homes(present, hashes) == present.index(self._own_name))
+        return self._has_home(present, {self._own_name}, hashes)
+
+    def leave(self) -> Wants | None:
+        """Makes other members the homes of all records, because this server ends. Returns what finds the records whose
+        home was here. None: there is no other member."""
+        with self._lock:
+            present = self._present()
+            self._has_left = True
+        return partial(self._has_home, present, {self._own_name}) if len(present) > 1 else None
+
+    def find_moved(self) -> Wants | None:
+        """Returns what finds the records whose homes are members that came, or came back, since the last call. None: no
+        member did."""
+        with self._lock:
+            healths = {name: tier.health() for name, tier in self._members.items()}
+            ready = {
+                name: sum(one.counts.get("lost", 0) for one in health)
+                for name, health in healths.items()
+                if any(one.state is TierState.READY for one in health)
+            }
+            before, self._ready = self._ready, ready
+            came = {name for name, lost in ready.items() if before.get(name) != lost}
+            return partial(self._has_home, self._present(), came) if came else None
 
     def put(self, batch: RecordBatch, *, timeout_s: float) -> Ticket | None:
         """Puts records at their homes. Those whose home is here count as stored: this server's memory has them."""
@@ -116,7 +145,8 @@ class FleetTier:
             )
             return tier.put(chosen, timeout_s=timeout_s)
 
-        return self._split(batch.names, ask, RecordOutcome.DURABLE if batch.is_durable else RecordOutcome.WRITTEN)
+        stored = RecordOutcome.DURABLE if batch.is_durable else RecordOutcome.WRITTEN
+        return self._split(batch.names, ask, RecordOutcome.UNAVAILABLE if self._has_left else stored)
 
     def get(self, names: RecordNames, slots: Addresses, *, record_bytes: int, timeout_s: float) -> Ticket | None:
         def ask(tier: Tier, part: HomeBatch) -> Ticket | None:
@@ -251,13 +281,19 @@ class FleetTier:
             self._partings.append(thread)
 
     def _present(self) -> tuple[str, ...]:
-        """Returns the members that are not absent, and this server, sorted as on all machines."""
+        """Returns the members that are not absent, and this server unless it has left, sorted as on all machines."""
         present = [
             name
             for name, tier in self._members.items()
             if name not in self._leaving and any(one.state is not TierState.ABSENT for one in tier.health())
         ]
-        return tuple(sorted([*present, self._own_name]))
+        own = [] if present and self._has_left else [self._own_name]
+        return tuple(sorted([*present, *own]))
+
+    def _has_home(self, members: tuple[str, ...], chosen: Set[str], hashes: bytes) -> npt.NDArray[np.bool_]:
+        """Returns which of these records have their home with one of the chosen members."""
+        is_chosen = np.array([name in chosen for name in members], np.bool_)
+        return is_chosen[self._homes(members, hashes)]
 
     def _split(
         self, names: RecordNames, ask: Callable[[Tier, HomeBatch], Ticket | None], here: RecordOutcome

@@ -99,6 +99,9 @@ class ServerPlan:
     """Tiers slower than memory, by domain."""
     peering: PeeringPlan | None = None
     """The plan by which it serves other servers of its fleet. None: it serves none."""
+    hand_over_s: float = 0.0
+    """Seconds, from when the server is stopped, in which blocks that no other server has are given to others, if no
+    engine keeps the memory."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     connections: ControlLimits = field(default_factory=ControlLimits)
     """Limits of the Unix socket's control channel."""
@@ -140,6 +143,8 @@ class CacheServer:
         }
         self._offered: dict[int, _Offered] = {}
         self._is_stopping = False
+        self._stopped_ns = 0
+        """Time at which the server began to end; 0: it has not."""
         self._is_over = False
         self._has_warned = False
         """Whether the log says that processes get no memory. One that gets it resets this."""
@@ -269,6 +274,7 @@ class CacheServer:
         # An operator's drain ends nothing before the next turn, so that its answer goes out.
         is_draining = self._is_stopping or self.core.is_draining
         if is_draining:
+            self._stopped_ns = self._stopped_ns or self._clock_ns()
             self.pools.stop_growing()
         if self._is_stopping:
             self._send(self.core.start_drain(self._clock_ns(), reason=ClosingReason.DRAINED))
@@ -289,7 +295,8 @@ class CacheServer:
         return not self._is_over
 
     def close(self) -> None:
-        """Closes everything. Memory stays for as long as engines have it mapped."""
+        """Closes everything. Memory stays for as long as engines have it mapped; if none has, blocks are handed over
+        before."""
         self._is_stopping = True
         # They may offer its memory to the next server.
         is_held = any(session.processes and not session.is_observer for session in self.core.sessions)
@@ -303,7 +310,9 @@ class CacheServer:
         for offered in self._offered.values():
             self._files.close_files(offered.uid, offered.files)
         self._files.close()
-        self.core.tiers.close(self._clock_ns)
+        until_ns = (self._stopped_ns or self._clock_ns()) + int(self._plan.hand_over_s * 1e9)
+        hands_over = self._plan.hand_over_s > 0 and not is_held
+        self.core.tiers.close(self._clock_ns, until_ns=until_ns if hands_over else None)
         self.pools.close()
         # The last of all: a successor makes files of the same names.
         self._listener.close(keeps_lock_file=is_held)

@@ -134,6 +134,14 @@ def test_the_pods_memory_follows_from_the_pools(helm: Any, size: str) -> None:
     assert server["resources"]["requests"] == {"cpu": "1", "memory": server["resources"]["limits"]["memory"]}
 
 
+@pytest.mark.parametrize("values", [{}, {"handOverSeconds": 0}, {"handOverSeconds": 600}])
+def test_a_server_that_is_stopped_has_time_to_hand_over(helm: Any, values: dict[str, Any]) -> None:
+    node = pod_of(render(helm, values)["DaemonSet"])
+    settings = read_command([*read_entry()[0], *node["containers"][0]["args"]])
+    assert settings.hand_over == values.get("handOverSeconds", 20)
+    assert node["terminationGracePeriodSeconds"] == settings.hand_over + 40
+
+
 def test_a_memory_limit_that_is_given_is_the_pods(helm: Any) -> None:
     values = {"memory": "64GiB", "resources": {"limits": {"memory": "100G"}}}
     server = pod_of(render(helm, values)["DaemonSet"])["containers"][0]

@@ -148,10 +148,12 @@ class TierRequests:
         """Returns descriptors that are readable when `advance` may have something to do."""
         return [file for traffic in self._traffic.values() for file in traffic.files()]
 
-    def close(self, now_ns: Callable[[], int]) -> None:
-        """Writes what waits to be written, for a few seconds at most. After it no slot of any memory is touched."""
+    def close(self, now_ns: Callable[[], int], *, until_ns: int | None = None) -> None:
+        """Writes what waits to be written, for a few seconds at most. After it no slot of any memory is touched.
+        `until_ns`: the memory goes with the server, and blocks are handed over until then."""
+        until_s = None if until_ns is None else until_ns / _SECOND_NS
         for traffic in self._traffic.values():
-            traffic.close(lambda: now_ns() / _SECOND_NS)
+            traffic.close(lambda: now_ns() / _SECOND_NS, until_s=until_s)
 
     def look(self) -> None:
         """Does the tiers' periodic work. The event loop calls it."""

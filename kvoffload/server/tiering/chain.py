@@ -251,11 +251,12 @@ class TierChain:
         if self._cache is not None:
             self._notes.sweep(self._cache)
 
-    def close(self, now_s: Callable[[], float]) -> None:
-        """Closes all tiers, as the server ends. After it no slot of the memory is touched."""
+    def close(self, now_s: Callable[[], float], *, until_s: float | None = None) -> None:
+        """Closes all tiers, as the server ends. After it no slot of the memory is touched. `until_s`: the memory goes
+        with the server, and blocks are handed over until then."""
         self._is_closing = True
         for tier in self.tiers:
-            tier.close(now_s)
+            tier.close(now_s, until_s=until_s)
 
     def _find(self, walk: _Walk, now_s: float) -> None:
         """Asks the next tier."""

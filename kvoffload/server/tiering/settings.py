@@ -37,6 +37,9 @@ OnForget = Callable[[bytes], bool]
 Wants = Callable[[bytes], npt.NDArray[np.bool_]]
 """Returns which of these hashes' blocks to write."""
 
+FindWanted = Callable[[], Wants | None]
+"""Returns what chooses the blocks that should be written to the tier now, or None if there are none."""
+
 PIECE_BLOCKS = 1024
 """Largest number of blocks in a piece, however small they are, because a piece is handled in one go."""
 
@@ -72,6 +75,10 @@ class TierSettings:
     """Keys that seal the records of a remote tier; None: they are not sealed. The disk has its keys itself."""
     wants: Wants | None = None
     """Chooses the blocks that are written; None: all are."""
+    on_leave: FindWanted = lambda: None
+    """Called when the server ends and its memory goes with it. Chooses the blocks that no other server has."""
+    find_moved: FindWanted = lambda: None
+    """Called periodically. Chooses the blocks that have another place in the tier since the last call."""
     on_learn: OnLearn = lambda *_: None
     """Called with identities whose blocks may be moved."""
     on_forget: OnForget = lambda _: True

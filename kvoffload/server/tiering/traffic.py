@@ -13,14 +13,18 @@ from kvoffload.cache import NO_LIMIT, CacheGeometry, LocalCache, SessionId, Stor
 from kvoffload.errors import TierError
 from kvoffload.server.tiering.bad_records import BadRecords
 from kvoffload.server.tiering.promotion import OnMissing, OnStored, Promotions
-from kvoffload.server.tiering.settings import TierCounts, TierSettings, TierSpace
+from kvoffload.server.tiering.settings import TierCounts, TierSettings, TierSpace, Wants
+from kvoffload.server.tiering.value_walk import ValueWalk
 from kvoffload.server.tiering.writes import TierWrites
 from kvoffload.tiers import RecordNames, Tier, TierHealth, TierState
+from kvoffload.units import format_size
 
 logger = logging.getLogger(__name__)
 
 PREFETCH_WAIT_MS = 2000
 FLUSH_S = 5.0
+LEAST_CLOSE_S = 1.0
+"""Seconds that a tier has at least to end its connections, of which one may hang."""
 LOOK_S = 0.02
 WRITER_LOOK_S = 0.001
 """Seconds between two looks at what was left to a thread that writes."""
@@ -41,6 +45,9 @@ class TierTraffic:
         self._states: dict[str, tuple[TierState, str]] = {}
         """States of the tier's places, by name, with the reason of one that is ready. Those of a fleet come and go."""
         self._advanced_s = 0.0
+        self._cache: LocalCache | None = None
+        self._walk: ValueWalk | None = None
+        """The walk through blocks that have another place in the tier now. None: no block has."""
         self._bad = BadRecords(tier)
         self.writes = TierWrites(tier, settings, self._spaces.get, self.counts, self._bad)
         self._reads = Promotions(
@@ -72,6 +79,7 @@ class TierTraffic:
         # are there.
         writing, reading = self._open_session(cache, NO_LIMIT), self._open_session(cache, held_bytes or NO_LIMIT)
         self._tell = tell
+        self._cache = cache
         self.writes.attach(cache, writing)
         self._reads.attach(cache, reading)
 
@@ -99,7 +107,7 @@ class TierTraffic:
 
     def next_s(self) -> float | None:
         """Returns the latest time at which `advance` has something to do."""
-        if self.writes.is_behind:
+        if self.writes.is_behind or self._may_walk:
             return self._advanced_s
         next_s = self._reads.next_s()
         if self._reads.awaits_writer:
@@ -150,12 +158,15 @@ class TierTraffic:
                 self._bad.finish(batch)
         self._reads.expire(now_s)
         self._reads.advance(now_s)
+        self._step()
         self.writes.advance(now_s)
 
     def look(self) -> None:
-        """Tries again to remove bad records, and logs each change of a place's state in one line. The event loop calls
-        it periodically."""
+        """Tries again to remove bad records, begins to write blocks that have another place now, and logs each change
+        of a place's state in one line. The event loop calls it periodically."""
         self._bad.retry()
+        if self._walk is None:
+            self._begin_walk(self.settings.find_moved())
         before, self._states = self._states, {}
         for one in self._tier.health():
             is_ready = one.state is TierState.READY
@@ -187,16 +198,60 @@ class TierTraffic:
         """Whether nothing waits to be written, and no request waits."""
         return self.writes.is_idle and not self._reads.waiting
 
-    def close(self, now_s: Callable[[], float]) -> None:
+    def close(self, now_s: Callable[[], float], *, until_s: float | None = None) -> None:
         """Closes the tier, as the server ends, after writing what waits to be written for FLUSH_S at most. After it no
-        slot of the memory is touched."""
+        slot of the memory is touched. `until_s`: the memory goes with the server, so blocks that no other server has
+        are handed over until then."""
         end_s = now_s() + FLUSH_S
         self._reads.end_all(now_s())
         self.writes.flush()
-        while not self.writes.is_idle and now_s() < end_s:
-            self.advance(now_s())
-            select.select([self.fileno()], [], [], 0.0 if self.writes.is_behind else LOOK_S)
+        if until_s is not None:
+            end_s = min(end_s, until_s) if self.knows_all else until_s
+            self._write_until(now_s, end_s)
+            self._hand_over(now_s, end_s)
+        self._write_until(now_s, end_s)
         try:
-            self._tier.close()
+            if until_s is None:
+                self._tier.close()
+            else:
+                self._tier.close(max(until_s - now_s(), LEAST_CLOSE_S))
         except TierError as fault:
             logger.warning("%s tier: %s", self.settings.name, fault)
+
+    # ---- inside ----
+
+    @property
+    def _may_walk(self) -> bool:
+        return self._walk is not None and self.writes.waiting_bytes < self.settings.under_way_bytes
+
+    def _begin_walk(self, wants: Wants | None) -> None:
+        if wants is not None and self._cache is not None:
+            self._walk = ValueWalk(self._cache, self.spaces, wants, part_bytes=self.settings.under_way_bytes)
+
+    def _step(self) -> None:
+        """Offers a part of the blocks that have another place now, if the tier has little to write."""
+        if self._walk is None or not self._may_walk:
+            return
+        for found in self._walk:
+            if found is not None:
+                self.writes.offer(*found)
+            return
+        self._walk = None
+
+    def _hand_over(self, now_s: Callable[[], float], end_s: float) -> None:
+        """Writes the blocks that no other server has, those that are worth most first."""
+        self._begin_walk(self.settings.on_leave())
+        walk = self._walk
+        if walk is None:
+            return
+        before = self.counts.written, self.counts.written_bytes
+        self._write_until(now_s, end_s)
+        blocks, size_bytes = self.counts.written - before[0], self.counts.written_bytes - before[1]
+        line = "%s tier: %d blocks (%s) that only this server had were handed over, %d were left"
+        logger.info(line, self.settings.name, blocks, format_size(size_bytes), max(walk.count - blocks, 0))
+
+    def _write_until(self, now_s: Callable[[], float], end_s: float) -> None:
+        while not (self.writes.is_idle and self._walk is None) and now_s() < end_s:
+            self.advance(now_s())
+            wait_s = 0.0 if self.writes.is_behind or self._may_walk else min(LOOK_S, max(end_s - now_s(), 0.0))
+            select.select([self.fileno()], [], [], wait_s)

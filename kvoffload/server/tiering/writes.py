@@ -174,9 +174,14 @@ class TierWrites:
             self._counts.dropped_gone += sum(len(noted.hashes) for noted in gone)
 
     def flush(self) -> None:
-        """Queues all blocks that are kept to be written back, without a bound: the server ends, and the time for that
-        is bounded."""
+        """Queues all blocks that are kept to be written back, those that are worth most first, without a bound: the
+        server ends, and the time for that is bounded."""
+        self._kept = deque(sorted(self._kept, key=self._value_of, reverse=True))
         self._take_kept(0, is_bounded=False)
+
+    def offer(self, space: TierSpace, stored: StoredBlocks) -> None:
+        """Queues blocks whatever the write rule says, without a bound. The caller gives a few at a time."""
+        self._enqueue(_Noted(space, stored.group, as_rows(stored.hashes), as_rows(stored.parents)), is_bounded=False)
 
     def advance(self, now_s: float) -> None:
         """Gives the tier as many pieces as it may have, or some of them: then it `is_behind`."""
@@ -240,6 +245,10 @@ class TierWrites:
             self._under_way_blocks < _UNDER_WAY_BLOCKS and self.rate.queued_bytes < self._settings.under_way_bytes
         )
         return has_room and self._cache is not None
+
+    def _value_of(self, noted: _Noted) -> float:
+        assert self._cache is not None
+        return float(self._cache.find_values(noted.space.number, noted.group, noted.hashes.tobytes()).max())
 
     def _take_kept(self, limit_bytes: int, *, is_bounded: bool = True) -> None:
         while self._kept and self._kept_bytes > limit_bytes:

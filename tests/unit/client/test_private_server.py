@@ -274,6 +274,7 @@ CHANGED: dict[str, object] = {
     "remote_write": "write_back",
     "remote_queue": "7s",
     "remote_timeout": "9s",
+    "hand_over": "6s",
     "remote_connections": "7",
     "remote_compress": "on",
     "verify": "always",

@@ -20,6 +20,7 @@ def test_settings_are_frozen() -> None:
         ("acquire_deadline", "1ms", "60s"),
         ("step_budget", "100us", "1s"),
         ("linger", "0s", "24h"),
+        ("hand_over", "0s", "1h"),
         ("copy_threads", 0, 256),
         ("disk_queue", "10ms", "60s"),
         ("remote_queue", "10ms", "60s"),

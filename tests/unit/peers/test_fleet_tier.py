@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ class Member(FaultyTier):
 
     is_absent = False
     is_closed = False
+    times_lost = 0
 
     def __init__(self) -> None:
         super().__init__(MemoryTier(), lambda verb, place: None)
@@ -50,7 +52,7 @@ class Member(FaultyTier):
     def health(self) -> list[TierHealth]:
         if self.is_absent:
             return [TierHealth(name="gone", state=TierState.ABSENT, reason="it is gone")]
-        return super().health()
+        return [replace(one, counts={"lost": self.times_lost}) for one in super().health()]
 
 
 class TestFleetTier(TierContract):
@@ -117,6 +119,49 @@ def test_while_a_member_is_absent_its_records_live_elsewhere(fleet: Setting) -> 
     assert fleet.members["a"].contains(records.names).tolist() == [home == "a" for home in homes]
     assert not fleet.members["c"].contains(records.names).any()
     assert fleet.tier.is_home(records.names.hashes).tolist() == [home == OWN for home in homes]
+
+
+def test_a_server_that_leaves_has_other_homes_for_all_records(fleet: Setting) -> None:
+    records = Records(0, 60, 500, filled=True)
+    was_here = fleet.tier.is_home(records.names.hashes)
+    wants = fleet.tier.leave()
+    assert wants is not None
+    assert wants(records.names.hashes).tolist() == was_here.tolist()
+    assert 0 < was_here.sum() < 60
+    assert put(fleet.tier, records).count(RecordOutcome.WRITTEN) == 60
+    homes = home_names(fleet, records.names.hashes, "a", "c")
+    for name, member in fleet.members.items():
+        assert member.contains(records.names).tolist() == [home == name for home in homes]
+    assert not fleet.tier.is_home(records.names.hashes).any()
+
+
+def test_the_last_server_of_a_fleet_hands_nothing_over(fleet: Setting) -> None:
+    records = Records(0, 60, 500, filled=True)
+    for member in fleet.members.values():
+        member.is_absent = True
+    assert fleet.tier.leave() is None
+    assert put(fleet.tier, records).count(RecordOutcome.UNAVAILABLE) == 60
+
+
+def test_a_member_that_comes_back_gets_its_records_once(fleet: Setting) -> None:
+    hashes = Records(0, 60, 500, filled=True).names.hashes
+    homes = home_names(fleet, hashes, "a", "b", "c")
+    wants = fleet.tier.find_moved()
+    assert wants is not None
+    assert wants(hashes).tolist() == [home != OWN for home in homes]
+    assert fleet.tier.find_moved() is None
+    fleet.members["c"].is_absent = True
+    assert fleet.tier.find_moved() is None
+    fleet.members["c"].is_absent = False
+    wants = fleet.tier.find_moved()
+    assert wants is not None
+    assert wants(hashes).tolist() == [home == "c" for home in homes]
+    # It was away between two calls.
+    fleet.members["a"].times_lost += 1
+    wants = fleet.tier.find_moved()
+    assert wants is not None
+    assert wants(hashes).tolist() == [home == "a" for home in homes]
+    assert fleet.tier.find_moved() is None
 
 
 def test_a_server_alone_is_the_home_of_all() -> None:
