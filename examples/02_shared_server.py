@@ -1,11 +1,10 @@
-"""One server, and a client of each kind: what one saves through mapped memory, the other finds and reads.
+"""One server, and two clients: what one saves through mapped memory, the other finds and reads.
 
 Starts `kvoffload serve` on a socket of its own. Exit code 0: every byte came back.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from serving import serve
 
 from kvoffload.cache import Ask, CacheGeometry, CacheGroup, GroupRule, Publication
-from kvoffload.client import AsyncClient, Client, ClientSettings, LinkSettings, Member, describe_blocks
+from kvoffload.client import Client, ClientSettings, LinkSettings, Member, describe_blocks
 from kvoffload.keys.block_hash import BlockHasher
 from kvoffload.kvspec import ReuseRule
 from kvoffload.protocol import Role
@@ -51,11 +50,11 @@ def save(socket: Path, chain: bytes) -> None:
         print(f"saved {count} blocks of {RECORD_BYTES >> 10} KiB; {client.stats().readable} are readable")
 
 
-async def load(socket: Path, chain: bytes) -> bool:
+def load(socket: Path, chain: bytes) -> bool:
     """A hit is leased, so its bytes stay until they are released, whatever the server does meanwhile."""
-    async with AsyncClient(settings_of(socket, "loads")) as client:
-        assert await client.wait_until_served(30), client.fault
-        found = await client.acquire(Ask(chain))
+    with Client(settings_of(socket, "loads")) as client:
+        assert client.wait_until_served(30), client.fault
+        found = client.acquire(Ask(chain))
         if found.lease is None:
             return False
         memory = client.memory(found.lease.memory_id)
@@ -71,7 +70,7 @@ def main() -> int:
     chain = b"".join(hasher.hash_blocks(PROMPT, parent=hasher.root()))
     with serve(memory="256MiB") as socket:
         save(socket, chain)
-        return 0 if asyncio.run(load(socket, chain)) else 1
+        return 0 if load(socket, chain) else 1
 
 
 if __name__ == "__main__":

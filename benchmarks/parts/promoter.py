@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvoffload.bench.child import Child, say_ready
 from kvoffload.bench.served import JOIN_S, PATIENT, make_chain, make_register
 from kvoffload.cache import Ask
-from kvoffload.client import AsyncClient, ClientSettings, Member, TierWait
+from kvoffload.client import Client, ClientSettings, Member, TierWait
 from kvoffload.errors import BenchmarkError
 from kvoffload.protocol import Role
 
@@ -29,22 +29,18 @@ def start_promoter(path: Path, chains: int) -> Child:
 
 def main(path: str, chains: str) -> None:
     """Promotes records until SIGTERM comes."""
-    asyncio.run(_promote(Path(path), int(chains)))
-
-
-async def _promote(path: Path, chains: int) -> None:
     member = Member(engine="promoter", role=Role.WORKER, pid=os.getpid(), uid=os.getuid())
-    settings = ClientSettings(socket=path, member=member, register=make_register(HIT_RECORD_BYTES), link=PATIENT)
-    async with AsyncClient(settings) as client:
-        if not await client.wait_until_served(JOIN_S):
+    settings = ClientSettings(socket=Path(path), member=member, register=make_register(HIT_RECORD_BYTES), link=PATIENT)
+    with Client(settings) as client:
+        if not client.wait_until_served(JOIN_S):
             raise BenchmarkError(f"the server does not serve: {client.fault}")
         say_ready()
-        await asyncio.gather(*(_wait_for(client, chains, random.Random(number)) for number in range(PROMOTIONS)))
+        with ThreadPoolExecutor(PROMOTIONS) as pool:
+            list(pool.map(lambda number: _promote(client, int(chains), random.Random(number)), range(PROMOTIONS)))
 
 
-async def _wait_for(client: AsyncClient, chains: int, choice: random.Random) -> None:
+def _promote(client: Client, chains: int, choice: random.Random) -> None:
     while True:
-        found = await client.acquire(Ask(make_chain(HIT_BLOCKS, 1000 + choice.randrange(chains))), far=FAR)
+        found = client.acquire(Ask(make_chain(HIT_BLOCKS, 1000 + choice.randrange(chains))), far=FAR)
         if found.lease is not None:
             client.release(found.lease)
-        await asyncio.sleep(0)

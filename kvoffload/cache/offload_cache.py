@@ -1,5 +1,5 @@
-"""An engine's calls about cached blocks of one identity, wherever they are kept: the contract of `LocalSession`,
-`Client` and, with `await` before calls that may wait, `AsyncClient`."""
+"""An engine's calls about cached blocks of one identity, wherever they are kept: the contract of `LocalSession`
+and `Client`."""
 
 from __future__ import annotations
 

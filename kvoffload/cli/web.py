@@ -44,7 +44,7 @@ def read_token(file: str) -> str:
 
 
 async def serve_http(loaded: LoadedSettings, token: str) -> None:
-    from kvoffload.client.async_client import AsyncClient
+    from kvoffload.client import Client
     from kvoffload.client.joining import Member
     from kvoffload.client.settings import ClientSettings
     from kvoffload.config.tcp_address import parse_tcp_address
@@ -53,12 +53,14 @@ async def serve_http(loaded: LoadedSettings, token: str) -> None:
     from kvoffload.web.hints import Hints
     from kvoffload.web.http_server import HttpServer, HttpSettings
     from kvoffload.web.prefixes import Prefixes
+    from kvoffload.web.server_calls import ServerCalls
     from kvoffload.web.watcher import Watcher
 
     settings = loaded.settings
     member = Member(engine="web", role=Role.OBSERVER)
-    async with AsyncClient(ClientSettings(socket=Path(settings.server), member=member)) as client:
-        application = Application(Watcher(client), Prefixes(client, token), Hints(client, token), loaded, token=token)
+    with Client(ClientSettings(socket=Path(settings.server), member=member)) as client:
+        calls = ServerCalls(client)
+        application = Application(Watcher(calls), Prefixes(calls, token), Hints(calls, token), loaded, token=token)
         router = application.router
         http_settings = HttpSettings(address=parse_tcp_address(settings.http))
         server = HttpServer(http_settings, router.answer, find_body_limit=router.find_body_limit)

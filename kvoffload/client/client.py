@@ -1,4 +1,4 @@
-"""A process's connection to its cache server, for threads: look-ups in mapped memory, messages for all else."""
+"""A process's calls to its cache server: look-ups in mapped memory, messages for all else."""
 
 from __future__ import annotations
 
@@ -10,15 +10,28 @@ from typing import Self
 
 from typing_extensions import Buffer
 
-from kvoffload.cache import AcquiredBlocks, Ask, CacheStats, ReservedSlots
-from kvoffload.client.block_calls import PendingAcquire, TierWait
-from kvoffload.client.client_calls import ClientCalls
+from kvoffload.cache import AcquiredBlocks, Ask, BlockLease, CacheStats, Publication, ReservedSlots
+from kvoffload.client.block_calls import HintSettings, PendingAcquire, TierWait
 from kvoffload.client.connection import Connection
 from kvoffload.client.insight import ServerInsight, expect, read_found, read_insight, read_stats
 from kvoffload.client.inventory import Heard
-from kvoffload.client.lanes import Backoff
-from kvoffload.client.settings import SECOND_NS, ClientSettings
-from kvoffload.protocol import Clear, ClearedBlocks, Done, Drain, Draining, Inspect, ServerMessage, SetQuota, Stats
+from kvoffload.client.lanes import Backoff, Pending
+from kvoffload.client.memories import MappedBlocks
+from kvoffload.client.prompt_log import PromptNote
+from kvoffload.client.settings import SECOND_NS, ClientSettings, LinkState
+from kvoffload.protocol import (
+    Clear,
+    ClearedBlocks,
+    Done,
+    Drain,
+    Draining,
+    Hinted,
+    Inspect,
+    ServerMessage,
+    SetQuota,
+    Stats,
+    Subscribe,
+)
 from kvoffload.protocol.message import Reply, Request
 
 _SLICE_S = 0.001
@@ -31,17 +44,24 @@ _LATE_NS = 2_000_000
 """A wait that ends so long after the step's budget shows that this thread does not get a processor when it wakes."""
 
 
-class Client(ClientCalls):
+class Client(MappedBlocks):
     """Safe to call from any thread of the process that made it; not in a forked child.
 
     A call whose docstring says that it waits does so within a bound, and never beyond what is left of the step's budget
-    between two `begin_step`. All other calls only send, and do not wait.
+    between two `begin_step`. All other calls read mapped memory, send a message, or note what was heard, and do not
+    wait. Without a server every look-up is a miss.
     """
 
     def __init__(self, settings: ClientSettings, *, on_event: Callable[[Heard, int], None] | None = None) -> None:
         """`on_event` hears of the events of a subscription, mostly on the client's own thread; it must not call the
         client, which waits for it."""
-        super().__init__(settings, Connection(settings, on_event=on_event))
+        self.settings = settings
+        self.connection = connection = Connection(settings, on_event=on_event)
+        groups = () if settings.register is None else settings.register.groups
+        super().__init__(connection.link.memories, groups=len(groups))
+        self.lock, self.wire, self.link = connection.lock, connection.wire, connection.link
+        self.blocks = connection.blocks
+        """The calls about blocks, for which the caller holds the lock."""
         budget_ns = int(settings.step_budget_s * SECOND_NS)
         self._step_ns = max(budget_ns - _RETURN_NS, budget_ns // 2)
         self.budget_ns = -1
@@ -72,11 +92,55 @@ class Client(ClientCalls):
         with self.connection.turned:
             return self.connection.turned.wait_for(lambda: self.link.is_serving, timeout_s)
 
-    # ---- loads and saves ----
+    # ---- how it stands ----
+
+    @property
+    def is_served(self) -> bool:
+        """There is a server, and it answers in time."""
+        return self.link.is_serving
+
+    @property
+    def fault(self) -> str:
+        """Why it is not served, in one line; empty: it is."""
+        if self.link.state is LinkState.SERVING and not self.link.is_serving:
+            return "the server has not answered in time and is asked until it answers again"
+        return self.link.fault
+
+    @property
+    def warnings(self) -> int:
+        """How many the servers' logs had since this began, as far as they told."""
+        return self.link.warnings.count
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the server has slower tiers, for which an acquire may wait."""
+        return self.link.has("promote")
+
+    def most_slots(self, group: int) -> int:
+        """Returns how many slots are held ready at best: a share of the pool, if that is less than what is wanted."""
+        return self.blocks.most_slots(group)
+
+    # ---- loads ----
 
     def begin_step(self) -> None:
         """Starts a new step: the calls that follow share a full budget for waiting."""
         self.budget_ns = self._step_ns
+
+    def start_acquire(self, ask: Ask, *, far: TierWait | None = None, wait_s: float = 0.0) -> PendingAcquire:
+        """Asks for an `acquire`, which the caller polls. It is a miss if the answer takes longer than the acquire
+        deadline and than `wait_s`. With `far`, it waits for slower tiers first."""
+        wait_ns = max(self.settings.link.acquire_ns, int(wait_s * SECOND_NS))
+        with self.lock:
+            return self.blocks.start_acquire(ask, time.monotonic_ns(), wait_ns, far=far)
+
+    def poll(self, pending: PendingAcquire) -> AcquiredBlocks | None:
+        """Returns the answer. None: there is none yet."""
+        if pending.found is None:
+            with self.lock:
+                now_ns = time.monotonic_ns()
+                self.connection.look(now_ns)
+                self.blocks.go_on(pending, now_ns)
+        return pending.found
 
     def wait_for(self, pending: PendingAcquire) -> AcquiredBlocks | None:
         """Does the same as `poll`, but waits: for what is left of the step's budget at most. While the server is late,
@@ -97,19 +161,109 @@ class Client(ClientCalls):
             )
         return self._finish(pending)
 
+    def cancel(self, pending: PendingAcquire) -> None:
+        """Ends a call whose answer is not wanted any more. A lease that it brought, or still brings, is given back."""
+        with self.lock:
+            self.blocks.cancel(pending, time.monotonic_ns())
+
+    def release(self, lease: BlockLease) -> None:
+        with self.lock:
+            self.blocks.release(lease, time.monotonic_ns())
+
+    def prefetch(self, ask: Ask) -> None:
+        """Sends word to the server that a request with this ask comes soon."""
+        with self.lock:
+            self.blocks.prefetch(ask, time.monotonic_ns())
+
+    def start_hint(self, hint: HintSettings, *, on_answer: Callable[[Hinted | None], None] | None = None) -> Pending:
+        """Sends a hint without waiting: `is_over` and `answer` of the result say what came of it.
+
+        `on_answer` is called once, on any thread of this process. It gets None if the server takes no hints, refuses
+        this one, or did not answer in time. It must not call the client.
+        """
+        with self.lock:
+            pending = self.blocks.start_hint(hint, time.monotonic_ns())
+            if on_answer is not None:
+                pending.when_over(lambda: on_answer(pending.answer if isinstance(pending.answer, Hinted) else None))
+        return pending
+
+    # ---- saves ----
+
+    def ready_slots(self) -> list[int]:
+        """Returns how many slots `take` would give now, by group; where they run low, more are asked for."""
+        with self.lock:
+            now_ns = time.monotonic_ns()
+            if self.blocks.is_low:
+                self.connection.look(now_ns)
+            return self.blocks.ready_slots(now_ns)
+
+    def take(self, group: int, count: int) -> ReservedSlots:
+        """Slots that are held ready, as many as there are."""
+        with self.lock:
+            now_ns = time.monotonic_ns()
+            self.connection.look(now_ns)
+            return self.blocks.take(group, count, now_ns)
+
+    def publish(self, publication: Publication) -> bool:
+        now_ns = time.monotonic_ns()
+        with self.lock:
+            is_told = self.blocks.publish(publication, now_ns)
+            if is_told and self.connection.prompts is not None:
+                self.connection.prompts.note_saved(publication, now_ns)
+            return is_told
+
+    def abort(self, slots: ReservedSlots) -> None:
+        with self.lock:
+            self.blocks.abort(slots, time.monotonic_ns())
+
+    def invalidate(self, group: int, hashes: Buffer) -> None:
+        with self.lock:
+            self.blocks.invalidate(group, hashes, time.monotonic_ns())
+
+    def note_prompt(self, note: PromptNote) -> None:
+        """Records what became of a prompt, for the server's counts. Another thread tells the server later."""
+        with self.lock:
+            assert self.connection.prompts is not None, "an observer has no prompts"
+            self.connection.prompts.note(note, time.monotonic_ns())
+
     def reserve(self, group: int, *, count: int = 0, hashes: Buffer | None = None) -> ReservedSlots:
         """Waits, for the call deadline at most."""
         with self.lock:
             pending = self.blocks.start_reserve(group, time.monotonic_ns(), count=count, hashes=hashes)
         self._wait(lambda: pending.is_over)
+        if not pending.is_over:
+            # The step's budget is spent.
+            with self.lock:
+                self.blocks.cancel_slots(pending, time.monotonic_ns())
         return pending.slots
+
+    # ---- memories and events ----
+
+    def retire(self, memory_id: int) -> None:
+        """No process of the engine uses this former memory any more."""
+        with self.lock:
+            self.link.memories.retire(memory_id)
+
+    def subscribe(self, name_spaces: Sequence[int] = (), *, with_inventory: bool = False) -> None:
+        """Starts a subscription to events, which is renewed after every reconnect. With an inventory, the blocks that
+        are there already are told as well, for these namespaces or else for the client's own: `InventoryBegun`,
+        `Stored` events among the others, `InventoryEnded`. The inventory is repeated after every loss."""
+        with self.lock:
+            message = Subscribe(name_spaces=tuple(name_spaces))
+            self.link.subscribe(message, time.monotonic_ns(), with_inventory=with_inventory)
+
+    def take_inventory(self) -> bool:
+        """The inventory of a subscription follows once more. False: there is none."""
+        with self.lock:
+            return self.link.begin_inventory(time.monotonic_ns())
 
     # ---- administration ----
 
     def stats(self) -> CacheStats:
         """Returns the server's counts, with all that was told before. Waits, for the call deadline at most.
         ServerError: there is no answer."""
-        confirmed = self.connection.confirm()
+        with self.lock:
+            confirmed = self.link.confirm(time.monotonic_ns(), self.settings.link.call_ns)
         self._wait(lambda: confirmed is None or confirmed.is_over)
         return read_stats(self._ask(Stats()))
 
@@ -135,6 +289,15 @@ class Client(ClientCalls):
         """The server takes nothing new and ends. Waits like `stats`; ServerError: it refuses."""
         return expect(self._ask(Drain(token=token, deadline_ms=deadline_ms)), Draining, "drain")
 
+    def start_ask(self, message: Request, on_answer: Callable[[ServerMessage | None], None]) -> None:
+        """Sends a question and does not wait. `on_answer` is called once, on any thread of this process; with None if
+        there is no answer in time. It must not call the client."""
+        with self.lock:
+            pending = self.link.ask(message, time.monotonic_ns(), self.settings.link.call_ns)
+            pending.when_over(lambda: on_answer(pending.answer))
+            if not (pending.is_over or self.connection.hears_answers):
+                self.connection.wake()
+
     # ---- inside ----
 
     def _finish(self, pending: PendingAcquire) -> AcquiredBlocks:
@@ -146,7 +309,8 @@ class Client(ClientCalls):
         return pending.found
 
     def _ask(self, message: Request) -> ServerMessage | None:
-        pending = self.connection.ask(message)
+        with self.lock:
+            pending = self.link.ask(message, time.monotonic_ns(), self.settings.link.call_ns)
         self._wait(lambda: pending.is_over)
         if not pending.is_over:
             pending.is_wanted = False

@@ -21,7 +21,6 @@ from kvoffload.client.settings import SECOND_NS, ClientSettings, LinkState
 from kvoffload.client.wire import SocketWire
 from kvoffload.errors import KVOffloadError
 from kvoffload.protocol import Bye, Role
-from kvoffload.protocol.message import Request
 
 PARTING_S = 1.0
 """How long an end waits at most for the server to have had all that was sent."""
@@ -39,12 +38,8 @@ class Connection:
         settings: ClientSettings,
         *,
         on_event: Callable[[Heard, int], None] | None = None,
-        on_turn: Callable[[], None] | None = None,
     ) -> None:
-        """`on_turn` is called, with the lock, whenever answers may have come. With it the thread receives answers as
-        soon as they come; without it, callers look for their answers."""
         self._settings = settings
-        self._on_turn = on_turn
         self.lock = threading.Lock()
         self.turned = threading.Condition(self.lock)
         """Notified by the thread after each turn in which the process is served."""
@@ -66,8 +61,8 @@ class Connection:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._keep, name="kvoffload-client", daemon=True)
         self._is_closing = False
-        self._sleeps_until_ns = 0
-        """The time at which the thread looks again by itself."""
+        self.hears_answers = False
+        """Whether the thread receives answers on the control channel as soon as they come."""
         self.wire.on_unsent = self.wake
 
     def start(self) -> None:
@@ -107,12 +102,6 @@ class Connection:
     def wake(self) -> None:
         os.eventfd_write(self._wake, 1)
 
-    def wake_in_time(self) -> None:
-        """Wakes the thread if it would sleep beyond the deadline of a call."""
-        with self.lock:
-            if self.link.next_ns(time.monotonic_ns()) < self._sleeps_until_ns:
-                self.wake()
-
     def look(self, now_ns: int) -> None:
         """Receives answers on a caller's thread, which holds the lock. It may hang up, but it never joins: the
         connection's own thread does that."""
@@ -124,19 +113,6 @@ class Connection:
             self.link.on_time(now_ns)
         if was_serving and self.link.state is not LinkState.SERVING:
             self.wake()
-        if self._on_turn is not None:
-            self._on_turn()
-
-    def ask(self, message: Request) -> Pending:
-        """Sends a request, whose deadline is that of calls outside an engine's steps. Takes the lock."""
-        with self.lock:
-            return self.link.ask(message, time.monotonic_ns(), self._settings.link.call_ns)
-
-    def confirm(self) -> Pending | None:
-        """Returns a request that is over when the server has received all that was told before. None: it has. Takes
-        the lock."""
-        with self.lock:
-            return self.link.confirm(time.monotonic_ns(), self._settings.link.call_ns)
 
     # ---- inside ----
 
@@ -195,21 +171,16 @@ class Connection:
                     self.prompts.send(now_ns, self._settings.link.call_ns)
                 if self.link.is_serving:
                     self.turned.notify_all()
-                if self._on_turn is not None:
-                    self._on_turn()
-                hears_answers = self._on_turn is not None
                 hears_events = self.link.state is LinkState.SERVING and self.link.subscription is not None
+                self.hears_answers = hears_events or self.link.lanes.awaits_control
                 files = {self.wire.lifeline_file: select.POLLIN}
-                if self.link.state is LinkState.JOINING or hears_events or hears_answers:
+                if self.link.state is LinkState.JOINING or self.hears_answers:
                     files[self.wire.control_file] = select.POLLIN
-                if hears_answers:
-                    files[self.wire.express_file] = select.POLLIN
                 for file in self.wire.files_to_write:
                     files[file] = files.get(file, 0) | select.POLLOUT
                 wait_s = (self.link.next_ns(now_ns) - now_ns) / SECOND_NS
                 if self.link.state is LinkState.JOINING:
                     wait_s = min(wait_s, LOOK_NS / SECOND_NS)
-                self._sleeps_until_ns = now_ns + int(wait_s * SECOND_NS)
             poller = select.poll()
             for file, flags in {**files, self._wake: select.POLLIN}.items():
                 if file >= 0:

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from http import HTTPStatus
 
-from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
 from kvoffload.protocol import Hint, HintAction, Hinted
 from kvoffload.protocol.survey import IdentityRead
@@ -14,6 +13,7 @@ from kvoffload.web.hint_envelope import Action, Envelope, IgnoredAction
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import NO_LIMIT
 from kvoffload.web.prompt_chains import MAX_IDENTITIES, KnownIdentities, PromptChains, Row, name_identity
+from kvoffload.web.server_calls import ServerCalls
 
 AT_ONCE = 4
 """Envelopes. Others wait for them."""
@@ -23,12 +23,12 @@ ANSWER_S = 5.0
 class Hints:
     """Belongs to one loop; for one domain of the server, that of the client."""
 
-    def __init__(self, client: AsyncClient, token: str) -> None:
-        """Takes a client, and the operator's `token` for those who are not the server's user."""
-        self._client = client
+    def __init__(self, calls: ServerCalls, token: str) -> None:
+        """Takes the calls to the server, and the operator's `token` for those who are not the server's user."""
+        self._calls = calls
         self._token = token
         self._doing = asyncio.Semaphore(AT_ONCE)
-        self._identities = KnownIdentities(client, token)
+        self._identities = KnownIdentities(calls, token)
         self.ignored: Counter[str] = Counter()
         """Actions that are not known here, by why."""
 
@@ -77,7 +77,7 @@ class Hints:
         is_none = action.prompt is not None and action.does in (HintAction.RETAIN, HintAction.HAND_OVER)
         if not chain and (is_none or not action.session):
             return {**name_identity(read), "outcome": "nothing", "tokens": 0, "ttl_s": 0.0}
-        found = await self._client.look_into(message)
+        found = await self._calls.look_into(message)
         assert isinstance(found, Hinted)
         return {
             **name_identity(read),

@@ -9,13 +9,13 @@ from http import HTTPStatus
 
 import numpy as np
 
-from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
 from kvoffload.protocol.survey import NOT_ASKED, FindPrefix, IdentityRead, PrefixFound
 from kvoffload.types import HASH_BYTES
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import Prompt, Question
 from kvoffload.web.prompt_chains import KnownIdentities, PromptChains, Row, name_identity
+from kvoffload.web.server_calls import ServerCalls
 
 AT_ONCE = 4
 """Questions. Others wait for them."""
@@ -35,12 +35,12 @@ class FoundPrefixes:
 class Prefixes:
     """Answers in one loop, for one domain of the server: that of the client."""
 
-    def __init__(self, client: AsyncClient, token: str) -> None:
-        """Takes a client, and the operator's `token` for those who are not the server's user."""
-        self._client = client
+    def __init__(self, calls: ServerCalls, token: str) -> None:
+        """Takes the calls to the server, and the operator's `token` for those who are not the server's user."""
+        self._calls = calls
         self._token = token
         self._asking = asyncio.Semaphore(AT_ONCE)
-        self._identities = KnownIdentities(client, token)
+        self._identities = KnownIdentities(calls, token)
 
     async def answer(self, question: Question) -> FoundPrefixes:
         """Looks for all prompts. HttpError: there was no time. ServerError: the server refuses, or does not answer."""
@@ -74,7 +74,7 @@ class Prefixes:
                 wait_ms=question.wait_ms,
                 token=self._token,
             )
-            found = await self._client.look_into(message)
+            found = await self._calls.look_into(message)
             assert isinstance(found, PrefixFound)
             rows.append({**name_identity(read), **_describe(prompt, read, found)})
         return rows

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from kvoffload.client.async_client import AsyncClient
 from kvoffload.errors import ServerError
 from kvoffload.keys.prompt_hashes import HashSettings, choose_seed, digest_seed, hash_prompt
 from kvoffload.protocol.limits import LINE_BYTES, MAX_BLOCKS, NAME_BYTES
@@ -17,6 +16,7 @@ from kvoffload.protocol.opening import find_model
 from kvoffload.protocol.survey import IdentityRead, ReadIdentity
 from kvoffload.web.http_message import HttpError
 from kvoffload.web.prefix_question import Meant, Prompt
+from kvoffload.web.server_calls import ServerCalls
 
 Row = dict[str, Any]
 FRESH_S = 1.0
@@ -38,9 +38,9 @@ class Chosen:
 class KnownIdentities:
     """Belongs to one loop; of one domain of the server, that of the client."""
 
-    def __init__(self, client: AsyncClient, token: str) -> None:
-        """Takes a client, and the operator's `token` for those who are not the server's user."""
-        self._client = client
+    def __init__(self, calls: ServerCalls, token: str) -> None:
+        """Takes the calls to the server, and the operator's `token` for those who are not the server's user."""
+        self._calls = calls
         self._token = token
         self._known: dict[tuple[str, str], Chosen] = {}
         """Recent choices, by the beginning of a fingerprint and the model."""
@@ -50,8 +50,8 @@ class KnownIdentities:
 
     async def choose(self, meant: Meant) -> Chosen:
         """Those that are meant, MAX_IDENTITIES at most. ServerError: the server refuses, or does not answer."""
-        if self._known_of != self._client.link.boot_id or time.monotonic() >= self._fresh_until_s:
-            self._known, self._known_of = {}, self._client.link.boot_id
+        if self._known_of != self._calls.client.link.boot_id or time.monotonic() >= self._fresh_until_s:
+            self._known, self._known_of = {}, self._calls.client.link.boot_id
             self._fresh_until_s = time.monotonic() + FRESH_S
         wanted = meant.identity, meant.model
         if wanted not in self._known:
@@ -60,7 +60,7 @@ class KnownIdentities:
 
     def check_same(self) -> None:
         """Checks that the server is that whose identities were chosen. ServerError: it is not."""
-        if self._client.link.boot_id != self._known_of:
+        if self._calls.client.link.boot_id != self._known_of:
             raise ServerError("the cache server was replaced meanwhile", remedy="ask again")
 
     def forget(self) -> None:
@@ -76,7 +76,7 @@ class KnownIdentities:
             question = ReadIdentity(
                 place=place, token=self._token, identity=meant.identity[:NAME_BYTES], model=meant.model
             )
-            read = await self._client.look_into(question)
+            read = await self._calls.look_into(question)
             assert isinstance(read, IdentityRead)
             if read.fingerprint and len(found) == MAX_IDENTITIES:
                 return Chosen(found, is_partial=True)

@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass, replace
 
 from kvoffload.cache import CacheStats
-from kvoffload.client.async_client import AsyncClient
 from kvoffload.client.insight import AS_OPERATOR, ServerInsight
 from kvoffload.client.inspector import NO_ENGINES, EngineSurvey, survey_engines
 from kvoffload.errors import ServerError
 from kvoffload.protocol import AgentSession, AgentSessions, Draining, ListAgentSessions
+from kvoffload.web.server_calls import ServerCalls
 
 FRESH_S = 0.1
 """Readers who come within that time are told the same."""
@@ -33,8 +33,8 @@ class Seen:
 class Watcher:
     """Asks the server for all readers, in one loop. However many ask, the server is asked by one at a time."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, calls: ServerCalls) -> None:
+        self._calls = calls
         self._asking = asyncio.Lock()
         self._seen = Seen(stats=None, fault="not asked yet")
         self._fresh_until_s = 0.0
@@ -48,23 +48,23 @@ class Watcher:
 
     async def drain(self, token: str) -> Draining:
         """Drains the server. ServerError: the server refuses, or does not answer."""
-        return await self._client.drain(token=token)
+        return await self._calls.drain(token=token)
 
     async def clear(self, token: str) -> int:
         """Clears the memory, and returns how many blocks it forgot. ServerError: the server refuses, or does not
         answer."""
-        return await self._client.clear(token=token)
+        return await self._calls.clear(token=token)
 
     async def set_quota(self, tenant: str, quota_bytes: int, token: str) -> None:
         """Sets a tenant's quota. ServerError: the server refuses, or does not answer."""
-        await self._client.set_quota(tenant, quota_bytes, token=token)
+        await self._calls.set_quota(tenant, quota_bytes, token=token)
 
     async def list_agents(self, token: str) -> AgentSessions:
         """Returns all agents' sessions, the one with the latest turn first. ServerError: the server refuses, or does
         not answer."""
         found: list[AgentSession] = []
         while True:
-            answer = await self._client.look_into(ListAgentSessions(first=len(found), token=token))
+            answer = await self._calls.look_into(ListAgentSessions(first=len(found), token=token))
             assert isinstance(answer, AgentSessions)
             found += answer.sessions
             if len(found) >= answer.total or not answer.sessions:
@@ -72,7 +72,7 @@ class Watcher:
 
     async def _find_insight(self) -> ServerInsight | None:
         try:
-            return await self._client.insight()
+            return await self._calls.insight()
         except ServerError:
             return None
 
@@ -84,7 +84,7 @@ class Watcher:
         while True:
             try:
                 message = next(steps) if reply is None else steps.send(reply)
-                reply = await self._client.look_into(message)
+                reply = await self._calls.look_into(message)
             except StopIteration as end:
                 survey: EngineSurvey = end.value
                 return survey
@@ -94,10 +94,10 @@ class Watcher:
     async def _ask(self) -> Seen:
         try:
             async with asyncio.timeout(ANSWER_S):
-                stats = await self._client.stats()
+                stats = await self._calls.stats()
                 insight = await self._find_insight()
                 return Seen(stats=stats, insight=insight, survey=await self._survey_engines())
         except ServerError as fault:
-            return Seen(stats=None, fault=self._client.fault or fault.message)
+            return Seen(stats=None, fault=self._calls.client.fault or fault.message)
         except TimeoutError:
-            return Seen(stats=None, fault=self._client.fault or f"no answer within {ANSWER_S:g} s")
+            return Seen(stats=None, fault=self._calls.client.fault or f"no answer within {ANSWER_S:g} s")

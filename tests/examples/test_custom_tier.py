@@ -11,7 +11,7 @@ from serving import serve
 
 from kvoffload.cache import AcquireOutcome, Ask
 from kvoffload.cli.below import choose_tiers
-from kvoffload.client import AsyncClient, Client, ClientSettings, Member
+from kvoffload.client import Client, ClientSettings, Member
 from kvoffload.config.sources import load_settings
 from kvoffload.errors import ConfigError, ServerError
 from kvoffload.protocol import Role
@@ -68,18 +68,18 @@ def test_the_example_is_short() -> None:
     assert (FOLDER / "memory_tier.py").read_text().count("\n") <= 150
 
 
-async def test_what_one_server_writes_to_it_another_one_finds(tmp_path: Path) -> None:
+def test_what_one_server_writes_to_it_another_one_finds(tmp_path: Path) -> None:
     plan = plan_tier()
     with serving(tmp_path / "one", tiers={"": [plan]}) as one, serving(tmp_path / "two", tiers={"": [plan]}):
-        async with AsyncClient(make_settings(tmp_path / "one", name=NAME)) as client:
-            assert await client.wait_until_served(WAIT_S)
-            await save(client)
+        with Client(make_settings(tmp_path / "one", name=NAME)) as client:
+            assert client.wait_until_served(WAIT_S)
+            save(client)
             await_that(lambda: counts_of(one)["written"] == 28)
-        async with AsyncClient(make_settings(tmp_path / "two", name=NAME)) as client:
-            assert await client.wait_until_served(WAIT_S)
-            assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
-            assert await load_when_there(client) == TOKENS
-            assert (await client.stats()).traffic["custom"]["promoted"] > 0
+        with Client(make_settings(tmp_path / "two", name=NAME)) as client:
+            assert client.wait_until_served(WAIT_S)
+            assert client.acquire(Ask(CHAIN)).outcome is AcquireOutcome.MISS
+            assert load_when_there(client) == TOKENS
+            assert client.stats().traffic["custom"]["promoted"] > 0
 
 
 def read_places(client: Client) -> list[tuple[str, str, str, int]]:

@@ -8,27 +8,15 @@ from typing import Any
 import pytest
 
 from kvoffload.connector.common.block_chain import NO_MASK
-from kvoffload.protocol.message import Reply, Request
 from kvoffload.web.prefix_question import read_body
 from kvoffload.web.prefixes import Prefixes
+from kvoffload.web.server_calls import ServerCalls
 from tests.vllm import connector_probe as probe
 from tests.vllm import pool_probe
 from tests.vllm.engine import EnginePool, make_prompt
 from tests.vllm.tiny_models import DENSE, GDN, SLIDING, TinyModel
 
 pytestmark = pytest.mark.vllm
-
-
-class EnginesClient:
-    """The engine's own connection, asked as an observer's would be."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self.link = client.link
-
-    async def look_into(self, message: Request) -> Reply:
-        answer: Reply = self._client.look_into(message)
-        return answer
 
 
 @pytest.mark.parametrize("model", [DENSE, SLIDING, GDN], ids=lambda model: model.name)
@@ -46,7 +34,7 @@ def test_a_hit_is_counted_as_the_engine_counts_it(engines: EnginePool, model: Ti
     prompts = [prompt, longer, other, make_prompt(seed=9130, length=700)]
     question = read_body({"prompts": [{"tokens": one} for one in prompts]})
     with pool_probe.unhurried(client):
-        told = asyncio.run(Prefixes(EnginesClient(client), "").answer(question)).prompts  # type: ignore[arg-type]
+        told = asyncio.run(Prefixes(ServerCalls(client), "").answer(question)).prompts
     fingerprint = client.settings.register.fingerprint.hex()
     hits = [row["hit_tokens"] for rows in told for row in rows if fingerprint.startswith(row["identity"])]
     found = []

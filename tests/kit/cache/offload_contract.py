@@ -1,11 +1,7 @@
-"""The contract of every `OffloadCache`. A test file gives the fixture `cache`, on the geometry HYBRID, and inherits.
-
-Calls that may wait are awaited; `AsAwaited` wraps a cache whose calls wait themselves.
-"""
+"""The contract of every `OffloadCache`. A test file gives the fixture `cache`, on the geometry HYBRID, and inherits."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,25 +15,6 @@ from tests.kit.cache.cache_model import HYBRID, block_hashes, make_chain, record
 BLOCKS = 16
 CHAIN = make_chain(1, BLOCKS)
 TOKENS = BLOCKS * HYBRID.hash_block_size
-_WAITING = ("acquire", "acquire_entries", "reserve", "stats")
-
-
-class AsAwaited:
-    """A cache whose waiting calls are awaited, as `AsyncClient`'s are."""
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._cache, name)
-        return _as_awaited(found) if name in _WAITING else found
-
-
-def _as_awaited(call: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    async def act(*arguments: Any, **options: Any) -> Any:
-        return call(*arguments, **options)
-
-    return act
 
 
 def names_of(group: int, chain: bytes = CHAIN) -> bytes:
@@ -68,50 +45,50 @@ def has_patterns(cache: Any, memory_id: int, group: int, addresses: npt.NDArray[
     )
 
 
-async def save(cache: Any, chain: bytes = CHAIN, **publish: Any) -> None:
+def save(cache: Any, chain: bytes = CHAIN, **publish: Any) -> None:
     """Saves all groups' blocks, by all shards; they are readable when it returns."""
     prefix = names_of(0, chain)
     for group, settings in enumerate(HYBRID.groups):
         names = names_of(group, chain)
-        slots = await cache.reserve(group, hashes=names)
+        slots = cache.reserve(group, hashes=names)
         assert len(slots) == len(names) // 32
         parents = (bytes(32) + prefix)[: len(prefix)] if group == 0 else names
         for shard in range(settings.shards):
             write(cache, slots, names, shard)
             cache.publish(Publication(slots, hashes=names, parents=parents, shard=shard, **publish))
-    await cache.stats()
+    cache.stats()
 
 
 class OffloadCacheContract:
     """Inherit, and give `cache`."""
 
-    async def test_at_first_there_is_nothing(self, cache: Any) -> None:
+    def test_at_first_there_is_nothing(self, cache: Any) -> None:
         assert not cache.lookup(0, CHAIN).any()
         assert cache.find_boundary(Ask(CHAIN, local=32)) == 32
-        found = await cache.acquire(Ask(CHAIN, local=32))
+        found = cache.acquire(Ask(CHAIN, local=32))
         assert (found.outcome, found.boundary, found.lease, found.is_hit) == (AcquireOutcome.MISS, 32, None, False)
-        assert not (await cache.acquire_entries(1, names_of(1))).is_hit
+        assert not (cache.acquire_entries(1, names_of(1))).is_hit
 
-    async def test_what_is_saved_is_found(self, cache: Any) -> None:
-        await save(cache)
+    def test_what_is_saved_is_found(self, cache: Any) -> None:
+        save(cache)
         assert all(cache.lookup(group, names_of(group)).all() for group in range(len(HYBRID.groups)))
         assert cache.find_boundary(Ask(CHAIN)) == TOKENS
-        found = await cache.acquire(Ask(CHAIN))
+        found = cache.acquire(Ask(CHAIN))
         assert (found.outcome, found.boundary) == (AcquireOutcome.HIT, TOKENS)
-        assert (await cache.stats()).leases == 1
+        assert (cache.stats()).leases == 1
         for number, group in enumerate(found.groups):
             assert len(group.addresses)
             names = names_of(number)[32 * group.first :]
             assert has_patterns(cache, found.lease.memory_id, number, group.addresses, names)
         cache.release(found.lease)
-        assert (await cache.stats()).leases == 0
+        assert (cache.stats()).leases == 0
 
-    async def test_digests_come_by_shard(self, cache: Any) -> None:
-        await save(cache)
-        plain = await cache.acquire(Ask(CHAIN))
+    def test_digests_come_by_shard(self, cache: Any) -> None:
+        save(cache)
+        plain = cache.acquire(Ask(CHAIN))
         both, second = (
-            await cache.acquire(Ask(CHAIN, shards=(0, 1))),
-            await cache.acquire_entries(0, CHAIN, shards=(1,)),
+            cache.acquire(Ask(CHAIN, shards=(0, 1))),
+            cache.acquire_entries(0, CHAIN, shards=(1,)),
         )
         blocks = len(both.groups[0].addresses)
         assert plain.groups[0].digests.shape == (0, blocks)
@@ -122,64 +99,64 @@ class OffloadCacheContract:
         for found in (plain, both, second):
             cache.release(found.lease)
 
-    async def test_a_load_goes_from_what_the_engine_has_to_where_it_may(self, cache: Any) -> None:
-        await save(cache)
-        found = await cache.acquire(Ask(CHAIN, local=64, limit=200, alignment=64))
+    def test_a_load_goes_from_what_the_engine_has_to_where_it_may(self, cache: Any) -> None:
+        save(cache)
+        found = cache.acquire(Ask(CHAIN, local=64, limit=200, alignment=64))
         assert (found.is_hit, found.boundary) == (True, 192)
         assert found.groups[0].first == 4
         assert len(found.groups[0].addresses) == 8
         cache.release(found.lease)
-        assert not (await cache.acquire(Ask(CHAIN, local=TOKENS))).is_hit
+        assert not (cache.acquire(Ask(CHAIN, local=TOKENS))).is_hit
 
-    async def test_a_block_is_there_when_all_its_shards_are(self, cache: Any) -> None:
-        slots = await cache.reserve(0, hashes=CHAIN)
+    def test_a_block_is_there_when_all_its_shards_are(self, cache: Any) -> None:
+        slots = cache.reserve(0, hashes=CHAIN)
         write(cache, slots, CHAIN, 1)
         cache.publish(Publication(slots, hashes=CHAIN, shard=1))
-        assert (await cache.stats()).reserved == BLOCKS
+        assert (cache.stats()).reserved == BLOCKS
         assert not cache.lookup(0, CHAIN).any()
         write(cache, slots, CHAIN, 0)
         cache.publish(Publication(slots, hashes=CHAIN, shard=0))
-        assert (await cache.stats()).reserved == 0
+        assert (cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).all()
 
-    async def test_all_shards_may_be_published_at_once(self, cache: Any) -> None:
-        slots = await cache.reserve(0, hashes=CHAIN)
+    def test_all_shards_may_be_published_at_once(self, cache: Any) -> None:
+        slots = cache.reserve(0, hashes=CHAIN)
         for shard in (0, 1):
             write(cache, slots, CHAIN, shard)
         cache.publish(Publication(slots, hashes=CHAIN, shards=2))
-        assert (await cache.stats()).reserved == 0
+        assert (cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).all()
-        found = await cache.acquire_entries(0, CHAIN, shards=(0, 1))
+        found = cache.acquire_entries(0, CHAIN, shards=(0, 1))
         assert found.groups[0].digests.all()
         cache.release(found.lease)
 
-    async def test_a_publish_may_name_the_tenant_that_pays(self, cache: Any) -> None:
+    def test_a_publish_may_name_the_tenant_that_pays(self, cache: Any) -> None:
         """The session may name some tenants. For any other name `own` pays."""
 
-        async def used() -> dict[str, int]:
-            return {tenant.name: tenant.used_bytes for tenant in (await cache.stats()).tenants}
+        def used() -> dict[str, int]:
+            return {tenant.name: tenant.used_bytes for tenant in (cache.stats()).tenants}
 
-        before = await used()
-        await save(cache, tenant="other")
-        between = await used()
+        before = used()
+        save(cache, tenant="other")
+        between = used()
         assert between["other"] > before["other"]
         assert between["own"] == before["own"]
-        await save(cache, make_chain(9, BLOCKS), tenant="nobody that is known")
-        after = await used()
+        save(cache, make_chain(9, BLOCKS), tenant="nobody that is known")
+        after = used()
         assert after["other"] == between["other"]
         assert after["own"] - between["own"] == between["other"] - before["other"]
 
-    async def test_what_is_there_needs_no_slot(self, cache: Any) -> None:
-        await save(cache)
+    def test_what_is_there_needs_no_slot(self, cache: Any) -> None:
+        save(cache)
         longer = make_chain(1, BLOCKS + 3)
-        slots = await cache.reserve(0, hashes=longer)
+        slots = cache.reserve(0, hashes=longer)
         assert (slots.tickets != 0).tolist() == [False] * BLOCKS + [True] * 3
         assert len(slots[slots.tickets != 0]) == 3
         cache.abort(slots)
-        assert (await cache.stats()).reserved == 0
+        assert (cache.stats()).reserved == 0
 
-    async def test_slots_can_be_had_before_their_names(self, cache: Any) -> None:
-        slots = await cache.reserve(0, count=5)
+    def test_slots_can_be_had_before_their_names(self, cache: Any) -> None:
+        slots = cache.reserve(0, count=5)
         assert len(slots) == 5
         assert slots.tickets.all()
         names = CHAIN[: 32 * 3]
@@ -187,49 +164,49 @@ class OffloadCacheContract:
             write(cache, slots[:3], names, shard)
             cache.publish(Publication(slots[:3], hashes=names, shard=shard))
         cache.abort(slots[3:])
-        assert (await cache.stats()).reserved == 0
+        assert (cache.stats()).reserved == 0
         assert cache.lookup(0, CHAIN).sum() == 3
 
-    async def test_entries_are_leased_all_or_none(self, cache: Any) -> None:
-        await save(cache)
-        found = await cache.acquire_entries(2, names_of(2))
+    def test_entries_are_leased_all_or_none(self, cache: Any) -> None:
+        save(cache)
+        found = cache.acquire_entries(2, names_of(2))
         assert found.is_hit
         assert [len(group.addresses) for group in found.groups] == [len(names_of(2)) // 32]
         assert has_patterns(cache, found.lease.memory_id, 2, found.groups[0].addresses, names_of(2))
-        assert not (await cache.acquire_entries(2, names_of(2) + bytes(32))).is_hit
+        assert not (cache.acquire_entries(2, names_of(2) + bytes(32))).is_hit
         cache.release(found.lease)
 
-    async def test_a_lease_outlives_what_it_was_found_by(self, cache: Any) -> None:
-        await save(cache)
-        found = await cache.acquire_entries(0, CHAIN)
+    def test_a_lease_outlives_what_it_was_found_by(self, cache: Any) -> None:
+        save(cache)
+        found = cache.acquire_entries(0, CHAIN)
         cache.invalidate(0, CHAIN)
-        assert (await cache.stats()).quarantined == BLOCKS
+        assert (cache.stats()).quarantined == BLOCKS
         assert not cache.lookup(0, CHAIN).any()
         assert has_patterns(cache, found.lease.memory_id, 0, found.groups[0].addresses, CHAIN)
         cache.release(found.lease)
-        assert (await cache.stats()).quarantined == 0
+        assert (cache.stats()).quarantined == 0
 
-    async def test_what_is_not_ours_is_ignored(self, cache: Any) -> None:
-        await save(cache)
-        found = await cache.acquire(Ask(CHAIN))
+    def test_what_is_not_ours_is_ignored(self, cache: Any) -> None:
+        save(cache)
+        found = cache.acquire(Ask(CHAIN))
         cache.release(replace(found.lease, number=found.lease.number + (1 << 32)))
         cache.release(replace(found.lease, memory_id=found.lease.memory_id + 1))
-        assert (await cache.stats()).leases == 1
-        slots = await cache.reserve(0, count=2)
+        assert (cache.stats()).leases == 1
+        slots = cache.reserve(0, count=2)
         other = replace(slots, memory_id=slots.memory_id + 1)
         assert not cache.publish(Publication(other, hashes=bytes(64)))
         cache.abort(other)
-        assert (await cache.stats()).reserved == 2
+        assert (cache.stats()).reserved == 2
         cache.release(found.lease)
         cache.release(found.lease)
         cache.abort(slots)
         cache.abort(slots)
-        stats = await cache.stats()
+        stats = cache.stats()
         assert (stats.leases, stats.reserved) == (0, 0)
 
-    async def test_only_what_waits_for_this_process_may_be_copied(self, cache: Any) -> None:
-        await save(cache)
-        found, slots = await cache.acquire(Ask(CHAIN)), await cache.reserve(0, count=1)
+    def test_only_what_waits_for_this_process_may_be_copied(self, cache: Any) -> None:
+        save(cache)
+        found, slots = cache.acquire(Ask(CHAIN)), cache.reserve(0, count=1)
         for held in (found.lease, slots):
             assert cache.may_copy(held)
             assert not cache.may_copy(replace(held, session=held.session + 1))
@@ -237,25 +214,20 @@ class OffloadCacheContract:
         cache.release(found.lease)
         cache.abort(slots)
 
-    async def test_a_memory_that_is_not_mapped_has_no_slots(self, cache: Any) -> None:
+    def test_a_memory_that_is_not_mapped_has_no_slots(self, cache: Any) -> None:
         assert cache.memory(cache.memory_id).size_bytes > 0
         with pytest.raises(ValueError, match="not mapped here"):
             cache.memory(cache.memory_id + 1)
 
     @pytest.mark.parametrize("call", ["lookup", "acquire_entries", "reserve", "invalidate"])
-    async def test_a_group_that_does_not_exist_is_an_error(self, cache: Any, call: str) -> None:
-        async def act() -> None:
-            result = getattr(cache, call)(3, hashes=CHAIN)
-            if isinstance(result, Awaitable):
-                await result
-
+    def test_a_group_that_does_not_exist_is_an_error(self, cache: Any, call: str) -> None:
         with pytest.raises(ValueError, match="group"):
-            await act()
+            getattr(cache, call)(3, hashes=CHAIN)
 
-    async def test_hashes_of_a_wrong_length_are_an_error(self, cache: Any) -> None:
+    def test_hashes_of_a_wrong_length_are_an_error(self, cache: Any) -> None:
         with pytest.raises(ValueError, match="32"):
             cache.lookup(0, CHAIN[:-1])
         with pytest.raises(ValueError, match="32"):
-            await cache.acquire(Ask(CHAIN[:-1]))
+            cache.acquire(Ask(CHAIN[:-1]))
         with pytest.raises(ValueError, match="32"):
             cache.invalidate(0, CHAIN[:-1])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvoffload.cli.fleet import admit
-from kvoffload.client import AsyncClient
+from kvoffload.client import Client
 from kvoffload.config.tcp_address import TcpAddress
 from kvoffload.key_files import KeyPair
 from kvoffload.peers import SpaceTable
@@ -95,15 +95,15 @@ class Fleet:
         homes = self.places[name]
         return sum(int(homes.lives_elsewhere(names_of(group)).sum()) for group in range(len(HYBRID.groups)))
 
-    async def save_at(self, name: str, server: CacheServer) -> int:
+    def save_at(self, name: str, server: CacheServer) -> int:
         """All groups' blocks, and until the server has sent what lives elsewhere: how many that are."""
-        async with self.client(name) as client:
-            assert await client.wait_until_served(WAIT_S)
-            await save(client)
+        with self.client(name) as client:
+            assert client.wait_until_served(WAIT_S)
+            save(client)
             sent = self.count_elsewhere(name)
             await_that(lambda: traffic_of(server).counts.written == sent)
         assert 0 < sent < BLOCKS
         return sent
 
-    def client(self, name: str) -> AsyncClient:
-        return AsyncClient(make_settings(self.folder / name, name=NAME))
+    def client(self, name: str) -> Client:
+        return Client(make_settings(self.folder / name, name=NAME))

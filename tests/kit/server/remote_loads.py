@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from kvoffload.cache import Ask
-from kvoffload.client import AsyncClient
+from kvoffload.client import Client
 from tests.kit.cache.offload_contract import (
     CHAIN,
     has_patterns,
@@ -15,9 +14,9 @@ from tests.kit.cache.offload_contract import (
 from tests.kit.server.tiers import FAR, WAIT_S
 
 
-async def load(client: AsyncClient) -> int:
+def load(client: Client) -> int:
     """The boundary of a hit, of which every byte was looked at."""
-    found = await client.acquire(Ask(CHAIN), far=FAR)
+    found = client.acquire(Ask(CHAIN), far=FAR)
     if found.lease is None:
         return 0
     for group, leased in enumerate(found.groups):
@@ -27,9 +26,9 @@ async def load(client: AsyncClient) -> int:
     return found.boundary
 
 
-async def load_when_there(client: AsyncClient) -> int:
+def load_when_there(client: Client) -> int:
     """Loads again until something is found. A server that has just started has not reached its remote store yet."""
     end = time.monotonic() + WAIT_S
-    while not (boundary := await load(client)) and time.monotonic() < end:
-        await asyncio.sleep(0.05)
+    while not (boundary := load(client)) and time.monotonic() < end:
+        time.sleep(0.05)
     return boundary

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvoffload.cache import CacheSettings
+from kvoffload.cache import CacheSettings, CacheStats
 from kvoffload.client import Client, TierWait
 from kvoffload.server import DomainSettings, TenantSettings
 from kvoffload.server.loop import CacheServer, ServerPlan
@@ -19,9 +19,6 @@ from kvoffload.server.tiering.traffic import TierTraffic
 from kvoffload.tiers import TierState
 from kvoffload.tiers.disk import DiskFolder, DiskSettings
 from kvoffload.units import MIB
-from tests.kit.cache.offload_contract import (
-    AsAwaited,
-)
 
 MEMORY = CacheSettings(memory_bytes=16 << 20, segment_bytes=8 << 20, extent_bytes=64 << 10)
 
@@ -86,14 +83,17 @@ def await_that(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-class Settled(AsAwaited):
+class Settled:
     """Counts are asked for when the traffic holds nothing itself."""
 
     def __init__(self, client: Client, server: CacheServer) -> None:
-        super().__init__(client)
+        self._client = client
         self._traffic = traffic_of(server, 0)
 
-    async def stats(self) -> Any:
-        self._cache.stats()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def stats(self) -> CacheStats:
+        self._client.stats()
         await_that(lambda: self._traffic.is_idle)
-        return self._cache.stats()
+        return self._client.stats()

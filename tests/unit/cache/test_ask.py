@@ -8,7 +8,7 @@ import pytest
 
 from kvoffload.cache import Ask, LocalCache, LocalSession
 from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
-from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
+from tests.kit.cache.offload_contract import CHAIN, TOKENS, save
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def session() -> Iterator[LocalSession]:
         yield LocalSession(cache, fingerprint("model"), HYBRID)
 
 
-async def test_without_bounds_it_is_for_all_that_there_is(session: LocalSession) -> None:
-    await save(AsAwaited(session))
+def test_without_bounds_it_is_for_all_that_there_is(session: LocalSession) -> None:
+    save(session)
     found = session.acquire(Ask(CHAIN))
     assert found.boundary == TOKENS
     assert found.groups[0].digests.shape == (0, len(found.groups[0].addresses))
@@ -27,9 +27,9 @@ async def test_without_bounds_it_is_for_all_that_there_is(session: LocalSession)
 @pytest.mark.parametrize("local", [0, 32, 64, TOKENS])
 @pytest.mark.parametrize("limit", [16, 100, 200, TOKENS])
 @pytest.mark.parametrize("alignment", [1, 64, 96])
-async def test_a_look_up_finds_the_boundary_that_is_acquired(
+def test_a_look_up_finds_the_boundary_that_is_acquired(
     session: LocalSession, local: int, limit: int, alignment: int
 ) -> None:
-    await save(AsAwaited(session))
+    save(session)
     ask = Ask(CHAIN, local, limit, alignment)
     assert session.find_boundary(ask) == session.acquire(ask).boundary

@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.cache import Ask, LocalCache, LocalSession
 from tests.kit.cache.cache_model import HYBRID, SMALL, fingerprint
-from tests.kit.cache.offload_contract import CHAIN, AsAwaited, OffloadCacheContract, save
+from tests.kit.cache.offload_contract import CHAIN, OffloadCacheContract, save
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def session() -> Iterator[LocalSession]:
 class TestLocalSession(OffloadCacheContract):
     @pytest.fixture
     def cache(self, session: LocalSession) -> Any:
-        return AsAwaited(session)
+        return session
 
 
-async def test_the_end_releases_what_is_leased(session: LocalSession) -> None:
-    await save(AsAwaited(session))
+def test_the_end_releases_what_is_leased(session: LocalSession) -> None:
+    save(session)
     assert session.acquire(Ask(CHAIN)).is_hit
     session.close()
     assert session.stats().leases == 0

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tests.kit.cache.offload_contract import (
     BLOCKS,
     CHAIN,
     TOKENS,
-    AsAwaited,
     OffloadCacheContract,
     has_patterns,
     names_of,
@@ -43,25 +43,25 @@ class TestClient(OffloadCacheContract):
     def cache(self, socket_path: Path) -> Iterator[Any]:
         with served(socket_path) as client, served(socket_path, role=Role.OBSERVER) as observer:
             before = observer.stats().reserved
-            yield AsAwaited(client)
+            yield client
             wait_for(lambda: observer.stats().reserved - before in (0, BLOCKS))
             client.close()
             wait_for(lambda: observer.stats().leases == 0)
 
 
-async def test_two_engines_share_what_one_has_computed(socket_path: Path) -> None:
+def test_two_engines_share_what_one_has_computed(socket_path: Path) -> None:
     with served(socket_path, name="shared") as first, served(socket_path, name="shared") as second:
         assert first.memory_id == second.memory_id
-        await save(AsAwaited(first))
+        save(first)
         found = second.acquire(Ask(CHAIN))
         assert found.boundary == TOKENS
         assert found.lease is not None
         assert has_patterns(second, found.lease.memory_id, 0, found.groups[0].addresses, CHAIN)
 
 
-async def test_two_models_have_one_pool_and_nothing_else(socket_path: Path) -> None:
+def test_two_models_have_one_pool_and_nothing_else(socket_path: Path) -> None:
     with served(socket_path) as hybrid, served(socket_path, geometry=PLAIN) as plain:
-        await save(AsAwaited(hybrid))
+        save(hybrid)
         assert not plain.lookup(0, CHAIN).any()
         assert plain.acquire(Ask(CHAIN)).outcome is AcquireOutcome.MISS
         assert plain.stats().readable == hybrid.stats().readable > 0
@@ -127,6 +127,17 @@ def test_a_refusal_says_what_differs_and_is_tried_again(socket_path: Path) -> No
         assert not other.wait_until_served(0.01)
         assert not other.lookup(0, CHAIN).any()
         assert first.is_served
+
+
+def test_a_client_that_was_not_started_sends_nothing(tmp_path: Path) -> None:
+    client = Client(make_settings(tmp_path / "nobody"))
+    assert (client.link.state, client.is_served, client.fault, client.link.refusal) == (LinkState.DOWN, False, "", None)
+    assert (client.link.boot_id, client.memory_id) == (0, 0)
+    assert not client.lookup(0, CHAIN).any()
+    assert client.find_boundary(Ask(CHAIN, local=16)) == 16
+    with pytest.raises(ValueError, match="not mapped here"):
+        client.memory(7)
+    client.close()
 
 
 def test_without_a_server_everything_is_a_miss(tmp_path: Path) -> None:
@@ -210,14 +221,14 @@ def test_who_comes_later_is_told_what_is_there_and_again_by_the_next_server(tmp_
     client.close()
 
 
-async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: Path) -> None:
+def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "s"
     told: list[Heard] = []
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = Client(make_settings(path, link=STOCKED), on_event=lambda event, _: told.append(event)).start()
         assert client.wait_until_served(WAIT_S)
         client.subscribe()
-        await save(AsAwaited(client))
+        save(client)
         memory_id, boot_id = client.memory_id, client.link.boot_id
         leased = client.acquire(Ask(CHAIN))
         assert leased.lease is not None
@@ -247,11 +258,11 @@ async def test_a_killed_servers_hits_go_on_and_its_memory_comes_back(tmp_path: P
         client.close()
 
 
-async def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_path: Path) -> None:
+def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path)
-        await save(AsAwaited(client))
+        save(client)
         old = client.memory_id
         leased = client.acquire(Ask(CHAIN))
         assert leased.lease is not None
@@ -276,9 +287,9 @@ async def test_new_memory_is_taken_and_the_old_is_kept_while_it_is_leased(tmp_pa
         client.close()
 
 
-async def test_an_acquire_can_be_left_to_itself(socket_path: Path) -> None:
+def test_an_acquire_can_be_left_to_itself(socket_path: Path) -> None:
     with served(socket_path) as client:
-        await save(AsAwaited(client))
+        save(client)
         pending = client.start_acquire(Ask(CHAIN))
         client.cancel(pending)
         found = client.poll(pending)
@@ -291,9 +302,22 @@ async def test_an_acquire_can_be_left_to_itself(socket_path: Path) -> None:
         assert client.stats().leases == 0
 
 
-async def test_many_threads_may_ask_at_once(socket_path: Path) -> None:
+def test_calls_go_on_side_by_side(socket_path: Path) -> None:
     with served(socket_path) as client:
-        await save(AsAwaited(client))
+        save(client)
+        calls = [client.start_acquire(Ask(CHAIN)) for _ in range(100)]
+        found = [wait_for(partial(client.poll, call)) for call in calls]
+        assert {one.boundary for one in found} == {TOKENS}
+        assert len({one.lease for one in found}) == 100
+        assert client.stats().leases == 100
+        for one in found:
+            client.release(one.lease)
+        assert client.stats().leases == 0
+
+
+def test_many_threads_may_ask_at_once(socket_path: Path) -> None:
+    with served(socket_path) as client:
+        save(client)
         hits: list[int] = []
 
         def act() -> None:
@@ -312,11 +336,11 @@ async def test_many_threads_may_ask_at_once(socket_path: Path) -> None:
         assert client.stats().leases == 0
 
 
-async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
+def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path)
-        await save(AsAwaited(client))
+        save(client)
         leased = client.acquire(Ask(CHAIN))
         assert leased.lease is not None
         assert client.drain().leases == 1
@@ -328,12 +352,12 @@ async def test_a_drained_server_is_told_goodbye(tmp_path: Path) -> None:
         client.close()
 
 
-async def test_an_upgrade_loses_nothing(tmp_path: Path) -> None:
+def test_an_upgrade_loses_nothing(tmp_path: Path) -> None:
     """The old server ends when no engine holds anything; the new one adopts its memory."""
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path)
-        await save(AsAwaited(client))
+        save(client)
         memory_id, readable = client.memory_id, client.stats().readable
         client.drain()
         assert server.wait(WAIT_S) == 0
@@ -345,7 +369,7 @@ async def test_an_upgrade_loses_nothing(tmp_path: Path) -> None:
         client.close()
 
 
-async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> None:
+def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> None:
     """It is found before every attempt: what was found may have ended."""
     asked: list[bool] = []
     settings = Settings(memory=64 * MIB, segment_size=64 * MIB, log_level="warning")
@@ -360,7 +384,7 @@ async def test_a_private_server_is_started_and_started_again(tmp_path: Path) -> 
     with Client(client_settings) as client:
         assert client.wait_until_served(WAIT_S), client.fault
         memory_id = client.memory_id
-        await save(AsAwaited(client))
+        save(client)
         (server,) = find_servers(tmp_path)
         os.kill(server, signal.SIGKILL)
         wait_for(lambda: not client.is_served)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask
-from kvoffload.client import AsyncClient, Client, LinkSettings, LinkState
+from kvoffload.client import Client, LinkSettings, LinkState
 from kvoffload.client.lanes import Lane
 from kvoffload.protocol import Call, Mark, Role, Stats
 from tests.kit.cache.cache_model import make_chain
-from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited, save
+from tests.kit.cache.offload_contract import CHAIN, TOKENS, save
 from tests.kit.children import child
 from tests.kit.client.served import WAIT_S, served, wait_for
 from tests.kit.processors import measure_turn_ns, needs_turns
@@ -25,16 +25,15 @@ from tests.unit.client.conftest import SERVER, make_settings
 SHORT_TURN_NS = 100_000
 
 
-async def test_a_loop_uses_it_too(socket_path: Path) -> None:
-    async with AsyncClient(make_settings(socket_path)) as client:
-        assert await client.wait_until_served(WAIT_S)
-        await save(client)
-        await client.stats()
-        found = await client.acquire(Ask(CHAIN))
+def test_hits_come_by_it(socket_path: Path) -> None:
+    with served(socket_path) as client:
+        save(client)
+        client.stats()
+        found = client.acquire(Ask(CHAIN))
         assert found.boundary == TOKENS
         assert found.lease is not None
         client.release(found.lease)
-        assert (await client.stats()).leases == 0
+        assert client.stats().leases == 0
 
 
 @needs_turns
@@ -58,10 +57,10 @@ def test_an_observer_has_none(socket_path: Path) -> None:
         assert observer.wire.express_file == -1
 
 
-async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come by control, and what they count went by express."""
     with served(socket_path) as client:
-        await save(AsAwaited(client))
+        save(client)
         leases = [client.acquire(Ask(CHAIN)).lease for _ in range(3)]
         sent: list[tuple[Lane, type]] = []
         lanes = client.link.lanes
@@ -79,10 +78,10 @@ async def test_counts_are_those_of_all_that_was_told(socket_path: Path, monkeypa
         assert sent[-2:] == [(lanes.express, Mark), (lanes.control, Stats)]
 
 
-async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path) -> None:
+def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path) -> None:
     """32,000 blocks are a frame of a megabyte."""
     with served(socket_path) as client:
-        await save(AsAwaited(client))
+        save(client)
         assert client.link.memories.mapped is not None
         long = CHAIN + make_chain(9, 16) * 2000
         client.blocks.find_boundary = lambda *_, **__: len(long) // 32 * 16  # type: ignore[method-assign]
@@ -94,10 +93,10 @@ async def test_a_call_that_is_larger_than_a_socket_is_answered(socket_path: Path
         assert client.stats().leases == 0
 
 
-async def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_path: Path) -> None:
+def test_what_a_full_socket_has_not_taken_is_the_keepers_to_send(socket_path: Path) -> None:
     """No caller waits for a hint or a release to be sent, and its sender may never call again."""
     with served(socket_path) as client:
-        await save(AsAwaited(client))
+        save(client)
         woken = threading.Event()
         wake = client.wire.on_unsent
 
@@ -144,11 +143,11 @@ def test_whoever_finds_the_end_of_it_hangs_up_and_wakes_the_keeper(tmp_path: Pat
         client.close()
 
 
-async def test_a_server_that_comes_back_gives_another(tmp_path: Path) -> None:
+def test_a_server_that_comes_back_gives_another(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path)
-        await save(AsAwaited(client))
+        save(client)
         server.kill()
         server.wait()
         wait_for(lambda: not client.is_served)

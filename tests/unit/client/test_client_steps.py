@@ -5,15 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvoffload.cache import Ask
 from kvoffload.client import Client, LinkSettings
-from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.kit.cache.offload_contract import CHAIN, save
 from tests.kit.children import child, stop
 from tests.kit.client.served import WAIT_S, served, wait_for
 from tests.unit.client.conftest import SERVER
@@ -22,18 +22,18 @@ PATIENT = LinkSettings(acquire_deadline_s=WAIT_S, call_deadline_s=WAIT_S)
 HASTY = LinkSettings(acquire_deadline_s=0.02, call_deadline_s=WAIT_S, last_backoff_s=0.05)
 
 
-@asynccontextmanager
-async def stopped_server(path: Path, link: LinkSettings) -> AsyncIterator[tuple[subprocess.Popen[str], Client]]:
+@contextmanager
+def stopped_server(path: Path, link: LinkSettings) -> Iterator[tuple[subprocess.Popen[str], Client]]:
     """It has CHAIN, and does nothing until it is told SIGCONT."""
     with child(["-c", SERVER, str(path), "0"], says="serves") as server:
         client = served(path, link=link)
-        await save(AsAwaited(client))
+        save(client)
         stop(server)
         yield server, client
 
 
-async def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -> None:
-    async with stopped_server(tmp_path / "s", PATIENT) as (server, client):
+def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -> None:
+    with stopped_server(tmp_path / "s", PATIENT) as (server, client):
         client.begin_step()
         pending = client.start_acquire(Ask(CHAIN))
         assert client.wait_for(pending) is None
@@ -46,8 +46,8 @@ async def test_a_steps_wait_that_ends_leaves_the_question_open(tmp_path: Path) -
         client.close()
 
 
-async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with stopped_server(tmp_path / "s", PATIENT) as (server, client):
+def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stopped_server(tmp_path / "s", PATIENT) as (server, client):
         waits: list[float] = []
         monkeypatch.setattr(
             client.wire, "await_answers", lambda wait_s, **_: waits.append(wait_s) or time.sleep(wait_s)
@@ -66,8 +66,22 @@ async def test_all_calls_of_a_step_share_one_budget(tmp_path: Path, monkeypatch:
         client.close()
 
 
-async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> None:
-    async with stopped_server(tmp_path / "s", HASTY) as (server, client):
+def test_a_call_that_is_given_up_keeps_nothing(tmp_path: Path) -> None:
+    with stopped_server(tmp_path / "s", PATIENT) as (server, client):
+        client.begin_step()
+        assert not client.acquire(Ask(CHAIN)).is_hit
+        assert len(client.reserve(0, count=3)) == 0
+        client.budget_ns = -1
+        server.send_signal(signal.SIGCONT)
+        # The answers come before those of the first counts, and what they brought goes back before the second ones.
+        client.stats()
+        stats = client.stats()
+        assert (stats.hits, stats.leases, stats.reserved) == (1, 0, 0)
+        client.close()
+
+
+def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> None:
+    with stopped_server(tmp_path / "s", HASTY) as (server, client):
         client.begin_step()
         assert not client.acquire(Ask(CHAIN)).is_hit
         wait_for(lambda: not client.is_served)
@@ -82,8 +96,8 @@ async def test_a_server_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> No
             assert later.stats().leases == 0
 
 
-async def test_a_request_may_wait_longer_than_the_acquire_deadline(tmp_path: Path) -> None:
-    async with stopped_server(tmp_path / "s", HASTY) as (server, client):
+def test_a_request_may_wait_longer_than_the_acquire_deadline(tmp_path: Path) -> None:
+    with stopped_server(tmp_path / "s", HASTY) as (server, client):
         patient = client.start_acquire(Ask(CHAIN), wait_s=WAIT_S)
         hasty = client.start_acquire(Ask(CHAIN))
         wait_for(lambda: client.poll(hasty) is not None)

@@ -7,20 +7,20 @@ import threading
 from pathlib import Path
 
 from kvoffload.cache import Ask
-from kvoffload.client import AsyncClient, Client
+from kvoffload.client import Client
 from kvoffload.protocol import Role
-from tests.kit.cache.offload_contract import CHAIN, AsAwaited, save
+from tests.kit.cache.offload_contract import CHAIN, save
 from tests.kit.client.served import WAIT_S
 from tests.unit.client.conftest import make_settings
 
 
-async def test_what_was_told_last_arrives(socket_path: Path) -> None:
+def test_what_was_told_last_arrives(socket_path: Path) -> None:
     observer = Client(make_settings(socket_path, role=Role.OBSERVER))
     client = Client(make_settings(socket_path)).start()
     assert client.wait_until_served(WAIT_S)
     with observer:
         assert observer.wait_until_served(WAIT_S)
-        await save(AsAwaited(client))
+        save(client)
         assert client.acquire(Ask(CHAIN)).is_hit
         slots = client.reserve(0, count=5)
         assert (observer.stats().leases, observer.stats().reserved) == (1, 5)
@@ -40,14 +40,4 @@ def test_the_end_leaves_nothing_open(socket_path: Path) -> None:
         assert client.wait_until_served(WAIT_S), client.fault
         client.close()
         client.close()
-    assert count_open() == before
-
-
-async def test_the_end_in_a_loop_leaves_nothing_open(socket_path: Path) -> None:
-    before = count_open()
-    for _ in range(3):
-        client = await AsyncClient(make_settings(socket_path)).start()
-        assert await client.wait_until_served(WAIT_S), client.fault
-        await client.close()
-        await client.close()
     assert count_open() == before

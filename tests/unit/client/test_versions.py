@@ -9,7 +9,7 @@ import pytest
 from kvoffload.cache import Ask
 from kvoffload.client import Client, joining
 from kvoffload.protocol import Error, ErrorCode
-from tests.kit.cache.offload_contract import CHAIN, TOKENS, AsAwaited
+from tests.kit.cache.offload_contract import CHAIN, TOKENS
 from tests.kit.cache.offload_contract import save as save_blocks
 from tests.kit.children import child
 from tests.kit.client.served import WAIT_S, wait_for
@@ -33,7 +33,7 @@ server.HandshakeSettings = partial(server.HandshakeSettings, protocol_min={0}, p
 
 
 @pytest.mark.parametrize(("client_versions", "server_versions"), [((1, 2), (1, 1)), ((1, 1), (1, 2)), ((1, 2), (1, 2))])
-async def test_the_highest_version_that_both_have_is_spoken(
+def test_the_highest_version_that_both_have_is_spoken(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     client_versions: tuple[int, int],
@@ -46,7 +46,7 @@ async def test_the_highest_version_that_both_have_is_spoken(
         Client(make_settings(tmp_path / "s")) as client,
     ):
         assert client.wait_until_served(WAIT_S), client.fault
-        await save_blocks(AsAwaited(client))
+        save_blocks(client)
         assert client.acquire(Ask(CHAIN)).boundary == TOKENS
 
 
@@ -105,9 +105,9 @@ def test_what_the_next_version_adds_does_no_harm_to_this_server(
         client.close()
 
 
-async def test_a_client_of_today_is_served_by_the_next_version(tmp_path: Path) -> None:
+def test_a_client_of_today_is_served_by_the_next_version(tmp_path: Path) -> None:
     path, script = tmp_path / "s", NEXT_SERVER + OTHER_SERVER.format(1, 2) + SERVER
     with child(["-c", script, str(path), "0"], says="serves"), Client(make_settings(path)) as client:
         assert client.wait_until_served(WAIT_S), client.fault
-        await save_blocks(AsAwaited(client))
+        save_blocks(client)
         assert client.acquire(Ask(CHAIN)).boundary == TOKENS

@@ -39,36 +39,36 @@ def are_ready(*servers: CacheServer) -> bool:
 
 
 @pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "trusted"])
-async def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Path, *, is_sealed: bool) -> None:
+def test_what_one_machine_has_computed_all_of_the_fleet_have(tmp_path: Path, *, is_sealed: bool) -> None:
     fleet = Fleet(tmp_path, "a", "b", "c", is_sealed=is_sealed)
     with ExitStack() as stack:
         servers = {name: stack.enter_context(fleet.serving(name)) for name in fleet.members}
         await_that(lambda: are_ready(*servers.values()))
         # One copy in addition to that of the engine's own server.
-        sent = await fleet.save_at("a", servers["a"])
+        sent = fleet.save_at("a", servers["a"])
         await_that(lambda: readable(servers["b"]) + readable(servers["c"]) == sent)
-        async with fleet.client("b") as client:
-            assert await client.wait_until_served(WAIT_S)
+        with fleet.client("b") as client:
+            assert client.wait_until_served(WAIT_S)
             # Which of them live on this machine, the keys of the three decide.
-            assert (await client.acquire(Ask(CHAIN))).boundary < TOKENS
-            assert await load(client) == TOKENS
-            stats = await client.stats()
+            assert client.acquire(Ask(CHAIN)).boundary < TOKENS
+            assert load(client) == TOKENS
+            stats = client.stats()
         assert stats.traffic["peer"]["promoted"] > 0
         assert {(place.tier, place.state) for place in stats.places} == {("peer", "ready")}
         assert traffic_of(servers["b"]).counts.written == 0, "what came from a peer is not sent to it again"
 
 
-async def test_blocks_that_travel_coded_are_the_same_and_are_counted(tmp_path: Path) -> None:
+def test_blocks_that_travel_coded_are_the_same_and_are_counted(tmp_path: Path) -> None:
     """Those that become shorter go from here or come there: which of it, the keys decide."""
     fleet = Fleet(tmp_path, "a", "b", compress=Coding.ON)
     with fleet.serving("a") as one, fleet.serving("b") as two:
         await_that(lambda: are_ready(one, two))
-        await fleet.save_at("a", one)
+        fleet.save_at("a", one)
         [sent] = traffic_of(one).health()
-        async with fleet.client("b") as client:
-            assert await client.wait_until_served(WAIT_S)
-            assert await load(client) == TOKENS
-            [place] = (await client.stats()).places
+        with fleet.client("b") as client:
+            assert client.wait_until_served(WAIT_S)
+            assert load(client) == TOKENS
+            [place] = client.stats().places
         counts = sent.counts
         assert counts.get("coded_records", 0) + place.coded_records > 0
         stored_bytes = counts.get("coded_stored_bytes", 0) + place.coded_stored_bytes
@@ -76,60 +76,60 @@ async def test_blocks_that_travel_coded_are_the_same_and_are_counted(tmp_path: P
         assert traffic_of(two).counts.promoted > 0
 
 
-async def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Path) -> None:
+def test_a_server_that_ends_takes_its_blocks_and_nothing_else(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     with fleet.serving("a") as one:
         with fleet.serving("b") as two:
             await_that(lambda: are_ready(one, two))
-            await fleet.save_at("a", one)
-        async with fleet.client("a") as client:
-            assert await client.wait_until_served(WAIT_S)
-            assert await load(client) == TOKENS
+            fleet.save_at("a", one)
+        with fleet.client("a") as client:
+            assert client.wait_until_served(WAIT_S)
+            assert load(client) == TOKENS
             await_that(lambda: [place.state.value for place in traffic_of(one).health()] == ["absent"])
             # No other server is there: this one is the home of all blocks now.
             assert fleet.places["a"].is_home(CHAIN).all()
-            assert (await client.acquire(Ask(bytes(32 * 8)), far=FAR)).outcome is AcquireOutcome.MISS
+            assert client.acquire(Ask(bytes(32 * 8)), far=FAR).outcome is AcquireOutcome.MISS
         with fleet.serving("b") as two:
             await_that(lambda: are_ready(one, two))
             assert not fleet.places["a"].is_home(CHAIN).all()
-            async with fleet.client("b") as client:
-                assert await client.wait_until_served(WAIT_S)
-                await load(client)
+            with fleet.client("b") as client:
+                assert client.wait_until_served(WAIT_S)
+                load(client)
 
 
-async def test_a_disk_has_what_lives_on_its_machine(tmp_path: Path) -> None:
+def test_a_disk_has_what_lives_on_its_machine(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     disks = {name: tmp_path / f"disk-{name}" for name in fleet.members}
     for disk in disks.values():
         disk.mkdir(mode=0o700)
     with fleet.serving("a", disk=disks["a"]) as one, fleet.serving("b", disk=disks["b"]) as two:
         await_that(lambda: are_ready(one, two))
-        sent = await fleet.save_at("a", one)
+        sent = fleet.save_at("a", one)
         await_that(lambda: traffic_of(two, 0).counts.written == sent)
         await_that(lambda: traffic_of(one, 0).counts.written == BLOCKS - sent)
 
 
-async def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path: Path) -> None:
+def test_what_a_home_has_on_its_disk_alone_is_found_by_its_peers(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b", "c")
     disk = tmp_path / "disk"
     disk.mkdir(mode=0o700)
     with fleet.serving("a") as one, fleet.serving("c") as three:
         with fleet.serving("b", disk=disk) as two:
             await_that(lambda: are_ready(one, two, three))
-            await fleet.save_at("a", one)
+            fleet.save_at("a", one)
             await_that(lambda: traffic_of(two, 0).counts.written == readable(two) > 0)
         await_that(lambda: not (are_ready(one) or are_ready(three)))
         # It is started again, and no engine has introduced the records' identity to it.
         with fleet.serving("b", disk=disk) as two:
             await_that(lambda: two.has_memory and are_ready(one, two, three))
             assert readable(two) == 0
-            async with fleet.client("c") as client:
-                assert await client.wait_until_served(WAIT_S)
-                assert await load(client) == TOKENS
+            with fleet.client("c") as client:
+                assert client.wait_until_served(WAIT_S)
+                assert load(client) == TOKENS
             assert traffic_of(two, 0).counts.promoted > 0
 
 
-async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     guests = TcpSettings(address=fleet.members["a"].address, keys=fleet.keys["a"], guests={})
     with (
@@ -145,7 +145,7 @@ async def test_a_server_whose_key_is_not_named_is_not_let_in(tmp_path: Path, cap
     assert "does not know our key" in said[0].message
 
 
-async def test_a_client_that_only_watches_opens_no_links(tmp_path: Path) -> None:
+def test_a_client_that_only_watches_opens_no_links(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     watcher = {fleet.members["b"].key: Guest(domain="", name="watcher")}
     remote = TcpSettings(address=fleet.members["a"].address, keys=fleet.keys["a"], guests=watcher)
@@ -154,7 +154,7 @@ async def test_a_client_that_only_watches_opens_no_links(tmp_path: Path) -> None
         assert "only a peer opens links" in traffic_of(two).health()[0].reason
 
 
-async def test_both_sides_must_say_whether_links_are_sealed(tmp_path: Path) -> None:
+def test_both_sides_must_say_whether_links_are_sealed(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     with fleet.serving("a"), fleet.serving("b", fleet={"is_sealed": False}) as two:
         await_that(lambda: [place.state.value for place in traffic_of(two).health()] == ["absent"])
@@ -170,7 +170,7 @@ def registry(tmp_path: Path) -> Iterator[RegistrySettings]:
         )
 
 
-async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, registry: RegistrySettings) -> None:
+def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, registry: RegistrySettings) -> None:
     fleet = Fleet(tmp_path, "a", "b", registry=registry)
     with fleet.serving("a") as one:
         await_that(lambda: one.core.domains[""].cache is not None)
@@ -178,16 +178,16 @@ async def test_servers_that_were_announced_are_let_in_and_share(tmp_path: Path, 
         with fleet.serving("b") as two:
             await_that(lambda: len(traffic_of(one).health()) == len(traffic_of(two).health()) == 1)
             await_that(lambda: are_ready(one, two))
-            await fleet.save_at("a", one)
-            async with fleet.client("b") as client:
-                assert await client.wait_until_served(WAIT_S)
-                assert await load(client) == TOKENS
+            fleet.save_at("a", one)
+            with fleet.client("b") as client:
+                assert client.wait_until_served(WAIT_S)
+                assert load(client) == TOKENS
         # It has announced its end: from now on it is no member, and is not looked for.
         await_that(lambda: traffic_of(one).health() == [])
         assert fleet.places["a"].is_home(CHAIN).all()
 
 
-async def test_a_fleet_grows_by_one_server_after_the_other(
+def test_a_fleet_grows_by_one_server_after_the_other(
     tmp_path: Path, registry: RegistrySettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvoffload")
@@ -202,7 +202,7 @@ async def test_a_fleet_grows_by_one_server_after_the_other(
             await_that(lambda count=count: caplog.text.count("is ready: ") >= count * (count + 1))  # type: ignore[misc]
 
 
-async def test_servers_with_one_key_are_both_told_by_log_and_state(
+def test_servers_with_one_key_are_both_told_by_log_and_state(
     tmp_path: Path, registry: RegistrySettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = Fleet(tmp_path, "a", "b", registry=registry)
@@ -215,9 +215,9 @@ async def test_servers_with_one_key_are_both_told_by_log_and_state(
             (told,) = traffic_of(server).health()
             assert told.reason == f"{line}; give each a key of its own"
             await_that(lambda line=line: f"peer tier this server is absent: {line}" in caplog.text)  # type: ignore[misc]
-        async with fleet.client("b") as client:
-            assert await client.wait_until_served(WAIT_S)
-            (place,) = (await client.stats()).places
+        with fleet.client("b") as client:
+            assert client.wait_until_served(WAIT_S)
+            (place,) = client.stats().places
             assert (place.tier, place.name, place.state) == ("peer", "this server", "absent")
         assert fleet.places["a"].is_home(CHAIN).all()
     assert caplog.text.count("announces itself with this server's key") == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvoffload.cache import Ask
-from kvoffload.client.async_client import AsyncClient
-from kvoffload.client.joining import Member
-from kvoffload.client.settings import ClientSettings
 from kvoffload.config.sources import load_settings
 from kvoffload.metrics.exposition import OPEN_TYPE
-from kvoffload.protocol import Role
 from kvoffload.server.loop import CacheServer
 from kvoffload.web.application import Application, hide_secrets
 from kvoffload.web.hints import Hints
@@ -28,17 +24,17 @@ from kvoffload.web.prefixes import Prefixes
 from kvoffload.web.watcher import Watcher
 from tests.kit.cache.cache_model import make_chain
 from tests.kit.server.tiers import await_that, serving
-from tests.kit.web.asked import TOKEN, ask
+from tests.kit.web.asked import TOKEN, ask, calls_to
 from tests.kit.web.prompt_load import BLOCK, PromptLoad
 
 WAIT_S = 30.0
 
 
-@asynccontextmanager
-async def application(path: Path, *, token: str = "") -> AsyncIterator[Application]:
+@contextmanager
+def application(path: Path, *, token: str = "") -> Iterator[Application]:
     loaded = load_settings(flags={"server": str(path)})
-    async with AsyncClient(ClientSettings(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
-        yield Application(Watcher(client), Prefixes(client, token), Hints(client, token), loaded, token=token)
+    with calls_to(path, is_served=False) as calls:
+        yield Application(Watcher(calls), Prefixes(calls, token), Hints(calls, token), loaded, token=token)
 
 
 async def get(app: Application, path: str, **headers: str) -> tuple[int, Response]:
@@ -65,7 +61,7 @@ def numbers_of(found: Response) -> dict[str, float]:
 
 
 async def test_a_server_is_told_of_and_so_is_its_end(tmp_path: Path) -> None:
-    async with application(tmp_path / "s") as app:
+    with application(tmp_path / "s") as app:
         with serving(tmp_path / "s") as server:
             await_that(lambda: server.has_memory)
             assert json.loads((await await_ready(app, 200)).body) == {"ready": True}
@@ -84,14 +80,13 @@ async def test_a_server_is_told_of_and_so_is_its_end(tmp_path: Path) -> None:
 
 
 async def test_a_drain_reaches_the_server(tmp_path: Path) -> None:
-    async with application(tmp_path / "s", token=TOKEN) as app:
-        with serving(tmp_path / "s") as server:
-            await_that(lambda: server.has_memory)
-            await await_ready(app, 200)
-            found = await app.router.answer(ask("POST", "/drain", authorization=f"Bearer {TOKEN}"))
-            assert found.status == 202
-            assert json.loads(found.body)["leases"] == 0
-            assert is_ending(server)
+    with application(tmp_path / "s", token=TOKEN) as app, serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
+        await await_ready(app, 200)
+        found = await app.router.answer(ask("POST", "/drain", authorization=f"Bearer {TOKEN}"))
+        assert found.status == 202
+        assert json.loads(found.body)["leases"] == 0
+        assert is_ending(server)
 
 
 def is_ending(server: CacheServer) -> bool:
@@ -100,7 +95,7 @@ def is_ending(server: CacheServer) -> bool:
 
 
 async def test_without_a_server_a_drain_is_refused_in_one_line(tmp_path: Path) -> None:
-    async with application(tmp_path / "s", token=TOKEN) as app:
+    with application(tmp_path / "s", token=TOKEN) as app:
         with pytest.raises(HttpError) as fault:
             await app.router.answer(ask("POST", "/drain", authorization=f"Bearer {TOKEN}"))
         assert fault.value.status == 502
@@ -123,14 +118,13 @@ async def act(app: Application, path: str, body: object = None) -> dict[str, Any
 
 
 async def test_memory_is_cleared_and_quotas_are_set_through_the_server(tmp_path: Path) -> None:
-    async with application(tmp_path / "s", token=TOKEN) as app:
-        with serving(tmp_path / "s") as server:
-            await_that(lambda: server.has_memory)
-            await await_ready(app, 200)
-            assert await act(app, "/clear") == {"blocks": 0}
-            with pytest.raises(HttpError, match="tenant 'nobody' has no quota") as fault:
-                await act(app, "/quota", {"tenant": "nobody", "quota_bytes": 5})
-            assert fault.value.status == 502
+    with application(tmp_path / "s", token=TOKEN) as app, serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
+        await await_ready(app, 200)
+        assert await act(app, "/clear") == {"blocks": 0}
+        with pytest.raises(HttpError, match="tenant 'nobody' has no quota") as fault:
+            await act(app, "/quota", {"tenant": "nobody", "quota_bytes": 5})
+        assert fault.value.status == 502
 
 
 @pytest.mark.parametrize(
@@ -148,25 +142,24 @@ async def test_memory_is_cleared_and_quotas_are_set_through_the_server(tmp_path:
     ],
 )
 async def test_a_wrong_quota_is_refused_here(tmp_path: Path, body: dict[str, Any]) -> None:
-    async with application(tmp_path / "s", token=TOKEN) as app:
+    with application(tmp_path / "s", token=TOKEN) as app:
         with pytest.raises(HttpError, match="quota_bytes") as fault:
             await act(app, "/quota", body)
         assert fault.value.status == 400
 
 
 async def test_stats_and_metrics_tell_of_prompts(tmp_path: Path) -> None:
-    async with application(tmp_path / "s") as app:
-        with serving(tmp_path / "s") as server:
-            await_that(lambda: server.has_memory)
-            await await_ready(app, 200)
-            prompts = json.loads((await get(app, "/stats"))[1].body)["prompts"]
-            assert (prompts["hit_rate"], prompts["hit_ceiling"], prompts["asked_blocks"]) == (None, None, 0)
-            numbers = numbers_of((await get(app, "/metrics"))[1])
-            assert numbers["kvoffload_call_seconds_count['acquire']"] == 0
+    with application(tmp_path / "s") as app, serving(tmp_path / "s") as server:
+        await_that(lambda: server.has_memory)
+        await await_ready(app, 200)
+        prompts = json.loads((await get(app, "/stats"))[1].body)["prompts"]
+        assert (prompts["hit_rate"], prompts["hit_ceiling"], prompts["asked_blocks"]) == (None, None, 0)
+        numbers = numbers_of((await get(app, "/metrics"))[1])
+        assert numbers["kvoffload_call_seconds_count['acquire']"] == 0
 
 
 async def test_agents_sessions_are_told_with_the_token_alone(tmp_path: Path) -> None:
-    async with application(tmp_path / "s", token=TOKEN) as app:
+    with application(tmp_path / "s", token=TOKEN) as app:
         with serving(tmp_path / "s") as server:
             await_that(lambda: server.has_memory)
             await await_ready(app, 200)
@@ -192,7 +185,7 @@ async def test_agents_sessions_are_told_with_the_token_alone(tmp_path: Path) -> 
 
 
 async def test_the_ledger_is_told_with_the_token_alone(tmp_path: Path) -> None:
-    async with application(tmp_path / "s", token=TOKEN) as app:
+    with application(tmp_path / "s", token=TOKEN) as app:
         with serving(tmp_path / "s") as server:
             await_that(lambda: server.has_memory)
             await await_ready(app, 200)
@@ -219,7 +212,7 @@ async def test_the_ledger_is_told_with_the_token_alone(tmp_path: Path) -> None:
 
 
 async def test_how_much_of_a_prompt_is_there_is_told_with_the_token_alone(tmp_path: Path) -> None:
-    async with application(tmp_path / "s", token=TOKEN) as app:
+    with application(tmp_path / "s", token=TOKEN) as app:
         with serving(tmp_path / "s") as server:
             await_that(lambda: server.has_memory)
             await await_ready(app, 200)

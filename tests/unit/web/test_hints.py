@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvoffload.client import AsyncClient, Client, ClientSettings, Member
+from kvoffload.client import Client
 from kvoffload.client.insight import ServerInsight
 from kvoffload.errors import ServerError
-from kvoffload.protocol import Role
 from kvoffload.web.hint_envelope import read_envelope
 from kvoffload.web.hints import Hints
 from tests.kit.server.tiers import await_that, serving
+from tests.kit.web.asked import calls_to
 from tests.kit.web.vllm_blocks import BLOCK, SEED, engine, name_blocks, save
 
 TOKENS = list(range(1000, 1000 + 8 * BLOCK))
@@ -35,11 +35,10 @@ def joined(path: Path) -> Iterator[Client]:
         yield client
 
 
-@asynccontextmanager
-async def hinting(path: Path) -> AsyncIterator[Hints]:
-    async with AsyncClient(ClientSettings(socket=path, member=Member(engine="web", role=Role.OBSERVER))) as client:
-        assert await client.wait_until_served(30)
-        yield Hints(client, "")
+@contextmanager
+def hinting(path: Path) -> Iterator[Hints]:
+    with calls_to(path) as calls:
+        yield Hints(calls, "")
 
 
 async def do(hints: Hints, kind: str, *, version: str = "1", **payload: Any) -> dict[str, Any]:
@@ -58,7 +57,7 @@ async def outcome(hints: Hints, kind: str, **payload: Any) -> tuple[str, int]:
 
 
 async def test_each_action_does_what_it_says(path: Path, joined: Client) -> None:
-    async with hinting(path) as hints:
+    with hinting(path) as hints:
         prompt = {"tokens": TOKENS, "seed": SEED}
         assert await outcome(hints, "prefetch", **prompt) == ("done", 7 * BLOCK)
         assert await outcome(hints, "retain", **prompt, session="s", ttl_s=60) == ("done", 8 * BLOCK)
@@ -79,7 +78,7 @@ async def test_each_action_does_what_it_says(path: Path, joined: Client) -> None
 
 @pytest.mark.parametrize("kind", ["retain", "hand_over"])
 async def test_a_prompt_without_a_block_is_not_the_sessions_former_one(path: Path, joined: Client, kind: str) -> None:
-    async with hinting(path) as hints:
+    with hinting(path) as hints:
         await outcome(hints, "retain", tokens=TOKENS, seed=SEED, session="s", ttl_s=60)
         for prompt in ({"tokens": TOKENS[: BLOCK - 1], "seed": SEED}, {"hashes": []}):
             assert await outcome(hints, kind, **prompt, session="s", ttl_s=600) == ("nothing", 0)
@@ -88,7 +87,7 @@ async def test_a_prompt_without_a_block_is_not_the_sessions_former_one(path: Pat
 
 
 async def test_what_is_not_known_is_ignored_and_counted(path: Path, joined: Client) -> None:
-    async with hinting(path) as hints:
+    with hinting(path) as hints:
         assert (await do(hints, "move", what=7))["ignored"] == "unknown_action"
         assert (await do(hints, "retain", version="2"))["ignored"] == "unknown_version"
         assert hints.ignored == {"unknown_action": 1, "unknown_version": 1}
@@ -96,7 +95,7 @@ async def test_what_is_not_known_is_ignored_and_counted(path: Path, joined: Clie
 
 
 async def test_an_identity_of_another_seed_is_told_why(path: Path, joined: Client) -> None:
-    async with hinting(path) as hints:
+    with hinting(path) as hints:
         [row] = (await do(hints, "retain", tokens=TOKENS, seed="8"))["identities"]
         assert row["outcome"] is None
         assert "PYTHONHASHSEED" in row["why"]
@@ -104,8 +103,5 @@ async def test_an_identity_of_another_seed_is_told_why(path: Path, joined: Clien
 
 
 async def test_without_a_server_it_is_said(tmp_path: Path) -> None:
-    async with AsyncClient(
-        ClientSettings(socket=tmp_path / "s", member=Member(engine="w", role=Role.OBSERVER))
-    ) as client:
-        with pytest.raises(ServerError):
-            await do(Hints(client, ""), "release", session="s")
+    with calls_to(tmp_path / "s", is_served=False) as calls, pytest.raises(ServerError):
+        await do(Hints(calls, ""), "release", session="s")

@@ -68,10 +68,10 @@ def test_an_identity_has_the_beginning_of_its_fingerprint() -> None:
 
 
 class Asked:
-    """A client that asks a server's core, and counts."""
+    """Calls to a server's core, which are counted."""
 
     def __init__(self, server: Server) -> None:
-        self.link = SimpleNamespace(boot_id=BOOT_ID)
+        self.client = SimpleNamespace(link=SimpleNamespace(boot_id=BOOT_ID))
         self.count = 0
         self._operator = server.process("web").watch()
 

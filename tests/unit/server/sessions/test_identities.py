@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvoffload.cache import Ask, CacheGeometry
-from kvoffload.client import AsyncClient
+from kvoffload.client import Client as CacheClient
 from kvoffload.protocol import (
     Acquire,
     Acquired,
@@ -304,35 +304,37 @@ def test_subscribers_hear_that_it_is_another() -> None:
 
 
 @pytest.mark.parametrize("has_disk", [False, True])
-async def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, has_disk: bool) -> None:
+def test_a_real_server_serves_more_than_it_has_places_for(tmp_path: Path, has_disk: bool) -> None:
     """Engines one after another, whose blocks have to go sooner or later, and one that keeps its identity and its
     leases all the time. Blocks in a slower tier are found again under any number."""
     (tmp_path / "disk").mkdir(mode=0o700)
     tiers = {"": [disk_below(tmp_path / "disk")]} if has_disk else {}
     limits = ServerLimits(namespaces=96, user_namespaces=96)
-    with serving(tmp_path / "s", replace(MEMORY, policy="lru"), limits=limits, tiers=tiers) as server:
-        async with AsyncClient(make_settings(tmp_path / "s", name="kept")) as kept:
-            assert await kept.wait_until_served(WAIT_S)
-            await save(kept)
-            found = await kept.acquire(Ask(SAVED))
-            assert found.lease is not None
-            for at in range(250):
-                async with AsyncClient(make_settings(tmp_path / "s", name=f"model {at}")) as client:
-                    assert await client.wait_until_served(WAIT_S), at
-                    assert (await client.acquire(Ask(SAVED))).boundary == 0
-                    await save(client)
-                    assert (await client.acquire(Ask(SAVED))).boundary == TOKENS
-            for group, leased in enumerate(found.groups):
-                names = names_of(group, SAVED)[32 * leased.first :]
-                assert has_patterns(kept, found.lease.memory_id, group, leased.addresses, names)
-            kept.release(found.lease)
-            assert (await kept.acquire(Ask(SAVED))).boundary == TOKENS
-            assert (await kept.stats()).namespaces <= 96
-            if has_disk:
-                await_that(lambda: traffic_of(server, 0).is_idle)
-                async with AsyncClient(make_settings(tmp_path / "s", name="model 249")) as client:
-                    assert await client.wait_until_served(WAIT_S)
-                    assert (await client.acquire(Ask(SAVED), far=FAR)).boundary == TOKENS
+    with (
+        serving(tmp_path / "s", replace(MEMORY, policy="lru"), limits=limits, tiers=tiers) as server,
+        CacheClient(make_settings(tmp_path / "s", name="kept")) as kept,
+    ):
+        assert kept.wait_until_served(WAIT_S)
+        save(kept)
+        found = kept.acquire(Ask(SAVED))
+        assert found.lease is not None
+        for at in range(250):
+            with CacheClient(make_settings(tmp_path / "s", name=f"model {at}")) as client:
+                assert client.wait_until_served(WAIT_S), at
+                assert client.acquire(Ask(SAVED)).boundary == 0
+                save(client)
+                assert client.acquire(Ask(SAVED)).boundary == TOKENS
+        for group, leased in enumerate(found.groups):
+            names = names_of(group, SAVED)[32 * leased.first :]
+            assert has_patterns(kept, found.lease.memory_id, group, leased.addresses, names)
+        kept.release(found.lease)
+        assert kept.acquire(Ask(SAVED)).boundary == TOKENS
+        assert kept.stats().namespaces <= 96
+        if has_disk:
+            await_that(lambda: traffic_of(server, 0).is_idle)
+            with CacheClient(make_settings(tmp_path / "s", name="model 249")) as client:
+                assert client.wait_until_served(WAIT_S)
+                assert client.acquire(Ask(SAVED), far=FAR).boundary == TOKENS
 
 
 def made_of(**parts: str) -> tuple[IdentityField, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvoffload.cache import AcquireOutcome, Ask
-from kvoffload.client import AsyncClient, Client
+from kvoffload.client import Client
 from kvoffload.server.loop import CacheServer
 from tests.kit.cache.offload_contract import (
     CHAIN,
@@ -34,31 +33,31 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-async def save_below(client: AsyncClient, server: CacheServer) -> None:
+def save_below(client: Client, server: CacheServer) -> None:
     """Saves blocks, and waits until the disk has them, too."""
-    await save(client)
+    save(client)
     await_that(lambda: counts_of(server)["written"] == 16 + 8 + 4)
 
 
-async def until_open(client: AsyncClient) -> None:
+def until_open(client: Client) -> None:
     """A disk knows nothing of what it has while it opens."""
-    async with asyncio.timeout(WAIT_S):
-        while [place.state for place in (await client.stats()).places] != ["ready"]:
-            await asyncio.sleep(0)
+    await_that(lambda: [place.state for place in client.stats().places] == ["ready"])
 
 
-async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as first:
-        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
-            assert await client.wait_until_served(WAIT_S)
-            assert client.has_tiers
-            await save_below(client, first)
+def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: Path) -> None:
+    with (
+        serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as first,
+        Client(make_settings(tmp_path / "s", name=NAME)) as client,
+    ):
+        assert client.wait_until_served(WAIT_S)
+        assert client.has_tiers
+        save_below(client, first)
     with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
-        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
-            assert await client.wait_until_served(WAIT_S)
-            await until_open(client)
-            assert (await client.acquire(Ask(CHAIN))).outcome is AcquireOutcome.MISS
-            found = await client.acquire(Ask(CHAIN), far=FAR)
+        with Client(make_settings(tmp_path / "s", name=NAME)) as client:
+            assert client.wait_until_served(WAIT_S)
+            until_open(client)
+            assert client.acquire(Ask(CHAIN)).outcome is AcquireOutcome.MISS
+            found = client.acquire(Ask(CHAIN), far=FAR)
             assert found.boundary == TOKENS
             assert found.lease is not None
             for group, leased in enumerate(found.groups):
@@ -81,11 +80,13 @@ async def test_a_prompt_is_there_again_after_a_restart(tmp_path: Path, folder: P
     await_that(is_closed)
 
 
-async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
-        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
-            assert await client.wait_until_served(WAIT_S)
-            await save_below(client, server)
+def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder: Path) -> None:
+    with (
+        serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server,
+        Client(make_settings(tmp_path / "s", name=NAME)) as client,
+    ):
+        assert client.wait_until_served(WAIT_S)
+        save_below(client, server)
     with (
         serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
         Client(make_settings(tmp_path / "s", name=NAME)) as client,
@@ -96,22 +97,24 @@ async def test_a_prefetch_is_enough_for_the_next_look_up(tmp_path: Path, folder:
         await_that(lambda: client.find_boundary(Ask(CHAIN)) == TOKENS)
 
 
-async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Path) -> None:
-    with serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server:
-        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
-            assert await client.wait_until_served(WAIT_S)
-            await save(client)
-            await_that(lambda: counts_of(server)["written"] == 16 + 8 + 4)
-            stats = await client.stats()
-            assert stats.traffic["disk"]["written"] == 28
-            # The disk counts its files after the server has counted the blocks.
-            while (place := stats.places[0]).records < 28 + 16:
-                await asyncio.sleep(0.01)
-                stats = await client.stats()
-            assert (place.tier, place.name, place.state, place.records) == ("disk", str(folder), "ready", 28 + 16)
-            client.invalidate(0, CHAIN[:32])
-            await client.stats()
-            assert (await client.acquire(Ask(CHAIN), far=FAR)).outcome is AcquireOutcome.MISS
+def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Path) -> None:
+    with (
+        serving(tmp_path / "s", tiers={"": [disk_below(folder)]}) as server,
+        Client(make_settings(tmp_path / "s", name=NAME)) as client,
+    ):
+        assert client.wait_until_served(WAIT_S)
+        save(client)
+        await_that(lambda: counts_of(server)["written"] == 16 + 8 + 4)
+        stats = client.stats()
+        assert stats.traffic["disk"]["written"] == 28
+        # The disk counts its files after the server has counted the blocks.
+        while (place := stats.places[0]).records < 28 + 16:
+            time.sleep(0.01)
+            stats = client.stats()
+        assert (place.tier, place.name, place.state, place.records) == ("disk", str(folder), "ready", 28 + 16)
+        client.invalidate(0, CHAIN[:32])
+        client.stats()
+        assert client.acquire(Ask(CHAIN), far=FAR).outcome is AcquireOutcome.MISS
     with (
         serving(tmp_path / "s", tiers={"": [disk_below(folder)]}),
         Client(make_settings(tmp_path / "s", name=NAME)) as client,
@@ -120,15 +123,15 @@ async def test_what_is_invalidated_does_not_come_back(tmp_path: Path, folder: Pa
         assert client.acquire(Ask(CHAIN), far=FAR).outcome is AcquireOutcome.MISS
 
 
-async def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
+def test_a_folder_that_cannot_be_had_is_memory_alone_and_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(tmp_path / "s", tiers={"": [disk_below(tmp_path / "not there")]}) as server:
-        async with AsyncClient(make_settings(tmp_path / "s", name=NAME)) as client:
-            assert await client.wait_until_served(WAIT_S)
-            await save(client)
-            assert (await client.acquire(Ask(CHAIN), far=FAR)).boundary == TOKENS
-            assert (await client.acquire(Ask(bytes(32 * 8)), far=FAR)).outcome is AcquireOutcome.MISS
+        with Client(make_settings(tmp_path / "s", name=NAME)) as client:
+            assert client.wait_until_served(WAIT_S)
+            save(client)
+            assert client.acquire(Ask(CHAIN), far=FAR).boundary == TOKENS
+            assert client.acquire(Ask(bytes(32 * 8)), far=FAR).outcome is AcquireOutcome.MISS
         await_that(lambda: counts_of(server)["failed"] > 0)
         time.sleep(0.6)
     said = [record for record in caplog.records if record.message.startswith("disk tier")]
