@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -57,15 +57,6 @@ _LONG_CHAIN = 2048
 them here takes too long."""
 
 
-@dataclass(frozen=True)
-class MemoryAsk:
-    """A look-up of a prompt in memory, to be made now or after slower tiers have done what they can."""
-
-    ask: Ask
-    wait_ns: int
-    on_over: Callable[[], None] | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class TierWait:
     """How long a request would wait for blocks in tiers slower than the server's memory."""
@@ -97,11 +88,13 @@ class PendingAcquire:
     """An acquire on its way. A hit is held from the moment on at which it is over."""
 
     local: int
+    wait_ns: int = 0
+    """How long the answer of memory is waited for, in nanoseconds."""
     found: AcquiredBlocks | None = None
     request: Pending | None = None
     """The request under way, or None if the server was not asked."""
-    then: MemoryAsk | None = None
-    """The look-up in memory that follows when the request is over, or None."""
+    then: Ask | None = None
+    """The look-up in memory that follows when slower tiers have done what they can, or None."""
     promotion: Pending | None = None
     """The request to slower tiers, or None if they were not asked."""
     in_memory: int = NO_LIMIT
@@ -170,28 +163,19 @@ class BlockCalls(MappedBlocks):
 
     # ---- loads ----
 
-    def start_acquire(
-        self,
-        ask: Ask,
-        now_ns: int,
-        wait_ns: int,
-        *,
-        far: TierWait | None = None,
-        on_over: Callable[[], None] | None = None,
-    ) -> PendingAcquire:
+    def start_acquire(self, ask: Ask, now_ns: int, wait_ns: int, *, far: TierWait | None = None) -> PendingAcquire:
         """Only what the index says is a hit is asked for; with `far`, when slower tiers have done what they can. Of a
         long chain the index is asked for a sample."""
-        pending = PendingAcquire(local=ask.local)
+        pending = PendingAcquire(local=ask.local, wait_ns=wait_ns)
         mapped = self._memories.mapped
         may_estimate = far is None and self._has_own_hashes and not self._is_hybrid
         if may_estimate and count_hashes(ask.chain) >= _LONG_CHAIN:
             boundary = self.estimate_boundary(ask, block_tokens=self._hash_block_size)
         else:
             boundary = self.find_boundary(ask)
-        asked, alignment = MemoryAsk(ask, wait_ns, on_over), ask.alignment
-        most = min(count_hashes(ask.chain) * self._hash_block_size, ask.limit) // alignment * alignment
+        most = min(count_hashes(ask.chain) * self._hash_block_size, ask.limit) // ask.alignment * ask.alignment
         if far is None or mapped is None or boundary >= most or not self._link.has("promote"):
-            self._acquire(pending, asked, now_ns, boundary)
+            self._acquire(pending, ask, now_ns, boundary)
             return pending
         # The caller may reuse its buffer before the answer comes.
         chain = bytes(ask.chain)
@@ -200,44 +184,35 @@ class BlockCalls(MappedBlocks):
             chain=chain[: HASH_BYTES * MAX_BLOCKS],
             local=ask.local,
             limit=most,
-            alignment=alignment,
+            alignment=ask.alignment,
             wait_ms=int(far.wait_s * 1000),
             prefill_ns=far.token_ns,
         )
-        pending.then, pending.in_memory = replace(asked, ask=ask._replace(chain=chain)), boundary
+        pending.then, pending.in_memory = ask._replace(chain=chain), boundary
         pending.promotion = self._link.ask(message, now_ns, int(far.wait_s * SECOND_NS) + wait_ns)
         pending.request = pending.promotion
-        if on_over is not None:
-            pending.promotion.when_over(on_over)
         self.go_on(pending, now_ns)
         return pending
 
     def go_on(self, pending: PendingAcquire, now_ns: int) -> None:
         """Asks for what has come up meanwhile."""
-        asked, request = pending.then, pending.request
-        if asked is not None and request is not None and request.is_over:
+        ask, request = pending.then, pending.request
+        if ask is not None and request is not None and request.is_over:
             pending.then = None
-            boundary = self.find_boundary(asked.ask)
+            boundary = self.find_boundary(ask)
             if not pending.is_over:
-                self._acquire(pending, asked, now_ns, boundary)
+                self._acquire(pending, ask, now_ns, boundary)
 
     def start_acquire_entries(
-        self,
-        group: int,
-        hashes: Buffer,
-        now_ns: int,
-        wait_ns: int,
-        *,
-        shards: Sequence[int] = (),
-        on_over: Callable[[], None] | None = None,
+        self, group: int, hashes: Buffer, now_ns: int, wait_ns: int, *, shards: Sequence[int] = ()
     ) -> PendingAcquire:
-        pending = PendingAcquire(local=0)
+        pending = PendingAcquire(local=0, wait_ns=wait_ns)
         mapped = self._memories.mapped
         if not self.lookup(group, hashes).all() or mapped is None or not self._link.is_serving:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, 0)
             return pending
         message = AcquireEntries(name_space=mapped[1], group=group, hashes=bytes(hashes), shards=tuple(shards))
-        return self._start(pending, message, now_ns, wait_ns, on_over)
+        return self._start(pending, message, now_ns)
 
     def cancel(self, pending: PendingAcquire, now_ns: int) -> None:
         """Ends a call as a miss. A lease that it has brought, or that its answer still brings, is given back."""
@@ -345,15 +320,7 @@ class BlockCalls(MappedBlocks):
                 request = self._link.ask(message, now_ns, self._settings.call_ns)
                 request.when_over(partial(self._put, stock, request))
 
-    def start_reserve(
-        self,
-        group: int,
-        now_ns: int,
-        *,
-        count: int = 0,
-        hashes: Buffer | None = None,
-        on_over: Callable[[], None] | None = None,
-    ) -> PendingSlots:
+    def start_reserve(self, group: int, now_ns: int, *, count: int = 0, hashes: Buffer | None = None) -> PendingSlots:
         self.check_group(group)
         names = b"" if hashes is None else bytes(hashes)
         pending = PendingSlots(ReservedSlots(self.memory_id, self.session, group, _NO_NUMBERS, _NO_NUMBERS))
@@ -369,8 +336,6 @@ class BlockCalls(MappedBlocks):
                 tickets, addresses = read_numbers(answer.tickets), read_numbers(answer.addresses)
                 pending.slots = replace(pending.slots, tickets=tickets, addresses=addresses)
             pending.is_over = True
-            if on_over is not None:
-                on_over()
 
         request.when_over(end)
         return pending
@@ -426,8 +391,8 @@ class BlockCalls(MappedBlocks):
 
     # ---- inside ----
 
-    def _acquire(self, pending: PendingAcquire, asked: MemoryAsk, now_ns: int, boundary: int) -> None:
-        mapped, ask = self._memories.mapped, asked.ask
+    def _acquire(self, pending: PendingAcquire, ask: Ask, now_ns: int, boundary: int) -> None:
+        mapped = self._memories.mapped
         if mapped is None or boundary == pending.local or not self._link.is_serving:
             pending.found = AcquiredBlocks(AcquireOutcome.MISS, pending.local)
             return
@@ -440,23 +405,14 @@ class BlockCalls(MappedBlocks):
             alignment=ask.alignment,
             shards=tuple(ask.shards),
         )
-        self._start(pending, message, now_ns, asked.wait_ns, asked.on_over)
+        self._start(pending, message, now_ns)
 
-    def _start(
-        self,
-        pending: PendingAcquire,
-        message: Acquire | AcquireEntries,
-        now_ns: int,
-        wait_ns: int,
-        on_over: Callable[[], None] | None,
-    ) -> PendingAcquire:
+    def _start(self, pending: PendingAcquire, message: Acquire | AcquireEntries, now_ns: int) -> PendingAcquire:
         memory_id = self.memory_id
-        request = pending.request = self._link.ask(message, now_ns, wait_ns)
+        request = pending.request = self._link.ask(message, now_ns, pending.wait_ns)
 
         def end() -> None:
             pending.found = self._read_acquired(request.answer, memory_id, pending.local, len(message.shards))
-            if on_over is not None:
-                on_over()
 
         request.when_over(end)
         return pending

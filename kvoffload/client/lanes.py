@@ -40,22 +40,22 @@ class Pending:
     is_over: bool = False
     is_wanted: bool = True
     """False: the link gives back what the answer brings. That one arrives still shows that the server answers."""
-    _on_over: Callable[[], None] | None = None
+    _on_over: tuple[Callable[[], None], ...] = ()
 
     def when_over(self, act: Callable[[], None]) -> None:
-        """Calls `act` once: when the request is over, or now if it is already."""
+        """Calls `act` once: when the request is over and the acts before it are done, or now if it is over already."""
         if self.is_over:
             act()
         else:
-            self._on_over = act
+            self._on_over = (*self._on_over, act)
 
     def end(self, answer: ServerMessage | None) -> None:
         if self.is_over:
             return
         self.answer = answer
         self.is_over = True
-        if self._on_over is not None:
-            self._on_over()
+        for act in self._on_over:
+            act()
 
 
 def make_ended(message: ClientMessage, now_ns: int) -> Pending:

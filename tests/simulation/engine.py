@@ -187,10 +187,15 @@ class Scheduler(Process):
         chain, local = self._choose_chain()
         timeline = self.world.timeline
 
+        def watch() -> None:
+            if pending.request is not None:
+                pending.request.when_over(lambda: timeline.after(0, end))
+
         def end() -> None:
             if self.is_alive:
                 self.blocks.go_on(pending, self.now_ns)
             if not pending.is_over and self.is_alive:
+                watch()
                 return
             self.acquires.discard(pending)
             found = pending.found
@@ -201,18 +206,16 @@ class Scheduler(Process):
                 self._hand_out(job)
 
         far, within_ns = None, ACQUIRE_NS
-        on_over = lambda: timeline.after(0, end)  # noqa: E731
         if timeline.chance(0.15):
             names = split(chain)
-            pending = self.blocks.start_acquire_entries(0, chain, self.now_ns, ACQUIRE_NS, on_over=on_over)
+            pending = self.blocks.start_acquire_entries(0, chain, self.now_ns, ACQUIRE_NS)
         else:
             names = split(chain)[local // TOKENS :]
             if self.link.has("promote") and timeline.chance(0.7):
                 far = TierWait(wait_s=timeline.random.choice(WAITS_MS) / 1e3, token_ns=timeline.random.choice((0, 1)))
                 within_ns += int(far.wait_s * 1e9) + ACQUIRE_NS + MARGIN_NS
-            pending = self.blocks.start_acquire(
-                Ask(chain, local=local), self.now_ns, ACQUIRE_NS, far=far, on_over=on_over
-            )
+            pending = self.blocks.start_acquire(Ask(chain, local=local), self.now_ns, ACQUIRE_NS, far=far)
+        watch()
         is_cancelled = timeline.chance(0.1)
         if is_cancelled:
             self.note("cancels its acquire")
@@ -246,7 +249,9 @@ class Scheduler(Process):
                 names = split(chain)
                 self._hand_out_save(pending.slots[granted], [names[at] for at in granted])
 
-        pending = self.blocks.start_reserve(0, self.now_ns, hashes=chain, on_over=lambda: timeline.after(0, end))
+        pending = self.blocks.start_reserve(0, self.now_ns, hashes=chain)
+        if pending.request is not None:
+            pending.request.when_over(lambda: timeline.after(0, end))
         is_cancelled = timeline.chance(0.2)
         if is_cancelled:
             self.note("cancels its slots")
