@@ -35,21 +35,21 @@ def count_at_home(fleet: Fleet, servers: dict[str, CacheServer]) -> int:
     return count
 
 
-async def count_hits(fleet: Fleet) -> int:
+def count_hits(fleet: Fleet) -> int:
     """Counts the tokens that engines at all servers find, each those of the prompts that it has computed."""
     count = 0
     for at, name in enumerate(fleet.members):
-        async with fleet.client(name) as client:
-            assert await client.wait_until_served(WAIT_S)
+        with fleet.client(name) as client:
+            assert client.wait_until_served(WAIT_S)
             for chain in CHAINS[at::3]:
-                found = await client.acquire(Ask(chain), far=FAR)
+                found = client.acquire(Ask(chain), far=FAR)
                 count += found.boundary
                 if found.lease is not None:
                     client.release(found.lease)
     return count
 
 
-async def test_after_a_rolling_restart_engines_hit_what_they_hit_before(tmp_path: Path) -> None:
+def test_after_a_rolling_restart_engines_hit_what_they_hit_before(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b", "c")
     with ExitStack() as stack:
         stacks = {name: stack.enter_context(ExitStack()) for name in fleet.members}
@@ -60,12 +60,12 @@ async def test_after_a_rolling_restart_engines_hit_what_they_hit_before(tmp_path
         servers = {name: start(name) for name in fleet.members}
         await_that(lambda: are_ready(*servers.values()))
         for at, (name, server) in enumerate(servers.items()):
-            async with fleet.client(name) as client:
-                assert await client.wait_until_served(WAIT_S)
+            with fleet.client(name) as client:
+                assert client.wait_until_served(WAIT_S)
                 for chain in CHAINS[at::3]:
-                    await save(client, chain)
+                    save(client, chain)
                 await_that(lambda server=server: traffic_of(server).is_idle)  # type: ignore[misc]
-        before = await count_hits(fleet)
+        before = count_hits(fleet)
         assert before == len(CHAINS) * TOKENS
         await_that(lambda: not any(one.processes for server in servers.values() for one in server.core.sessions))
         blocks = count_at_home(fleet, servers)
@@ -78,4 +78,4 @@ async def test_after_a_rolling_restart_engines_hit_what_they_hit_before(tmp_path
             servers[name] = start(name)
             await_that(lambda: are_ready(*servers.values()))
             await_that(lambda: count_at_home(fleet, servers) == blocks)
-        assert await count_hits(fleet) == before
+        assert count_hits(fleet) == before
