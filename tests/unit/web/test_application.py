@@ -195,7 +195,8 @@ async def test_the_ledger_is_told_with_the_token_alone(tmp_path: Path) -> None:
             async with asyncio.timeout(WAIT_S):
                 while True:
                     told = json.loads((await app.router.answer(request)).body)
-                    if told["total"]["asked_tokens"] and told["models"][0]["written_bytes"]:
+                    is_told = told["total"]["asked_tokens"] and told["models"][0]["written_bytes"]
+                    if is_told and len(told["sessions"]) == 2:
                         break
                     await asyncio.sleep(0.02)
             load.close()
